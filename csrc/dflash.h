@@ -79,8 +79,8 @@ typedef struct dfl_model dfl_model;
  * returns DFL_STATUS_CANCELLED. */
 typedef int32_t (*dfl_progress)(void * user, uint64_t done, uint64_t total);
 
-/* A model, its drafter and its engines can be measured: weights are placed and not read, memory is
- * counted and not allocated, and only infos can be asked for. */
+/* A dry run of a model, its drafter and its engines places weights and does not read them, counts
+ * memory and does not allocate it; only infos can be asked for. */
 typedef enum {
     DFL_DRY_RUN_NONE = 0,
     DFL_DRY_RUN_DEVICE = 1, /* where it would be loaded */
@@ -188,7 +188,7 @@ typedef struct {
                               drafted; 0 without a drafter */
     uint64_t prefix_bytes; /* of prefixes, on the host */
     uint64_t cell_bytes;   /* of a K/V row of all layers that keep every row */
-    int32_t partial_prefix_ok;   /* 1: a sequence may begin with any part of a prefix */
+    int32_t partial_prefix_ok;   /* 1: dfl_sequence_restore takes any part of a prefix */
     int64_t n_graphs_built;      /* this and what follows: so far */
     int64_t n_graph_nodes;       /* of the largest graph, views included */
     int64_t n_passes;            /* forward passes of the target */
@@ -223,11 +223,11 @@ dfl_status dfl_engine_get_info(const dfl_engine * engine, dfl_engine_info * info
 /* index: 0 to n_memory - 1. Errors: ARGUMENT. */
 dfl_status dfl_engine_get_memory(const dfl_engine * engine, int32_t index, dfl_memory * memory,
                                  dfl_error * err);
-/* Has the device pick the k best (0 to DFL_MAX_TOP) of every row in the passes to come; kept: out,
- * k, or 0 where it cannot: a CPU has the rows at hand. k of 0 ends it. Errors: ARGUMENT. */
+/* Has the device select the k best (0 to DFL_MAX_TOP) of every row in the passes to come; 0 ends
+ * it. active: out, k, or 0 where it cannot: a CPU has the rows at hand. Errors: ARGUMENT. */
 dfl_status dfl_engine_set_top_k(dfl_engine * engine, int32_t k, int32_t * active, dfl_error * err);
 /* Makes room to verify up to n rows at a time (1 to DFL_MAX_VERIFY); never less than there is.
- * Costs trace and feature rows and compute memory, no state. Errors: ARGUMENT (also while a verify
+ * Costs update and feature rows and compute memory, no state. Errors: ARGUMENT (also while a verify
  * waits for its commit), MEMORY (names the bytes; the room is as before). */
 dfl_status dfl_engine_reserve_verify(dfl_engine * engine, int64_t n, dfl_error * err);
 
@@ -236,7 +236,7 @@ dfl_status dfl_engine_reserve_verify(dfl_engine * engine, int64_t n, dfl_error *
 typedef struct dfl_sequence dfl_sequence;
 typedef struct dfl_checkpoint dfl_checkpoint;
 
-/* The sequence keeps the engine alive. Errors: ARGUMENT (an engine that was only measured),
+/* The sequence keeps the engine alive. Errors: ARGUMENT (an engine of a dry run),
  * UNSUPPORTED (the engine has n_parallel sequences already). */
 dfl_status dfl_sequence_create(dfl_engine * engine, dfl_sequence ** sequence, dfl_error * err);
 void dfl_sequence_free(dfl_sequence * sequence); /* not from within a callback */
@@ -250,7 +250,7 @@ int64_t dfl_sequence_cells_needed(const dfl_sequence * sequence, int64_t n);
 dfl_status dfl_sequence_get_tokens(const dfl_sequence * sequence, int32_t * tokens,
                                    dfl_error * err);
 
-/* Tokens of one sequence that a pass is to run. */
+/* One sequence's part of a batch. */
 typedef struct {
     dfl_sequence * sequence;
     int32_t is_verify; /* 0: append them; 1: they are candidates, see dfl_engine_run */
@@ -258,13 +258,13 @@ typedef struct {
     int64_t n;
     const int32_t * parents; /* of a verify: NULL for a chain, else [n]: -1 for the root, which is
                                 chosen and not appended yet, and 0 <= parents[i] < i */
-    int64_t n_remaining;     /* of an append: tokens that will follow it; if there are some, no row
-                              is read */
-    float * all_logits;      /* of an append: NULL, or out, [n][n_vocab] float32, checked as
-                                dfl_sequence_logits does */
+    int64_t n_remaining; /* of an append: tokens that will follow it; if there are some, no row is
+                            read */
+    float * all_logits;  /* of an append: NULL, or out, [n][n_vocab] float32, checked as
+                            dfl_sequence_logits does */
 } dfl_batch_entry;
 
-/* Runs items of different sequences in one pass. Each row has the bits that it has alone.
+/* Runs entries of different sequences in one pass. Each row has the bits that it has alone.
  *
  * Tokens to append join their timeline; afterwards the last one's logits can be read. Candidates
  * are run after the timeline, each seeing its ancestors, and are not appended; all of their rows
@@ -272,8 +272,8 @@ typedef struct {
  * draft of the engine.
  *
  * A single append may have any number of tokens and is run in micro-batches; on an error its
- * timeline ends after the last finished one. Several items take at most n_ubatch (or n_parallel, if
- * that is more) tokens to append and verify_rows candidates.
+ * timeline ends after the last finished one. Several entries take at most n_ubatch (or n_parallel,
+ * if that is more) tokens to append and verify_rows candidates.
  *
  * progress: of a single append; may be NULL.
  * Errors: ARGUMENT (token ids, parents, context, cells that other sequences hold, room for
@@ -304,16 +304,16 @@ dfl_status dfl_engine_draft(dfl_engine * engine, const dfl_draft_request * reque
                             int64_t n_requests, int64_t k, int32_t * tokens, float * logits,
                             float * log_sum_exp, dfl_error * err);
 
-/* What of an open verify joins its timeline: n nodes, root first, each a child of the one before;
- * nodes of NULL: the first n. */
+/* An accepted path of a pending verify: n nodes, root first, each a child of the one before; nodes
+ * of NULL: the first n. */
 typedef struct {
     dfl_sequence * sequence;
     const int32_t * nodes;
     int64_t n;
 } dfl_path;
 
-/* Appends paths of open verifies of different sequences; what else was verified of them leaves no
- * trace. With n = 0 there may be no open verify, and then nothing is done. Errors: ARGUMENT,
+/* Appends paths of pending verifies of different sequences; their other nodes are forgotten. With n
+ * = 0 there may be no pending verify, and then nothing is done. Errors: ARGUMENT,
  * MEMORY, COMPUTE (after the last two sequences of a model with recurrent layers are empty). */
 dfl_status dfl_engine_commit(dfl_engine * engine, const dfl_path * paths, int64_t n_paths,
                              dfl_error * err);
@@ -333,20 +333,20 @@ dfl_status dfl_sequence_top(dfl_sequence * sequence, int64_t row, int32_t k, int
 dfl_status dfl_sequence_logits(dfl_sequence * sequence, int64_t row, float * logits,
                                dfl_error * err);
 
-/* ---- sampler: how tokens are drawn from rows; it keeps no state, so drafts change nothing ---- */
+/* ---- sampler: samples tokens from rows; it keeps no state, so drafts change nothing ---- */
 
 typedef struct dfl_sampler dfl_sampler;
 typedef struct {
     double temperature; /* 0: the best token after biases, bans and penalties */
     double top_p, min_p;
     int64_t top_k;                     /* 0 and below: all */
-    float repeat, presence, frequency; /* penalties of tokens seen; 1, 0, 0: none */
+    float repeat, presence, frequency; /* penalties of tokens of the history; 1, 0, 0: none */
     int64_t repeat_last_n;             /* tokens that they look back */
     uint64_t seed, sequence;           /* of the noise */
     const int32_t * biased;            /* tokens; ids beyond a vocabulary do nothing */
     const float * biases;              /* [n_biased], added to their logits */
     int64_t n_biased;
-    const int32_t * banned; /* never drawn */
+    const int32_t * banned; /* never sampled */
     int64_t n_banned;
 } dfl_sampler_params;
 
@@ -355,34 +355,37 @@ dfl_status dfl_sampler_create(const dfl_sampler_params * params, dfl_sampler ** 
 void dfl_sampler_free(dfl_sampler * sampler);
 /* The token for a position from a row that the caller has. logits: [n], not changed. tokens: NULL,
  * or [n], those of the row's best logits in place of all, best first: as many as top_k and the
- * banned ones. seen: [n_history], prompt and answer so far; NULL if n_history is 0. margin: out,
+ * banned ones. history: [n_history], prompt and answer so far; NULL if n_history is 0. margin: out,
  * the best score less the second, infinite if one token was left; scores are logits at temperature
- * 0. Errors: ARGUMENT (no values; NaN or +inf; nothing left to draw; seen tokens that are none). */
+ * 0. Errors: ARGUMENT (no values; NaN or +inf; nothing left to sample; ids outside the vocabulary
+ * in the history). */
 dfl_status dfl_sampler_sample(const dfl_sampler * sampler, const float * logits,
                               const int32_t * tokens, int64_t n, const int32_t * history,
                               int64_t n_history, int64_t position, int32_t * token, double * margin,
                               dfl_error * err);
-/* What can be drawn from it: tokens, values: out, [n] each, of which n_kept are written, best
- * first; all in their own order where nothing is cut off. Errors: as dfl_sampler_sample. */
+/* The tokens that can be sampled from it: tokens, values: out, [n] each, of which n_kept are
+ * written, best first; all in their own order where nothing is cut off. Errors: as
+ * dfl_sampler_sample. */
 dfl_status dfl_sampler_filter(const dfl_sampler * sampler, const float * logits, int64_t n,
                               const int32_t * history, int64_t n_history, int32_t * tokens,
                               float * values, int64_t * n_kept, dfl_error * err);
 
-/* Draws of a sequence's rows of the last pass: after an append of the last token's, of an open
- * verify from the root down while the tokens drawn are candidates. */
+/* Request to sample from a sequence's rows of the last pass: after an append from the last token's
+ * row, of a pending verify from the root down while the sampled tokens are candidates. */
 typedef struct {
     dfl_sequence * sequence;
     const dfl_sampler * sampler;
     const int32_t *
         history; /* [n_history], prompt and answer so far, where penalties look at them */
     int64_t n_history;
-    int64_t position;  /* of the first token drawn: how long prompt and answer are */
+    int64_t position;  /* of the first token sampled: length of prompt and answer */
     int32_t * sampled; /* out, [rows of the verify, 1 after an append] */
-    int64_t n_sampled; /* out: fewer than a path's where nothing can be drawn from a row, or it is
-                        not finite: dfl_sequence_logits of it says what is wrong */
+    int64_t n_sampled; /* out: fewer than a path's where a row has nothing to sample from or is not
+                          finite: dfl_sequence_logits of it says what is wrong */
 } dfl_sample_request;
 
-/* Errors: ARGUMENT (a sequence without rows, seen tokens that are none). */
+/* Samples for each request. Errors: ARGUMENT (a sequence without rows, ids outside the vocabulary
+ * in a history). */
 dfl_status dfl_engine_sample(dfl_engine * engine, dfl_sample_request * requests, int64_t n_requests,
                              dfl_error * err);
 
@@ -416,7 +419,7 @@ typedef struct dfl_prefix dfl_prefix;
 
 typedef struct {
     int64_t n_tokens;
-    int64_t n_verified_finite; /* of them, those that a finite row of logits was read after */
+    int64_t n_verified_finite; /* tokens up to which logits were verified to be finite */
     int64_t n_draft;           /* last positions that the drafter remembers */
     int32_t n_caches;          /* groups of attention layers, and the drafter's */
     int32_t n_parts;           /* of a file */
@@ -432,27 +435,28 @@ typedef struct {
     uint64_t bytes;
 } dfl_prefix_part;
 
-/* Bytes that dfl_sequence_snapshot takes on the host: attention rows are moved there when the
- * sequence gives up the cells that they lie in. */
+/* Bytes that dfl_sequence_snapshot takes on the host, where attention rows are moved when the
+ * sequence gives up their cells. */
 dfl_status dfl_sequence_snapshot_bytes(const dfl_sequence * sequence, uint64_t * bytes,
                                        dfl_error * err);
-/* Keeps all tokens of a sequence, which goes on as it was; rows of its last pass may be gone. What
- * is kept counts in dfl_engine_info.prefix_bytes until dfl_prefix_free. Errors: ARGUMENT (no
- * tokens, a verify that waits for its commit), MEMORY. */
+/* Takes a snapshot of all tokens of a sequence, which goes on as it was; rows of its last pass may
+ * be gone. The snapshot counts in dfl_engine_info.prefix_bytes until dfl_prefix_free. Errors:
+ * ARGUMENT (no tokens, a verify that waits for its commit), MEMORY. */
 dfl_status dfl_sequence_snapshot(dfl_sequence * sequence, dfl_prefix ** prefix, dfl_error * err);
 void dfl_prefix_free(dfl_prefix * prefix); /* not from within a callback */
 dfl_status dfl_prefix_get_info(const dfl_prefix * prefix, dfl_prefix_info * info, dfl_error * err);
-/* Of dfl_engine_info.n_free_cells, those that a sequence takes to begin with n tokens of it. */
+/* Number of dfl_engine_info.n_free_cells that a sequence takes to restore n tokens of it. */
 int64_t dfl_prefix_cells_needed(const dfl_prefix * prefix, int64_t n);
-/* A sequence that is empty, or begins with them, has the first n tokens then: all of them on a
- * model with recurrent layers or windows. What it holds of their attention rows stays where it is.
- * Errors: ARGUMENT (it holds others, another engine's, n, cells that are not free), UNSUPPORTED (a
- * part where only all will do), MEMORY. */
+/* Restores the first n tokens of a prefix to a sequence that is empty or begins with them: all of
+ * them on a model with recurrent layers or windows. Its own attention rows of them stay where they
+ * are. Errors: ARGUMENT (it holds others, another engine's, n, cells that are not free),
+ * UNSUPPORTED (a part where partial_prefix_ok is 0), MEMORY. */
 dfl_status dfl_sequence_restore(dfl_sequence * sequence, const dfl_prefix * prefix, int64_t n,
                                 dfl_error * err);
-/* Moves rows of prefixes to the host from cells that no sequence uses, the longest unused first,
- * until n are free or no more can be. bytes: that this may take. spared: NULL, or a prefix whose
- * rows stay. is_done: out, 0 where bytes were too few. Errors: MEMORY. */
+/* Moves rows of prefixes to the host from cells that no sequence uses, the least recently used
+ * first, until n cells are free or none is left to move. bytes: limit of what this takes. pinned:
+ * NULL, or a prefix whose rows stay. is_done: out, 0 where the limit was too low. Errors: MEMORY.
+ */
 dfl_status dfl_engine_offload_prefixes(dfl_engine * engine, int64_t n, uint64_t bytes,
                                        const dfl_prefix * pinned, int32_t * is_done,
                                        dfl_error * err);

@@ -34,16 +34,16 @@ def number(name: str, value: object, low: float, high: float) -> float:
     if isinstance(value, (bool, str, bytes)):
         raise ValueError(f"{name} is {value!r}, must be a number")
     try:
-        found = float(value)  # type: ignore[arg-type]
+        result = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         raise ValueError(f"{name} is {value!r}, must be a number") from None
-    if not math.isfinite(found):
-        raise ValueError(f"{name} is {found}, must be finite")
-    if found < low:
-        raise ValueError(f"{name} is {found:g}, must be at least {low:g}")
-    if found > high:
-        raise ValueError(f"{name} is {found:g}, must be at most {high:g}")
-    return found
+    if not math.isfinite(result):
+        raise ValueError(f"{name} is {result}, must be finite")
+    if result < low:
+        raise ValueError(f"{name} is {result:g}, must be at least {low:g}")
+    if result > high:
+        raise ValueError(f"{name} is {result:g}, must be at most {high:g}")
+    return result
 
 
 def text(name: str, value: object) -> str:

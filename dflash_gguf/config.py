@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
 from ._validate import choice, flag, integer, number
 from .native import CACHE_TYPES, DEFAULT_N_CTX, MAX_LAYERS, MAX_N_CTX, MAX_VERIFY, LoadConfig
@@ -44,7 +44,7 @@ marks them, or stay in its text."""
 
 MAX_DRAFT = 1 << 16
 MAX_N_PROBS = 1 << 20
-MAX_CHANGE = 1e28
+MAX_LOGIT_CHANGE = 1e28
 """Of a logit, by a bias or a penalty: as many as repeat_last_n times that is a float32 still."""
 SEED_MIN, SEED_MAX = -(1 << 63), (1 << 64) - 1
 
@@ -74,7 +74,8 @@ class DecodeConfig:
     draft_max: positions that a round drafts at most; None is what the drafter's block holds.
     draft_min: a round drafts so many candidates or none.
     tree_budget: candidates of a tree; with "auto" at most so many. None is 23, with "auto" 63.
-    tree_spine: a tree holds the whole chain of best candidates before it branches.
+    tree_main_chain: a tree holds the whole chain of best candidates before it branches.
+    tree_spine: the former name of tree_main_chain.
     """
 
     max_tokens: int | None = None
@@ -99,9 +100,12 @@ class DecodeConfig:
     draft_max: int | None = None
     draft_min: int = 0
     tree_budget: int | None = None
-    tree_spine: bool = False
+    tree_main_chain: bool = False
+    tree_spine: InitVar[bool] = False
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, tree_spine: bool) -> None:
+        if tree_spine is not False:
+            _set(self, "tree_main_chain", tree_spine)
         if self.max_tokens is not None:
             _set(self, "max_tokens", integer("max_tokens", self.max_tokens, 0, MAX_N_CTX))
         _set(self, "temperature", number("temperature", self.temperature, 0.0, math.inf))
@@ -110,12 +114,14 @@ class DecodeConfig:
         _set(self, "min_p", number("min_p", self.min_p, 0.0, 1.0))
         if self.repeat_penalty == 0.0:
             raise ValueError("repeat_penalty is 0, must be greater than 0 (1 is off)")
-        least = 1e-28  # of MAX_CHANGE the inverse
+        min_penalty = 1e-28  # of MAX_LOGIT_CHANGE the inverse
         _set(
-            self, "repeat_penalty", number("repeat_penalty", self.repeat_penalty, least, MAX_CHANGE)
+            self,
+            "repeat_penalty",
+            number("repeat_penalty", self.repeat_penalty, min_penalty, MAX_LOGIT_CHANGE),
         )
         for name in ("presence_penalty", "frequency_penalty"):
-            _set(self, name, number(name, getattr(self, name), -MAX_CHANGE, MAX_CHANGE))
+            _set(self, name, number(name, getattr(self, name), -MAX_LOGIT_CHANGE, MAX_LOGIT_CHANGE))
         _set(self, "repeat_last_n", integer("repeat_last_n", self.repeat_last_n, 0, MAX_N_CTX))
         if self.seed is not None:
             _set(self, "seed", integer("seed", self.seed, SEED_MIN, SEED_MAX))
@@ -123,7 +129,7 @@ class DecodeConfig:
         _set(self, "logit_bias", _biases(self.logit_bias))
         if self.n_probs is not None:
             _set(self, "n_probs", integer("n_probs", self.n_probs, 0, MAX_N_PROBS))
-        for name in ("ignore_eos", "post_sampling_probs", "cache_prompt", "tree_spine"):
+        for name in ("ignore_eos", "post_sampling_probs", "cache_prompt", "tree_main_chain"):
             flag(name, getattr(self, name))
         choice("draft", self.draft, DRAFT_KINDS)
         if self.draft_type is not None:
@@ -148,10 +154,10 @@ class DecodeConfig:
     @property
     def has_penalties(self) -> bool:
         """Whether a bias or the tokens already seen change the logits."""
-        return bool(self.logit_bias) or self.penalises_seen
+        return bool(self.logit_bias) or self.penalises_history
 
     @property
-    def penalises_seen(self) -> bool:
+    def penalises_history(self) -> bool:
         """Whether the tokens already seen change the logits."""
         return self.repeat_last_n > 0 and (
             self.repeat_penalty != 1.0
@@ -163,12 +169,14 @@ class DecodeConfig:
 def _biases(values: object) -> dict[int, float]:
     if not isinstance(values, Mapping):
         raise ValueError(f"logit_bias is {values!r}, must map token ids to numbers")
-    found = {}
+    biases = {}
     for token, bias in values.items():
         token = integer("a token of logit_bias", token, 0, (1 << 31) - 1)
         is_ban = bias == -math.inf
-        found[token] = -math.inf if is_ban else number("logit_bias", bias, -MAX_CHANGE, MAX_CHANGE)
-    return found
+        biases[token] = (
+            -math.inf if is_ban else number("logit_bias", bias, -MAX_LOGIT_CHANGE, MAX_LOGIT_CHANGE)
+        )
+    return biases
 
 
 def _set(config: object, name: str, value: object) -> None:
@@ -177,16 +185,16 @@ def _set(config: object, name: str, value: object) -> None:
 
 def _names(names: object) -> tuple[str, ...]:
     """Names of proposers; which there are is for the decoder to know."""
-    found = tuple(names.split(",")) if isinstance(names, str) else names
-    if not isinstance(found, Iterable):
+    given = tuple(names.split(",")) if isinstance(names, str) else names
+    if not isinstance(given, Iterable):
         raise ValueError(f"draft_type is {names!r}, must be a name or several names")
-    found = tuple(found)
-    for name in found:
+    given = tuple(given)
+    for name in given:
         if not isinstance(name, str):
             raise ValueError(f"draft_type holds {name!r}, must hold names only")
-    if not found:
+    if not given:
         raise ValueError("draft_type is empty, must name somebody who drafts")
-    return tuple(name.strip() for name in found)
+    return tuple(name.strip() for name in given)
 
 
 def _stop_texts(stop: object) -> tuple[str, ...]:

@@ -22,11 +22,11 @@ from .engine.jobs import Job
 from .engine.scheduler import Scheduler
 from .engine.writing import Writing, check_prompt
 from .kv_cache import prefix_file
-from .kv_cache.prefix_cache import Prefixes
-from .memory.plan import MOST_PREFIX_BYTES
+from .kv_cache.prefix_cache import PrefixCache
+from .memory.plan import MAX_PREFIX_BYTES
 from .native import MAX_VERIFY, Error
 from .outputs import Result, Step
-from .speculative.runtime import CostFile, Drafting
+from .speculative.runtime import CostFile, SpeculativeRuntime
 from .speculative.speculator import Progress
 from .stream import Callbacks, Stream
 from .text.chat import ChatPrompt, Message
@@ -53,8 +53,8 @@ class Decoder:
         sequence: native.Sequence,
         tokenizer: Tokenizer | None,
         cost_file: CostFile | None = None,
-        most_rows: int = MAX_VERIFY,
-        prefix_bytes: int = MOST_PREFIX_BYTES,
+        max_verify_rows: int = MAX_VERIFY,
+        prefix_bytes: int = MAX_PREFIX_BYTES,
     ) -> None:
         """Use `load`. Without a tokenizer prompts are token ids, and answers have no text.
 
@@ -64,12 +64,12 @@ class Decoder:
         self.engine = sequence.engine
         self.model = sequence.engine.model
         self.tokenizer = tokenizer
-        self._vocabulary = _Words(tokenizer)
-        self._drafting = Drafting(sequence, cost_file, most_rows)
+        self._vocabulary = _PaddedVocabulary(tokenizer)
+        self._speculative = SpeculativeRuntime(sequence, cost_file, max_verify_rows)
         self._lock = threading.RLock()
         self._is_running = self._is_closed = False
-        self._prefixes = Prefixes(self.engine, prefix_bytes)
-        self._scheduler = Scheduler(sequence, self._prefixes)
+        self._prefix_cache = PrefixCache(self.engine, prefix_bytes)
+        self._scheduler = Scheduler(sequence, self._prefix_cache)
         self._unfinished: Job | None = None  # a stream that a later call may end
 
     @property
@@ -90,7 +90,7 @@ class Decoder:
         """
         with self._turn():
             self._is_closed = True
-            self._drafting.keep()
+            self._speculative.keep()
             self._scheduler.close(RuntimeError(CLOSED))
             self.sequence.close()
             self.engine.close()
@@ -103,13 +103,13 @@ class Decoder:
 
         `load` does.
         """
-        with self._turn(), self._lane():
-            self._drafting.measure()
+        with self._turn(), self._idle_sequence():
+            self._speculative.measure()
 
     def check(self, config: DecodeConfig) -> None:
         """ValueError if no prompt can be answered so, as it needs a drafter that is not there."""
         with self._turn():
-            self._drafting.rule(config)
+            self._speculative.controller(config)
 
     def generate(
         self,
@@ -238,24 +238,28 @@ class Decoder:
         try:
             with self._turn():
                 self._check_open()
-                self._scheduler.recover()
-                proposers, rule = self._drafting.rule(config)  # it may make room in the engine
-                if rule is not None:
-                    self._drafting.make_room(rule.n_nodes + 1, is_needed=config.draft == "tree")
-                self._drafting.keep()
+                self._scheduler.abort_batch()
+                proposers, controller = self._speculative.controller(
+                    config
+                )  # it may make room in the engine
+                if controller is not None:
+                    self._speculative.make_room(
+                        controller.n_nodes + 1, is_needed=config.draft == "tree"
+                    )
+                self._speculative.keep()
                 writing = Writing(
                     self._vocabulary,
                     asked.tokens,
                     self.n_ctx,
                     config,
-                    is_drafted=rule is not None,
+                    is_drafted=controller is not None,
                     cancelled=calls.cancelled,
                     splitter=asked.splitter,
                 )
                 if ends:
                     self._end_unfinished()
                 told = None if on_prefill is None else calls.on_prefill
-                job = self._scheduler.add(writing, proposers, rule, told)
+                job = self._scheduler.add(writing, proposers, controller, told)
             stream = Stream(self, job, calls)
             calls.reader = weakref.ref(stream)
             return stream
@@ -297,8 +301,8 @@ class Decoder:
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Logits after every token, float32 [n, n_vocab], by a plain pass over an empty cache."""
         ids = self._tokens_of(tokens)
-        with self._turn(), self._lane() as sequence:
-            self._prefixes.make_room(sequence.wanted_cells(len(ids)), begun=sequence)
+        with self._turn(), self._idle_sequence() as sequence:
+            self._prefix_cache.make_room(sequence.cells_needed(len(ids)), claimed=sequence)
             return sequence.logits(ids)
 
     def tokenize(
@@ -318,7 +322,7 @@ class Decoder:
         with self._turn():
             self._end_unfinished()
             self._scheduler.forget()
-            self._drafting.forget(self._scheduler.timelines)
+            self._speculative.forget(self._scheduler.sequences)
 
     def save_prefix(self, path: str | os.PathLike[str], tokens: Prompt) -> int:
         """Writes what tokens leave behind to a file, computing what is not known; how many.
@@ -331,18 +335,18 @@ class Decoder:
         ids = self._tokens_of(tokens)
         check_prompt(ids, self.n_ctx)
         with self._turn():
-            prefix = self._prefixes.find(ids)
+            prefix = self._prefix_cache.find(ids)
             if prefix is not None:
                 prefix_file.save(prefix, ids, self.engine, Path(path))
                 return len(ids)
-            with self._lane() as sequence:
-                begun = self._prefixes.begin(sequence, [*ids, 0])
+            with self._idle_sequence() as sequence:
+                begun = self._prefix_cache.start(sequence, [*ids, 0])
                 if begun.n_cached < len(ids):
                     left = ids[begun.n_cached :]
-                    wanted = sequence.wanted_cells(len(left))
-                    self._prefixes.make_room(wanted, begun=sequence)
+                    wanted = sequence.cells_needed(len(left))
+                    self._prefix_cache.make_room(wanted, claimed=sequence)
                     sequence.prefill(left).argmax()
-                prefix = sequence.keep()
+                prefix = sequence.snapshot()
                 try:
                     prefix_file.save(prefix, ids, self.engine, Path(path))
                 finally:
@@ -356,15 +360,15 @@ class Decoder:
             or other types of K/V, or has no room in the context or in `cache_ram`; OSError.
         """
         with self._turn():
-            room = self._prefixes.make_host_room
+            room = self._prefix_cache.make_host_room
             tokens, prefix = prefix_file.load(self.engine, Path(path), room)
-            self._prefixes.add(tokens, prefix)
+            self._prefix_cache.add(tokens, prefix)
         return tokens
 
     def forget_prefix(self, tokens: Prompt) -> bool:
         """Forgets what is kept of a text and of no other; whether there was something."""
         with self._turn():
-            return self._prefixes.forget_text(self._tokens_of(tokens))
+            return self._prefix_cache.forget_text(self._tokens_of(tokens))
 
     def _end_unfinished(self) -> None:
         """With room for one answer alone a later call ends a stream."""
@@ -373,10 +377,10 @@ class Decoder:
             self._unfinished = None
 
     @contextmanager
-    def _lane(self) -> Iterator[native.Sequence]:
+    def _idle_sequence(self) -> Iterator[native.Sequence]:
         """An empty sequence that no answer uses."""
         self._check_open()
-        self._scheduler.take_back(self.sequence)
+        self._scheduler.reclaim(self.sequence)
         try:
             yield self.sequence
         finally:
@@ -388,7 +392,7 @@ class Decoder:
         For comparisons: an answer given twice would be a copy of itself.
         """
         with self._turn():
-            self._drafting.forget(self._scheduler.timelines)
+            self._speculative.forget(self._scheduler.sequences)
 
     def _tokens_of(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
@@ -403,7 +407,11 @@ class Decoder:
         if tokens and not 0 <= min(tokens) <= max(tokens) < n_vocab:
             token = next(token for token in tokens if not 0 <= token < n_vocab)
             raise ValueError(f"token id {token} is outside the vocabulary of {n_vocab}")
-        return ChatPrompt(tokens, None, prompt.turns) if isinstance(prompt, ChatPrompt) else tokens
+        return (
+            ChatPrompt(tokens, None, prompt.turn_boundaries)
+            if isinstance(prompt, ChatPrompt)
+            else tokens
+        )
 
     def _need_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
@@ -507,9 +515,9 @@ class _Uninterrupted:
     def __exit__(self, *_: object) -> None:
         if self._handler is None:
             return
-        found = _signal.signal(_signal.SIGINT, self._handler)
-        if found != self._come:  # a callback has set it
-            _signal.signal(_signal.SIGINT, found)
+        handler = _signal.signal(_signal.SIGINT, self._handler)
+        if handler != self._come:  # a callback has set it
+            _signal.signal(_signal.SIGINT, handler)
         if self._came is not None:
             self._handler(*self._came)
 
@@ -520,7 +528,7 @@ def _splitter(prompt: Prompt, config: DecodeConfig) -> Splitter | None:
     return None if prompt.reasoning is None else prompt.reasoning.splitter()
 
 
-class _Words:
+class _PaddedVocabulary:
     """A tokenizer as the decode loop sees it: rows of the model beyond its tokens have no text."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:

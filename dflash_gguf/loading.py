@@ -11,12 +11,12 @@ from . import native
 from .config import LoadConfig
 from .convert.schema import Key
 from .decoder import Decoder
-from .memory.fit import most_rows, with_context
+from .memory.fit import max_verify_rows, with_context
 from .memory.plan import Planner, check_fits
 from .native import MAX_VERIFY, Drafter, Engine, Model, library_build
 from .speculative.runtime import CostFile
 from .speculative.speculator import Progress
-from .text.gguf_metadata import Metadata
+from .text.gguf_metadata import GgufMetadata
 from .text.tokenizer import Tokenizer
 
 
@@ -48,7 +48,7 @@ def load(
             "what it says beyond them may make no sense",
             stacklevel=2,
         )
-    n_most = most_rows(planner.plan, config, MAX_VERIFY)
+    n_rows = max_verify_rows(planner.plan, config, MAX_VERIFY)
     tokenizer = Tokenizer.from_file(path)
     model = Model(os.fspath(path), config, progress)
     loaded = None
@@ -64,14 +64,14 @@ def load(
     settings = (*place, engine.n_threads, config.cache_type_k, config.cache_type_v)
     costs = CostFile(files, *settings, *kernels)
     prefix_bytes = planner.plan(config).prefix_bytes
-    decoder = Decoder(native.Sequence(engine), tokenizer, costs, n_most, prefix_bytes)
+    decoder = Decoder(native.Sequence(engine), tokenizer, costs, n_rows, prefix_bytes)
     decoder.measure()
     return decoder
 
 
 def _warn_of_another_end(path: str, drafter: str) -> None:
     """Base and instruct models differ in the token that ends an answer; a drafter has its own's."""
-    with Metadata(path) as target_file, Metadata(drafter) as drafter_file:
+    with GgufMetadata(path) as target_file, GgufMetadata(drafter) as drafter_file:
         ends = [file.integer(Key.TOKENIZER_EOS_ID) for file in (drafter_file, target_file)]
     if None not in ends and ends[0] != ends[1]:
         warnings.warn(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from .sampling.noise import Chances
+from .sampling.noise import TokenLogprobs
 
 
 class Step(NamedTuple):
@@ -26,7 +26,7 @@ class Step(NamedTuple):
     n_drafted: int = 0
     n_accepted: int = 0
     reasoning: str = ""
-    chances: tuple[Chances, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ static dfl::ModelParams model_params(const dfl_model_params * params) {
     p.n_threads = params->n_threads;
     p.repack = params->repack != 0;
     DFL_CHECK(params->dry_run >= DFL_DRY_RUN_NONE && params->dry_run <= DFL_DRY_RUN_CUDA,
-              DFL_STATUS_ARGUMENT, "measure is %d, expected 0 to 2", params->dry_run);
+              DFL_STATUS_ARGUMENT, "dry_run is %d, expected 0 to 2", params->dry_run);
     p.dry_run = static_cast<dfl_dry_run>(params->dry_run);
     std::stringstream names(params->excluded_buffer_types ? params->excluded_buffer_types : "");
     for (std::string name; std::getline(names, name, ',');) {

@@ -1,4 +1,4 @@
-// extern "C" bodies only: samplers, and what they draw of a pass.
+// extern "C" bodies only: samplers, and sampling from a pass.
 #include "api/handles.h"
 
 #include <algorithm>
@@ -14,7 +14,7 @@ static void check(dfl::Sampler::Fault fault) {
 }
 
 static void check_row(int64_t n) {
-    DFL_CHECK(n > 0, DFL_STATUS_ARGUMENT, "a row of %lld logits: there is nothing to draw",
+    DFL_CHECK(n > 0, DFL_STATUS_ARGUMENT, "a row of %lld logits: there is nothing to sample",
               (long long)n);
 }
 

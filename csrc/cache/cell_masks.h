@@ -1,5 +1,5 @@
 // Attention masks that stay on the device from pass to pass: what a round writes of them depends on
-// its rows, not on how long the timeline is.
+// its rows, not on the length of the sequence.
 #pragma once
 
 #include "cache/cell_table.h"

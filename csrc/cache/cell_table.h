@@ -79,7 +79,7 @@ class CellTable {
     const std::vector<int64_t> & shared(int32_t sequence) const {
         return sequence_cells_[sequence].shared;
     }
-    // An empty sequence begins with shared pages.
+    // Attaches shared pages to an empty sequence.
     void attach_pages(int32_t sequence, const std::vector<int64_t> & pages);
     // A free page becomes a shared one with rows from a position on; who asks for it holds it.
     // Throws DFL_STATUS_ARGUMENT if there is none.
@@ -100,7 +100,7 @@ class CellTable {
     std::vector<int64_t> take_changes();
 
   private:
-    // What a sequence has.
+    // The cells of one sequence.
     struct SequenceCells {
         std::vector<int64_t> shared;
         std::vector<int64_t> pages;               // its own, in the order in which they were taken

@@ -1,5 +1,5 @@
-// K/V rows that outlive the sequence that computed them: in a page of cells that is shared, or on
-// the host, where they come when the sequence gives up the cells that they lie in.
+// Reference-counted K/V rows of up to a page of positions: in a shared page, lent by the sequence
+// that computed them, or on the host, where they are copied when it gives up their cells.
 #pragma once
 
 #include "cache/kv_group.h"
@@ -13,10 +13,10 @@ namespace dfl {
 // Rows of positions side by side, within one page's worth of them.
 class KvBlock : public std::enable_shared_from_this<KvBlock> {
   public:
-    // Those of a shared page, which it holds from now on, and which no others are of: see
-    // KvGroup::blocks_by_page(). host_bytes: counts what all of them take.
+    // The block of a shared page, which it holds from now on; the only one, see
+    // KvGroup::blocks_by_page(). host_bytes: counts the bytes of all blocks.
     KvBlock(KvGroup & group, uint64_t & host_bytes, int64_t page);
-    // n rows on the host, to be filled in: by write(), or, of a sequence, by copy_out().
+    // n rows on the host, to be filled in by write() or, if an owner lends them, by copy_out().
     KvBlock(KvGroup & group, uint64_t & host_bytes, int32_t position, int64_t n,
             int32_t owner = -1);
     ~KvBlock();
@@ -29,14 +29,14 @@ class KvBlock : public std::enable_shared_from_this<KvBlock> {
     int64_t page() const { return page_; }
     bool is_full() const { return n_ == CellTable::PAGE; }
     uint64_t host_bytes() const { return n_bytes_; }
-    // The sequence in whose cells they still lie; -1: none.
+    // The sequence that lends its cells; -1: none.
     int32_t owner() const { return owner_; }
-    // Copies them out of its cells, for which there is memory.
+    // Copies them out of the owner's cells, for which there is memory.
     void copy_out();
 
-    // Whether no sequence uses the page, so that its cells are free once nobody keeps the rows.
+    // True if no sequence uses the page, so that its cells are free once the block leaves it.
     bool is_idle() const { return page_ >= 0 && group_.cells().n_holders(page_) == 1; }
-    // A sequence began with them, or they were kept again; the larger, the later.
+    // Records a use; the larger, the later.
     void mark_used(uint64_t when) { last_used_ = when; }
     uint64_t last_used() const { return last_used_; }
     // Moves them to the host, and back into a page. Throws where there is no memory, or no page.

@@ -34,7 +34,7 @@ class KvCache {
     // Hadamard matrices that spread outliers before quantising; NULL where nothing is quantised.
     ggml_tensor * rotation_k(int64_t il) const { return parts_.at(layers_[il].backend).rotation_k; }
     ggml_tensor * rotation_v(int64_t il) const { return parts_.at(layers_[il].backend).rotation_v; }
-    // Whether a layer attends in our own code, which takes seen cells in place of a mask.
+    // Whether a layer attends in our own code, which takes visible cells in place of a mask.
     bool attends_on_host(int64_t il) const { return layers_[il].attends_on_host; }
 
     // The first holds every row of every sequence, even if no layer is in it.
@@ -60,7 +60,7 @@ class KvCache {
     void clear(int32_t sequence);
     void clear_from(int32_t sequence, int32_t position);
 
-    // Some layers forget what they do not see any more. As of a group, in all of them:
+    // True if some layers have a window and forget what has left it. As of a group, in all of them:
     bool has_windows() const { return groups_.size() > 1; }
     void slide_window(int32_t sequence, int64_t position, int64_t n_verified_finite);
     bool has_window_before(int32_t sequence, int64_t position) const;

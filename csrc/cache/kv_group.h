@@ -13,19 +13,19 @@ namespace dfl {
 class KvBlock;
 
 // Those of layers with a window stay only while rows to come may see them: of a sequence that has
-// come to a position the window before it, and REACH positions more, as it may go back. Who goes
-// back further brings the rows along, see save().
+// come to a position the window before it, and REACH positions more, as it may go back. To go back
+// further rows are saved before, see save().
 class KvGroup {
   public:
     // A stop string, an interrupted round, a prompt that ends a little differently.
     static constexpr int64_t REACH = CellTable::PAGE;
 
-    // Rows that passes hold beside committed ones, verifies that wait for their commits and padding
-    // among them: most of one sequence, and of all together.
+    // Largest number of uncommitted rows, pending verifies and padding among them: of one sequence,
+    // and of all together.
     struct UncommittedRows {
         int64_t per_sequence, total;
     };
-    // Cells with which take_checkpoint() never fails for want of one. is_host: as below.
+    // Number of cells with which CellTable::take() never fails for want of one. is_host: as below.
     //
     // Between passes a sequence holds positions from first_retained() on, which is the first of a
     // page: fewer than window + REACH + PAGE - 1. It takes a page when those that it has are full
@@ -68,14 +68,14 @@ class KvGroup {
         clear_range(sequence, position, INT32_MAX);
     }
 
-    // CellTable::release_from() with what it wants copied, and release_before(). Rows that somebody
-    // borrows go to the host first.
+    // CellTable::release_from() with the copies that it asks for, and release_before(). Lent rows
+    // are copied to the host first.
     void release_from(int32_t sequence, int32_t position);
     void release_before(int32_t sequence, int32_t position);
-    // Somebody keeps rows of a sequence where they lie, until it gives up their cells.
+    // Lends rows of a sequence to a block, until the sequence gives up their cells.
     void lend(KvBlock * block) { lent_.push_back(block); }
     void end_loan(KvBlock * block);
-    // What keeps rows of shared pages, by these: one for each page at most.
+    // Blocks of shared pages, by page: at most one each.
     const std::map<int64_t, KvBlock *> & blocks_by_page() const { return blocks_by_page_; }
     void register_block(int64_t page, KvBlock * block) { blocks_by_page_[page] = block; }
     void unregister_block(int64_t page) { blocks_by_page_.erase(page); }
@@ -96,10 +96,10 @@ class KvGroup {
     // Host memory only.
     void copy_cells(const CellTable::Copy & copy);
 
-    // What follows is for windows; without one all rows are kept, and none are saved.
+    // What follows is for windows; without one all rows stay, and none are saved.
 
-    // A sequence has come to a position: forgets what is not kept any more. n_verified_finite: of
-    // its tokens, those whose rows are known to be finite.
+    // Forgets rows that have left the window of a sequence at a position. n_verified_finite: tokens
+    // up to which logits were verified to be finite.
     void slide_window(int32_t sequence, int64_t position, int64_t n_verified_finite);
     // Whether all is there that a row at a position would see of those before it. Of an earlier
     // position than the sequence's: whether it can go back there.
@@ -116,13 +116,12 @@ class KvGroup {
 
   private:
     void zero(int64_t first, int64_t n);
-    // Has those who borrow rows of these positions copy them.
+    // Has blocks copy the rows of these positions that are lent to them.
     void copy_out_lent(int32_t sequence, int64_t first, int64_t end);
     void clear_range(int32_t sequence, int64_t first, int64_t end);
-    // What a row at a position sees begins here.
+    // First position that a row at a position may attend to.
     int64_t first_visible(int64_t position) const;
-    // And what is kept at a position; the first position of a page, so that whole pages become
-    // free.
+    // First position that stays; the first of a page, so that whole pages become free.
     int64_t first_retained(int64_t position) const;
     // Keys or values of a layer.
     struct Store {

@@ -29,22 +29,20 @@ struct RecurrentPart {
     ggml_tensor * node_updates = nullptr;
     ggml_tensor * conv_updates = nullptr;
 
-    // Rows of the trace for nodes that can be open. Where lanes are padded there are more: padding
-    // is written to the first after them, and read from the second, where all is 0.
+    // Update rows for nodes of pending verifies. Where batches are padded there are two more:
+    // padding is written to the first, and read from the second, which is 0.
     int64_t n_update_rows = 0, n_conv_update_rows = 0;
     int64_t padding_row() const { return n_update_rows; }
     int64_t zero_row() const { return n_update_rows + 1; }
     int64_t padding_conv_row() const { return n_conv_update_rows; }
 };
 
-// Where the nodes of a verify lie in the trace: its first node's row, and that of the first
-// committed convolution input.
+// Update rows of a verify: of its first node, and of the first committed convolution input.
 struct UpdateRows {
     int64_t first = 0, first_conv = 0;
 };
 
-// Rows [first, first + n) of a pass, of one sequence, as recurrent layers in our own code take
-// them.
+// One sequence's rows [first, first + n) of a pass, as recurrent layers take them.
 struct RecurrentRows {
     int32_t sequence;
     int64_t first, n;
@@ -54,8 +52,8 @@ struct RecurrentRows {
     std::vector<int32_t> taps;    // likewise, [d_conv][n]: rows of (committed ++ new) inputs
 };
 
-// Rows of the trace that a sequence's state moves along, and of the convolution's trace those that
-// become its last inputs.
+// Update rows that a sequence's state is advanced by, and convolution updates that become its last
+// inputs.
 struct AcceptedPath {
     int32_t sequence;
     std::vector<int32_t> nodes;
@@ -63,12 +61,12 @@ struct AcceptedPath {
 };
 
 // State and last convolution inputs of every recurrent layer, one slot a sequence; and, for
-// verifying, what each node would do to them.
+// verifying, the updates of each node.
 class RecurrentCache {
   public:
     RecurrentCache(const Hparams & hp, const LayerPlace & place, int64_t n_sequences);
-    // Makes room for verifies of up to n nodes, forgetting any trace. pads: and for padding. Throws
-    // DFL_STATUS_MEMORY and changes nothing.
+    // Makes room for verifies of up to n nodes, forgetting all updates. pads: and for padding.
+    // Throws DFL_STATUS_MEMORY and changes nothing.
     void reserve_updates(int64_t n, bool pads);
 
     // One for each device that has recurrent layers.
@@ -77,7 +75,7 @@ class RecurrentCache {
     // Index of a layer among the recurrent ones of its device.
     int64_t index(int64_t il) const { return index_[il]; }
 
-    // What graphs of our own code work on when they run next.
+    // Inputs of our own code in the next run of a graph.
     std::vector<RecurrentRows> pass_rows;
     std::vector<AcceptedPath> accepted;
 

@@ -1,4 +1,4 @@
-// Which cells the rows of a pass see, as attention in our own code takes it in place of a mask.
+// Cells that the rows of a pass may attend to, in place of a mask, for attention in our own code.
 #pragma once
 
 #include "cache/cell_masks.h"
@@ -8,7 +8,7 @@
 
 namespace dfl {
 
-// What rows [first, first + n) of a pass see, all of one sequence.
+// Cells visible to rows [first, first + n) of a pass, all of one sequence.
 struct VisibleRows {
     int64_t first, n;
     cpu::VisibleCells cells; // its rows are these

@@ -15,14 +15,14 @@ struct Draft {
     std::vector<float> sums;        // likewise of raw logits, of a target's
 };
 
-// Marks the logits [n_rows, n_draft] as wanted and adds the selection of live.shape: the n_top best
-// on the device (0: the host looks for them), and the rows' probabilities where log_sum_exp.
+// Marks the logits [n_rows, n_draft] as outputs and adds the selection of cached.shape: the n_top
+// best on the device (0: the host looks for them), and the rows' probabilities where log_sum_exp.
 void add_draft_output(CachedGraph & cached, ggml_tensor * logits);
 
 // The k best of each row, lower row of the head first on ties; k is shape.n_top unless that is 0.
 Draft read_draft(const CachedGraph & cached, int64_t k, const Backend & backend);
 
-// Whether the device picks the k best of n itself.
+// True if the device selects the k best of n itself.
 bool can_select_on_device(const Backend & backend, int64_t n, int64_t k);
 // Whether it does so by blocks, sorting whole rows slowly.
 bool selects_by_blocks(const Backend & backend);

@@ -67,7 +67,7 @@ class DraftState {
 
     uint64_t mask_bytes_written() const { return kv_.mask_bytes_written(); }
 
-    // Makes b write the taps of its rows into the feature rows given by live.draft.feature_rows.
+    // Makes g write the taps of its rows into the feature rows given by cached.draft.feature_rows.
     void add_taps(CachedGraph & cached, GraphContext & g);
     // Adds to a prefill graph the injection of its own rows (those of the prefill region).
     void add_prefill_injection(CachedGraph & cached);
@@ -78,7 +78,7 @@ class DraftState {
     std::vector<int64_t> take_ring_rows(int64_t n);
     void free_ring_rows(const std::vector<int64_t> & rows);
     std::vector<int64_t> prefill_rows(int64_t first, int64_t n) const;
-    // Where the features of rows go that nobody reads.
+    // Row for features of padding.
     int64_t padding_row() const { return features_->ne[1] - 1; }
     // These rows of the ring belong to a timeline now, from a position on, and wait for injection.
     void add_pending(int32_t sequence, const std::vector<int64_t> & rows, int32_t position);
@@ -123,7 +123,7 @@ class DraftState {
     // Features as inputs of a graph that injects.
     void set_injection(CachedGraph & cached, const std::vector<Pending> & features,
                        const std::vector<int64_t> & cells);
-    // Forgets what a draft after `position` committed tokens does not see.
+    // Forgets rows that a draft after `position` committed tokens does not attend to.
     void slide_window(int32_t sequence, int32_t position);
     // Those of the blocks' sequences.
     std::vector<Pending> pending_of(const std::vector<DraftBlock> & blocks) const;

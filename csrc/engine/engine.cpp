@@ -102,7 +102,7 @@ Engine::Engine(std::shared_ptr<const Model> model, const EngineParams & params)
 
 int32_t Engine::register_sequence(Sequence * sequence) {
     DFL_CHECK(model_->dry_run() == DFL_DRY_RUN_NONE, DFL_STATUS_ARGUMENT,
-              "the engine was only measured: it has no memory for a sequence");
+              "the engine is a dry run: it has no memory for a sequence");
     const auto place = std::find(sequences_.begin(), sequences_.end(), nullptr);
     DFL_CHECK(place != sequences_.end(), DFL_STATUS_UNSUPPORTED,
               "the engine has %d sequence%s already, and holds %d at a time (n_parallel)",
@@ -168,7 +168,7 @@ void Engine::reserve_graphs() {
     if (params_.n_parallel > 1) { // prompts and single rows together
         largest.n_rows = max_rows();
         largest.n_out = params_.n_parallel;
-        if (has_lanes) { // at worst pieces of which each is half as long as its lane
+        if (has_lanes) { // at worst chunks of which each is half as long as its lane
             const int64_t n = params_.n_parallel, rows = 2 * largest.n_rows / n;
             largest.recurrent = {{1, n, false, !fused_, true, false},
                                  {std::max<int64_t>(rows, 2), n, false, !fused_, false, false}};

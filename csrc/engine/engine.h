@@ -50,7 +50,7 @@ struct MemoryUse {
 // Done and total tokens; true: stop.
 using PrefillProgress = std::function<bool(int64_t done, int64_t total)>;
 
-// A path of an open verify: nodes, root first; NULL: its first n.
+// An accepted path of a pending verify: nodes, root first; NULL: its first n.
 struct Path {
     Sequence * sequence;
     const int32_t * nodes;
@@ -64,12 +64,12 @@ struct DraftRequest {
     int64_t n_draft;
 };
 
-// A row of a sequence's last pass to draw from or, of an open verify, its tree to walk down.
+// A request to sample from a row of a sequence's last pass or, of a pending verify, along its tree.
 struct SampleRequest {
     Sequence * sequence;
     const Sampler * sampler;
     std::vector<int32_t> history; // prompt and answer, as far as penalties look
-    int64_t position;             // of the first token drawn
+    int64_t position;             // of the first token sampled
     std::vector<int32_t> sampled; // out
 };
 
@@ -83,7 +83,7 @@ class Engine {
     int64_t n_ctx() const { return params_.n_ctx; }
     int64_t n_ubatch() const { return params_.n_ubatch; }
     int n_threads() const { return devices_.main().n_threads(); }
-    // The model has recurrent layers.
+    // True if the model has recurrent layers.
     bool is_recurrent() const { return is_recurrent_; }
 
     // Most tokens of a row that set_top_k() may be asked for.
@@ -93,22 +93,21 @@ class Engine {
     // Most sequences that may be asked for.
     static constexpr int32_t MAX_PARALLEL = DFL_MAX_PARALLEL;
 
-    // Runs the items' tokens in one pass; sequences of a list are different ones.
-    //
-    // Those appended join the timelines; afterwards the last one's logits can be read, or all are
-    // in all_logits. Nodes to verify are run after the timeline without being appended; all of
+    // Runs the entries' tokens in one pass; each is of another sequence.
+    // Tokens to append join their sequences; afterwards the last one's logits can be read, or all
+    // are in all_logits. Nodes to verify are run after the timeline without being appended; all of
     // their rows can be read until the commit, which must follow.
     //
     // An append alone may have any number of tokens, which are run in micro-batches: on an error
     // the timeline ends where the last finished one put it. Arguments are looked at before anything
     // runs.
     void run(std::vector<BatchEntry> & entries, const PrefillProgress & progress);
-    // Draws of the rows of the last pass, for each sequence a token or, of its open verify, one
-    // after another: from the root down while they are candidates. Ends before a row that nothing
-    // can be drawn from, which whoever reads it is told of.
+    // Samples from rows of the last pass: for each request one token or, of a pending verify, one
+    // after another from the root down while they are candidates. Stops before a row that has
+    // nothing to sample from; reading that row says why.
     void sample(std::vector<SampleRequest> & requests);
-    // Appends paths of open verifies to their timelines and forgets the rest. A path of no nodes
-    // forgets all, and does nothing where no verify is open.
+    // Appends paths of pending verifies to their sequences and forgets the rest. An empty path
+    // forgets all, and does nothing where no verify is pending.
     void commit(const std::vector<Path> & paths);
     // The drafter's k best candidates for each position, in one pass. Moves no cursor. Where scores
     // are not finite the drafter has forgotten that timeline so far.
@@ -118,8 +117,8 @@ class Engine {
     // Most rows of a pass.
     int64_t max_rows() const;
 
-    // Has the device pick the k best of every row in the passes to come, so that these few are all
-    // that is copied: whether it can. 0: no longer.
+    // Has the device select the k best of every row in the passes to come, so that only these are
+    // copied; 0 ends it. False if it cannot.
     bool set_top_k(int64_t k);
     // Makes room for verifies of up to n rows.
     void reserve_verify(int64_t n);
@@ -147,7 +146,7 @@ class Engine {
 
     // What follows is for sequences.
 
-    // A sequence takes a place before it is used and gives it back in the end. Throws
+    // Gives a sequence a slot, and takes it back in the end. Throws
     // DFL_STATUS_UNSUPPORTED if others have all, DFL_STATUS_ARGUMENT if there is no memory to run
     // in.
     int32_t register_sequence(Sequence * sequence);
@@ -158,25 +157,24 @@ class Engine {
 
     // Groups of attention layers, the one first that keeps every row, then the drafter's cache. Of
     // a cache: whether it is the drafter's, whether prefixes hold pages of it, and how many of the
-    // rows before position n a prefix keeps at most, and at least.
+    // rows before position n a snapshot has at most, and at least.
     std::vector<KvGroup *> caches();
     bool is_draft_cache(size_t cache) const;
     bool shares_pages(size_t cache) const;
     int64_t max_snapshot_rows(size_t cache, int64_t n) const;
     int64_t min_snapshot_rows(size_t cache, int64_t n) const;
-    // Whether a sequence can begin with any part of a prefix: no layers recur or have a window.
+    // True if a sequence can attach any part of a prefix: no layer is recurrent or has a window.
     bool partial_prefix_ok() const;
-    // Moves rows that prefixes keep from cells that no sequence uses to the host, the longest
-    // unused first, of equally long those of later positions, until so many cells are free or
-    // nothing is left to move. Whether it could: false where more than so many bytes would be
-    // taken. spared: NULL, or a prefix that stays where it is.
+    // Moves blocks of prefixes from cells that no sequence uses to the host, the least recently
+    // used first, later positions first on ties, until n_cells are free or none is left. False if
+    // that took more than n_bytes. pinned: NULL, or a prefix whose blocks stay.
     bool offload(int64_t n_cells, uint64_t n_bytes, const Prefix * pinned);
     // Later than all before.
     uint64_t next_use() { return ++n_uses_; }
-    // On the host, of all prefixes.
+    // Bytes of all prefixes on the host.
     uint64_t & prefix_bytes() { return prefix_bytes_; }
     uint64_t prefix_bytes() const { return prefix_bytes_; }
-    // Has the drafter take in what it has yet to of a sequence; rows are gone then.
+    // Injects the pending features of a sequence into the drafter's K/V; rows are gone then.
     void flush_features(int32_t slot);
 
     Backend & main() { return devices_.main(); }
@@ -200,20 +198,20 @@ class Engine {
     void reserve_graphs();
     void reserve_verify_graphs(int64_t n);
     bool can_select_top(int64_t k) const;
-    // Makes a target's pass pick the k best of its rows.
+    // Makes a target's pass select the k best of its rows.
     void select_top(BatchShape & shape, int64_t k) const;
     void build_forward(CachedGraph & cached);
     void check(const std::vector<BatchEntry> & entries) const;
     void check_verifies(const std::vector<BatchEntry> & entries) const;
     void append_in_microbatches(BatchEntry & entry, const PrefillProgress & progress);
-    // Runs so many tokens of each item; from: of these the first.
+    // Runs n_rows tokens of each entry; from: the first of them.
     void run_pass(const std::vector<BatchEntry> & entries, const std::vector<int64_t> & from,
                   const std::vector<int64_t> & n_rows);
     Pass plan(const std::vector<BatchEntry> & entries, const std::vector<int64_t> & from,
               const std::vector<int64_t> & n_rows) const;
     int64_t n_padded(const Pass & pass) const;
     int64_t max_appended() const;
-    // Rows of the lanes that pieces of prompts share, for which memory is reserved.
+    // Largest total rows of the lanes that prompt chunks share, for which memory is reserved.
     int64_t max_chunk_lane_rows() const { return 2 * max_appended(); }
     std::vector<int64_t> chunks_of(const Pass & pass) const;
     int64_t n_chunk_rows(const std::vector<int64_t> & chunks) const;
@@ -229,16 +227,16 @@ class Engine {
     void forget_rows();
     // Moves recurrent states along accepted paths. On an error some layers' may have moved.
     void promote_paths(const std::vector<Path> & paths);
-    // Most accepted nodes that recurrent states move along in one graph: they are gathered from the
-    // trace first, at 3.5 MiB a node of a 27B.
+    // Most accepted nodes that recurrent states move along in one graph: their updates are gathered
+    // first, at 3.5 MiB a node of a 27B.
     static constexpr int64_t MAX_STEPS = 16;
     // The graph of our own code that moves recurrent states.
     CachedGraph & scan_promote_graph();
     // ggml's, of so many lanes, along so many accepted nodes each.
     CachedGraph & promote_graph(int64_t n_steps, int64_t n_lanes, bool in_place);
-    // Along the nodes [first, first + MOST_STEPS) of accepted paths, those before them being done.
+    // Along the nodes [first, first + MAX_STEPS) of accepted paths, those before them being done.
     void promote_steps(const std::vector<AcceptedPath> & paths, int64_t first);
-    // Rows of the convolution's trace that become the last inputs after n nodes of a path.
+    // Rows of the convolution updates that become the last inputs after n nodes of a path.
     std::vector<int32_t> last_inputs(const PassEntry & pending, const std::vector<int32_t> & path,
                                      int64_t n) const;
 
@@ -253,7 +251,7 @@ class Engine {
     GraphSizes sizes_;
     GraphPool graphs_;
     std::unique_ptr<DraftState> draft_;
-    std::vector<Sequence *> sequences_; // by their places; NULL: free
+    std::vector<Sequence *> sequences_; // by slot; NULL: free
     std::vector<int64_t> n_kv_;         // cells that the next pass attends, of each group
     std::vector<RecentMax> recent_cells_;
     RecentMax recent_trees_;

@@ -28,10 +28,10 @@ void Engine::check(const std::vector<BatchEntry> & entries) const {
     for (size_t i = 0; i < entries.size(); ++i) {
         const BatchEntry & entry = entries[i];
         DFL_CHECK(&entry.sequence->engine() == this, DFL_STATUS_ARGUMENT,
-                  "item %zu is of a sequence of another engine", i);
+                  "entry %zu is of a sequence of another engine", i);
         for (size_t j = 0; j < i; ++j) {
             DFL_CHECK(entries[j].sequence != entry.sequence, DFL_STATUS_ARGUMENT,
-                      "items %zu and %zu are of one sequence", j, i);
+                      "entries %zu and %zu are of one sequence", j, i);
         }
         entry.sequence->check_no_pending_verify();
         entry.sequence->check_tokens(entry.tokens, entry.n);
@@ -80,8 +80,8 @@ void Engine::append_in_microbatches(BatchEntry & entry, const PrefillProgress & 
     }
 }
 
-// Items in the order in which a pass has them: sequences that append one row by their slots, which
-// is how their states lie, then pieces of prompts, then verifies.
+// Entries in the order in which a pass has them: sequences that append one row by their slots,
+// which is how their states lie, then prompt chunks, then verifies.
 static std::vector<size_t> in_order(const std::vector<BatchEntry> & entries,
                                     const std::vector<int64_t> & n_rows) {
     std::vector<size_t> order(entries.size());
@@ -181,7 +181,7 @@ std::vector<int64_t> Engine::chunks_of(const Pass & pass) const {
     return chunks;
 }
 
-// Rows of a verify's graph that are there for pieces of prompts beside it.
+// Rows of a verify's graph for prompt chunks of the same pass.
 int64_t Engine::n_chunk_rows(const std::vector<int64_t> & chunks) const {
     return std::min(max_appended(), sizes_.chunk_rows(chunks));
 }
@@ -241,7 +241,7 @@ static int64_t first_gap(std::vector<std::pair<int64_t, int64_t>> taken, int64_t
         at = std::max(at, first + length);
     }
     DFL_CHECK(at + n <= size, DFL_STATUS_ARGUMENT,
-              "no room for the trace of %lld rows among verifies that wait for their commit",
+              "no room for the updates of %lld rows among verifies that wait for their commit",
               (long long)n);
     return at;
 }

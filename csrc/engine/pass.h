@@ -14,26 +14,26 @@ namespace dfl {
 
 class Sequence;
 
-// What is asked of an engine: tokens of one sequence, to be appended or verified.
+// One sequence's part of a batch: tokens to append or to verify.
 struct BatchEntry {
     Sequence * sequence = nullptr;
     bool is_verify = false; // else they are appended
     const int32_t * tokens = nullptr;
     int64_t n = 0;
     const int32_t * parents = nullptr; // of a verify; NULL: a chain
-    int64_t n_remaining = 0;      // of an append: tokens that follow before the drafter is asked
-    bool needs_logits = true;     // of an append: whether the last token's logits will be read
-    float * all_logits = nullptr; // of an append: NULL, or every token's, [n_vocab, n]
+    int64_t n_remaining = 0;           // of an append: tokens that will follow it
+    bool needs_logits = true;          // of an append: whether the last token's logits will be read
+    float * all_logits = nullptr;      // of an append: NULL, or every token's, [n_vocab, n]
 };
 
-// Rows [first, first + n) of a pass.
+// One batch entry's rows of a pass, [first, first + n).
 struct PassEntry {
     Sequence * sequence = nullptr;
     bool is_verify = false;
     int64_t first = 0, n = 0;
     Tree tree; // of a verify
-    // That its rows write, of each group of layers; those of a verify are followed by padding's, if
-    // there is some.
+    // Cells that its rows write, of each group of layers; after those of a verify comes the cell of
+    // padding, if there is some.
     std::vector<std::vector<int64_t>> cells;
     std::vector<int64_t> feature_rows; // of the drafter's; -1: nobody needs them; empty: no drafter
     bool injects = false;              // into the drafter's K/V, of an append
@@ -45,10 +45,11 @@ struct PassEntry {
 
 struct Pass {
     std::vector<PassEntry> entries;
-    // Of all rows; padding comes last: copies of the first row of the last item.
+    // Of all rows; padding comes last: copies of the first row of the last entry.
     std::vector<int32_t> tokens, positions;
     std::vector<std::vector<int64_t>> cells; // of each group of layers
-    // Of recurrent layers: the rows of each item, and, where ggml computes them, their lanes.
+    // Rows of each entry as recurrent layers take them and, where ggml computes these, their
+    // batches.
     std::vector<RecurrentRows> recurrent_rows;
     std::vector<RecurrentBatch> recurrent_batches;
     int64_t n_real = 0;

@@ -229,8 +229,7 @@ void Engine::flush_features(int32_t slot) {
     }
 }
 
-// What a prefix keeps of a cache: rows that are kept already, or lie in a shared page, or are to be
-// copied.
+// Sources of a snapshot's blocks: a block that there is already, a shared page, or rows to copy.
 static constexpr int64_t COPIED = -1, TO_BE_SHARED = -2;
 
 struct Sequence::BlockSource {
@@ -261,7 +260,7 @@ std::vector<Sequence::BlockSource> Sequence::block_sources(size_t cache) const {
         }
         if (one.block == nullptr && end - at == PAGE && engine_->shares_pages(cache)) {
             one.page = index < static_cast<int64_t>(shared.size()) ? shared[index] : TO_BE_SHARED;
-            // Another sequence that began alike may have kept them.
+            // A snapshot of another sequence that began alike may have the block.
             const auto kept = group.blocks_by_page().find(one.page);
             if (kept != group.blocks_by_page().end()) {
                 one.block = kept->second->shared_from_this();
@@ -292,10 +291,11 @@ void Sequence::forget_blocks(int64_t position) {
 
 std::shared_ptr<Prefix> Sequence::snapshot() {
     check_no_pending_verify();
-    DFL_CHECK(position() > 0, DFL_STATUS_ARGUMENT, "the sequence holds no tokens to keep");
+    DFL_CHECK(position() > 0, DFL_STATUS_ARGUMENT, "the sequence holds no tokens for a snapshot");
     verify_finite();
     if (n_verified_finite_ < position() && position() > 1 && engine_->partial_prefix_ok()) {
-        // A prompt was cut short, and no row of it was read: only what is proven can be divided.
+        // A prompt was cut short, and no row of it was read: only a prefix that was verified to be
+        // finite can be attached in part.
         const int32_t last = tokens_.back();
         forget_from(position() - 1);
         prefill(&last, 1, nullptr, nullptr);
@@ -378,7 +378,7 @@ bool Sequence::rewind_to(const Prefix & prefix, int64_t n) {
         return true; // states are those of its last token
     }
     verify_finite();
-    // What was not proven may have been spoiled by what came behind it in a pass.
+    // Rows that were not verified may be contaminated by later rows of their pass.
     bool can = n == prefix.size() || n <= n_verified_finite_;
     for (const KvGroup & group : kv_.groups()) {
         can = can && group.cells().can_release_from(slot_, static_cast<int32_t>(n));

@@ -1,9 +1,9 @@
 // What the first tokens of a sequence left behind, kept for others that begin like it: attention
 // rows of every group of layers, recurrent states, and what the drafter remembers.
 //
-// CacheBlocks of a group that shares pages stay where they are in the cells, which the prefix
-// holds; Engine::offload() moves them to the host when others want the cells. All else is copied.
-// Prefixes of one timeline have their full pages' worth of rows in common.
+// Blocks of a group that shares pages stay in its cells, which the prefix holds; Engine::offload()
+// moves them to the host when others want the cells. All else is copied. Prefixes of one sequence
+// share their full blocks.
 #pragma once
 
 #include "cache/kv_block.h"
@@ -45,8 +45,8 @@ class Prefix {
         size_t cache, tensor; // of attention rows
     };
 
-    // rows: of each cache of the engine, in the order of positions, the last one's being that of
-    // the last token; state: NULL without recurrent layers.
+    // blocks: of each cache of the engine, in the order of positions, up to the last token; state:
+    // NULL without recurrent layers.
     Prefix(std::shared_ptr<Engine> engine, std::vector<int32_t> tokens, int64_t n_verified_finite,
            std::vector<CacheBlocks> blocks, std::shared_ptr<PrefixState> state);
     // One to be filled in, with so many rows of each cache.
@@ -56,11 +56,11 @@ class Prefix {
     const Engine & engine() const { return *engine_; }
     const std::vector<int32_t> & tokens() const { return tokens_; }
     int64_t size() const { return static_cast<int64_t>(tokens_.size()); }
-    // Of them, those that a finite row of logits was read after.
+    // Number of tokens up to which logits were verified to be finite.
     int64_t n_verified_finite() const { return n_verified_finite_; }
     const std::vector<CacheBlocks> & blocks() const { return blocks_; }
     const PrefixState * state() const { return state_.get(); }
-    // CacheBlocks of a cache.
+    // Number of rows that the prefix has of a cache.
     int64_t n_rows(size_t cache) const;
     // Positions that the drafter remembers, up to the last token.
     int64_t n_draft() const;
@@ -69,9 +69,9 @@ class Prefix {
     uint64_t own_bytes() const;
     // Cells that are free once it is dropped.
     int64_t n_own_cells() const;
-    // Cells of those that no sequence has, that a sequence takes to begin with the first n tokens.
+    // Number of free cells that a sequence takes to attach the first n tokens.
     int64_t cells_needed(int64_t n) const;
-    // A sequence began with its first n tokens, or they were kept.
+    // Records that a sequence attached its first n tokens, or took a snapshot of them.
     void mark_used(int64_t n, uint64_t when) const;
 
     const std::vector<Part> & parts() const { return parts_; }
@@ -82,7 +82,7 @@ class Prefix {
   private:
     void find_parts();
 
-    std::shared_ptr<Engine> engine_; // outlives the rows
+    std::shared_ptr<Engine> engine_; // outlives the blocks
     std::vector<int32_t> tokens_;
     int64_t n_verified_finite_;
     std::vector<CacheBlocks> blocks_;

@@ -1,4 +1,4 @@
-// A speculative round beside its verify: drafts, draws and commits, of many sequences at once.
+// A speculative round without its verify: drafts, sampling and commits, of many sequences at once.
 #include "engine/sequence.h"
 #include "error.h"
 #include "graph/recurrent_batch.h"
@@ -85,9 +85,9 @@ void Engine::sample(std::vector<SampleRequest> & requests) {
     for (size_t i = 0; i < requests.size(); ++i) {
         const SampleRequest & request = requests[i];
         DFL_CHECK(&request.sequence->engine() == this, DFL_STATUS_ARGUMENT,
-                  "draw %zu is of a sequence of another engine", i);
+                  "sample request %zu is of a sequence of another engine", i);
         DFL_CHECK(request.sequence->n_out_rows() > 0, DFL_STATUS_ARGUMENT,
-                  "draw %zu: the last pass has no row of its sequence", i);
+                  "sample request %zu: the last pass has no row of its sequence", i);
     }
     for (SampleRequest & request : requests) {
         sample_path(request);
@@ -117,8 +117,8 @@ void Engine::commit(const std::vector<Path> & paths) {
                       "paths %zu and %zu are of one sequence", j, i);
         }
         DFL_CHECK(n >= 0 && n <= pending.n, DFL_STATUS_ARGUMENT,
-                  nodes == nullptr ? "%lld rows to commit, the open verify has %lld"
-                                   : "a path of %lld nodes, the open verify has %lld",
+                  nodes == nullptr ? "%lld rows to commit, the pending verify has %lld"
+                                   : "a path of %lld nodes, the pending verify has %lld",
                   (long long)n, (long long)pending.n);
         pending.tree.check_path(nodes_of(paths[i]).data(), n);
         promotes = promotes || (n > 0 && is_recurrent_);

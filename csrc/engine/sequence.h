@@ -1,5 +1,5 @@
-// A timeline in an engine: its tokens, where it can go back to, an open verify, and the rows of the
-// last pass.
+// A sequence in an engine: its tokens, where it can go back to, a pending verify, and the rows of
+// the last pass.
 #pragma once
 
 #include "engine/engine.h"
@@ -25,7 +25,7 @@ struct Checkpoint {
 
 class Sequence {
   public:
-    // Throws DFL_STATUS_UNSUPPORTED where an engine has no place for another.
+    // Throws DFL_STATUS_UNSUPPORTED where an engine has no free slot.
     explicit Sequence(std::shared_ptr<Engine> engine);
     ~Sequence();
     Sequence(const Sequence &) = delete; // its engine knows it
@@ -34,10 +34,10 @@ class Sequence {
     Engine & engine() const { return *engine_; }
     int64_t position() const { return static_cast<int64_t>(tokens_.size()); }
     const std::vector<int32_t> & tokens() const { return tokens_; }
-    // Cells that n more tokens take of those that no sequence has.
+    // Number of free cells that n more tokens take.
     int64_t cells_needed(int64_t n) const { return kv_.cells().cells_needed(slot_, n); }
 
-    // Engine::run() of one item that appends.
+    // Engine::run() of one entry that appends.
     void prefill(const int32_t * tokens, int64_t n, float * all_logits,
                  const PrefillProgress & progress);
 
@@ -48,21 +48,21 @@ class Sequence {
     // throws DFL_STATUS_COMPUTE for a row with a NaN or +inf: what the caches hold is then no
     // better, so it forgets all and zeroes its caches, and no checkpoint of it is valid any more.
     int32_t argmax(int64_t row);
-    // The k best of a row that Engine::set_top_k() had the device pick, best first, lower id on
+    // The k best of a row that Engine::set_top_k() had the device select, best first, lower id on
     // ties.
     const Candidate * top(int64_t row, int64_t k);
     // A row's logits: dst [n_vocab].
     void logits(int64_t row, float * dst);
-    // Draws the token for a position from a row; false, and nothing is forgotten, where none can be
-    // drawn or the row is not finite: whoever reads it is told why.
+    // Samples the token for a position from a row. False, and nothing is forgotten, where the row
+    // has nothing to sample from or is not finite; reading it says why.
     bool sample(int64_t row, const Sampler & sampler, TokenHistory history, int64_t position,
                 int32_t & token);
 
     // Engine::draft() of one request.
     Draft draft(int32_t last_token, int64_t n_draft, int64_t k, bool log_sum_exp);
-    // Engine::run() of one item that verifies. parents: NULL for a chain.
+    // Engine::run() of one entry that verifies. parents: NULL for a chain.
     void verify(const int32_t * tokens, const int32_t * parents, int64_t n);
-    // Engine::commit() of one path: the first n tokens of the open verify, or nodes, root first.
+    // Engine::commit() of one path: the first n tokens of the pending verify, or nodes, root first.
     void commit(int64_t n);
     void commit_path(const int32_t * nodes, int64_t n);
 
@@ -78,12 +78,12 @@ class Sequence {
     // layers have overwritten what they knew there, or layers with a window have forgotten it.
     void truncate(int64_t position);
 
-    // What its tokens left behind, kept for others that begin alike; closes no verify, but the rows
-    // of the last pass may be gone. Bytes that it would take on the host.
+    // Takes a snapshot of all its tokens, for others that begin alike; the rows of the last pass
+    // may be gone. snapshot_bytes(): bytes that it would take on the host.
     std::shared_ptr<Prefix> snapshot();
     uint64_t snapshot_bytes() const;
-    // Begins with the first n tokens of a prefix: an empty sequence, or one that begins with them
-    // already and goes back to them; what it holds of them stays where it is. Throws
+    // Attaches the first n tokens of a prefix to an empty sequence, or to one that begins with them
+    // already and is rewound to them; its own cells of them stay. Throws
     // DFL_STATUS_ARGUMENT where it needs more cells than are free, and DFL_STATUS_UNSUPPORTED for a
     // part of a prefix where the engine takes them whole.
     void restore(const Prefix & prefix, int64_t n);
@@ -101,10 +101,10 @@ class Sequence {
     // A pass with its rows has failed. may_have_moved: recurrent states.
     void failed(const PassEntry & entry, bool may_have_moved);
     const PassEntry & pending_verify() const { return pending_verify_; }
-    // Takes the nodes of a path of the open verify into the timeline; recurrent layers have.
+    // Appends the nodes of a path of the pending verify; recurrent states have moved already.
     void accept(const int32_t * nodes, int64_t n);
-    // A row that is about to be read, or was. Throws DFL_STATUS_COMPUTE, and starts anew, if it is
-    // not finite.
+    // Records that a row is read. Throws DFL_STATUS_COMPUTE, after reset_and_zero(), if it is not
+    // finite.
     void record_row(int64_t row, bool is_finite);
 
   private:
@@ -112,38 +112,38 @@ class Sequence {
     // argmax() and top() without what they throw: whether the row is finite.
     bool find_argmax(int64_t row, int32_t & token);
     bool find_top(int64_t row, const Candidate *& best);
-    // Looks at the row that can be read, if nobody has read it.
+    // Verifies that the row that can be read is finite, if it was not read yet.
     void verify_finite();
-    // Forgets all, zeroes what its cells held and voids checkpoints.
+    // Forgets all tokens, zeroes their cells and voids checkpoints.
     void reset_and_zero();
     // Zeroes the rows of tokens from a position on that may be not finite, as they are forgotten:
     // some kernels multiply what a mask hides by 0.
     void clear_unverified(int64_t position);
     void close_verify();
-    // The last place up to a position where the rows before it owe nothing to the tokens behind:
-    // in a pass that no finite row was read after, one that is not finite may have spoiled all.
+    // Largest position up to `position` whose rows cannot be contaminated by a non-finite row of
+    // the same, not yet verified pass.
     int64_t max_clean_position(int64_t position) const;
     // Drops the rows that layers with a window no longer need.
     void slide_window();
     void forget_from(int64_t position);
     struct BlockSource;
     std::vector<BlockSource> block_sources(size_t cache) const;
-    // restore() of what it holds; false, and nothing is changed, where it must begin anew.
+    // restore() in place; false, and nothing is changed, where the sequence must be emptied first.
     bool rewind_to(const Prefix & prefix, int64_t n);
     void attach_blocks(size_t cache, const CacheBlocks & blocks, int64_t n);
-    // Rows of prefixes hold no longer from a position on.
+    // Forgets blocks that it shares with prefixes from a position on.
     void forget_blocks(int64_t position);
 
     std::shared_ptr<Engine> engine_;
     KvCache & kv_; // of it, as the next two
     RecurrentCache & recurrent_;
     DraftState * draft_;          // NULL without a drafter
-    int32_t slot_;                // its place in them
-    uint64_t cache_id_;           // names what they hold, in this process
+    int32_t slot_;                // in the engine's caches
+    uint64_t cache_id_;           // identifies their contents, in this process
     std::vector<int32_t> tokens_; // the committed timeline
-    // Of each cache, by pages' worth: rows of this timeline that a prefix keeps.
+    // Of each cache, by page index: blocks of this sequence that prefixes have.
     std::vector<std::map<int64_t, std::weak_ptr<KvBlock>>> blocks_;
-    int64_t n_verified_finite_ = 0; // of them, those that a finite row was read after
+    int64_t n_verified_finite_ = 0; // tokens up to which logits were verified to be finite
     std::vector<int64_t> passes_;   // where those begin that appended the others
     CachedGraph * last_ = nullptr;  // graph whose logits are readable
     int64_t first_out_ = 0;         // its first readable row

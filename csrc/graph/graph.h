@@ -1,6 +1,6 @@
-// The life cycle of a graph: build, allocate, set inputs, compute, read. Live graphs are kept by
-// shape and share one arena: only one runs at a time, and inputs are written before every run. A
-// graph split over two devices has memory of its own, and only one of its kind is live.
+// The life cycle of a graph: build, allocate, set inputs, compute, read. Graphs are cached by shape
+// and share one arena: only one runs at a time, and inputs are written before every run. A
+// graph split over two devices has memory of its own, and only one of its kind is cached.
 #pragma once
 
 #include "cache/kv_cache.h"
@@ -28,7 +28,7 @@ struct DraftInputs {
     ggml_tensor * inject_cells = nullptr;     // i64 [n_inject]
 };
 
-// What a draft's graph picks of its logits.
+// Selections among a graph's logits.
 struct TopOutputs {
     TopRows rows;                          // n_top of n_draft rows, in any order
     ggml_tensor * logits = nullptr;        // f32 [1, n_top, n_draft], of these rows
@@ -77,7 +77,7 @@ void CachedGraph::write(ggml_tensor * input, const std::function<void(T * data)>
     }
 }
 
-// Adds the nodes of live.shape to live.graph and its inputs to live.
+// Adds the nodes of cached.shape to cached.graph and its inputs to `cached`.
 using GraphBuilder = std::function<void(CachedGraph & cached)>;
 
 // Inputs of a forward pass for these layers.
@@ -89,7 +89,7 @@ ggml_tensor * make_input(ggml_context * ctx, ggml_type type, int64_t ne0, int64_
 void mark_output(ggml_tensor * tensor);
 // Adds a result to the graph and keeps it.
 ggml_tensor * add_output(CachedGraph & cached, ggml_tensor * tensor);
-// Adds the selection of live.shape.n_top of each row of logits, on the device.
+// Adds the selection of the cached.shape.n_top largest of each row of logits, on the device.
 void add_top_rows(CachedGraph & cached, ggml_tensor * logits);
 // Marks logits as results and, where they are not in host memory, adds their argmax.
 void finish_logits(CachedGraph & cached, ggml_tensor * logits, const Backend & backend);
@@ -99,9 +99,9 @@ class GraphPool {
     // max_nodes: of the largest graph.
     GraphPool(Devices & devices, size_t max_nodes);
 
-    // The live graph of this shape, built if there is none. Throws DFL_STATUS_MEMORY.
+    // The cached graph of this shape, built if there is none. Throws DFL_STATUS_MEMORY.
     CachedGraph & get(const BatchShape & shape, const GraphBuilder & build);
-    // Runs a live graph. Throws DFL_STATUS_COMPUTE or DFL_STATUS_MEMORY.
+    // Runs a cached graph. Throws DFL_STATUS_COMPUTE or DFL_STATUS_MEMORY.
     void compute(CachedGraph & cached);
     // Names of operations that the device lacks and the CPU does.
     const std::set<std::string> & cpu_operations() const { return cpu_operations_; }
@@ -133,8 +133,8 @@ class GraphPool {
     Devices & devices_;
     Backend & backend_; // the main one
     size_t max_nodes_;
-    // Of graphs split over two devices. Each holds one live graph, so kinds that alternate within a
-    // round have one each.
+    // Of graphs split over two devices. Each holds one cached graph, so kinds that alternate within
+    // a round have one each.
     std::map<GraphKind, SplitScheduler> schedulers_;
     std::set<GraphKind> split_kinds_; // kinds of graphs that were split over two devices
     std::set<std::string> cpu_operations_;

@@ -30,19 +30,19 @@ class GraphSizes {
     // quarter more at most, of many sequences half of up to 64, by eights as its kernels take them.
     int64_t verify_rows(int64_t n, const Weights & weights) const;
     // Rows that a pass without verifies is run with: of n_single sequences that append one each,
-    // and of pieces of prompts.
+    // and of prompt chunks.
     int64_t append_rows(int64_t n_single, const std::vector<int64_t> & chunks) const;
-    // Of pieces of prompts alone. Beside others a few rows more cost little, and several pieces are
-    // of too many sizes together.
+    // Rows of prompt chunks alone. In a mixed pass a few more rows cost little, and several chunks
+    // have too many total sizes.
     int64_t chunk_rows(const std::vector<int64_t> & chunks) const;
-    // Rows that are verified beside pieces, and rows with logits of such a pass.
+    // Rows that are verified in a pass with prompt chunks, and its rows with logits.
     int64_t mixed_verify_rows(int64_t n) const;
     // Rows with logits, of n that are wanted, where not all are.
     int64_t out_rows(int64_t n) const { return fits_closely_ || n < 2 ? n : n_parallel_; }
     // Lanes of recurrent layers for n sequences, and rows of those for up to n of each.
     int64_t lanes(int64_t n) const;
     int64_t lane_rows(int64_t n) const;
-    // The same of pieces of prompts.
+    // The same of prompt chunks.
     int64_t chunk_lane_rows(int64_t n) const { return fits_closely_ ? n : row_bucket(n); }
     // Rows of a drafter's pass. It reads few weights.
     int64_t draft_rows(int64_t n) const;
@@ -55,9 +55,9 @@ class GraphSizes {
     int64_t promote_steps(int64_t n) const;
     // Features that a draft injects first, of n that wait.
     int64_t inject_rows(int64_t n) const;
-    // Whether sizes are few, so that a graph serves many passes.
+    // True if sizes are few, so that a graph serves many passes.
     bool uses_few_sizes() const { return !fits_closely_; }
-    // Whether, beside that, those of many sequences meet in a pass.
+    // True if moreover a pass may have rows of several sequences.
     bool serves_many() const { return !fits_closely_ && n_parallel_ > 1; }
 
   private:
@@ -67,8 +67,8 @@ class GraphSizes {
     int64_t n_parallel_;
 };
 
-// The most of the last requests: where sequences come and go, what passes attend rises and falls
-// all the time, and each size is a graph.
+// Maximum of the last values: where sequences come and go, the cells that passes attend rise and
+// fall all the time, and each size is a graph.
 class RecentMax {
   public:
     int64_t operator()(int64_t n) {

@@ -9,10 +9,10 @@
 
 namespace dfl {
 
-// Pieces of prompts up to it share lanes; of longer ones those do that are at most twice as long as
+// Prompt chunks up to it share a batch; of longer ones those do that are at most twice as long as
 // others.
 static constexpr int64_t SHORT_CHUNK = 32;
-// Up to so many pieces have as many lanes, of the rows of all of them, so that their number and
+// Up to so many chunks have as many lanes, of the rows of all of them, so that their number and
 // lengths make no shapes. With classes of length and 1, 2 or 4 lanes a third of all graphs of a 27B
 // were such shapes.
 static constexpr int64_t FEW_CHUNKS = 4;
@@ -30,7 +30,7 @@ bool has_fused_delta_rule(const RecurrentCache & cache, const RecurrentShape & s
                        [&](const auto & part) { return part->backend->runs(op); });
 }
 
-// ---- which lanes there are
+// ---- the batches of a pass
 
 static int64_t length_class(int64_t n_rows) {
     int64_t most = SHORT_CHUNK;
@@ -41,14 +41,14 @@ static int64_t length_class(int64_t n_rows) {
 }
 
 int64_t max_recurrent_batches(int64_t n_ubatch) {
-    int64_t n = 3; // rows alone, short pieces, verifies
+    int64_t n = 3; // single rows, short chunks, verifies
     for (int64_t most = SHORT_CHUNK; most < n_ubatch; most *= 2) {
         ++n;
     }
     return n;
 }
 
-// Pieces of prompts by the length of their lanes, which all have the longest one's as long as that
+// Prompt chunks by the length of their lanes, which all have the longest one's as long as that
 // makes lanes no longer in all than that: fewer operations, and few shapes.
 static void merge_classes(std::map<int64_t, std::vector<int32_t>> & chunks, int64_t most) {
     while (chunks.size() > 1) {
@@ -204,8 +204,8 @@ void make_recurrent_inputs(CachedGraph & cached, const RecurrentShape & recurren
             made.rows = make(GGML_TYPE_I32, batch.size(), "rows");
         }
         if (batch.is_verify) {
-            made.update_rows = make(GGML_TYPE_I64, batch.size(), "trace");
-            made.conv_update_rows = make(GGML_TYPE_I64, n_inputs, "conv_trace");
+            made.update_rows = make(GGML_TYPE_I64, batch.size(), "update_rows");
+            made.conv_update_rows = make(GGML_TYPE_I64, n_inputs, "conv_update_rows");
         }
         if (batch.is_verify && batch.tree_form) {
             made.conv_taps = make(GGML_TYPE_I32, recurrent.d_conv * batch.size(), "conv_taps");
@@ -245,7 +245,7 @@ std::vector<int32_t> convolution_taps(const std::vector<int32_t> & parents, int6
     return taps;
 }
 
-// Of n rows, those after an item's being nobody's.
+// Parents of n rows, those after an entry's being padding.
 static std::vector<int32_t> parents_of(const RecurrentRows * entry, int64_t n) {
     std::vector<int32_t> parents(n, -1);
     for (int64_t i = 0; entry != nullptr && i < entry->n; ++i) {
@@ -260,7 +260,7 @@ static const RecurrentRows * entry_of(const RecurrentBatch & batch,
     return batch.entries[lane] < 0 ? nullptr : &entries[batch.entries[lane]];
 }
 
-// f(lane, its item, row) in the order of an input that has n values a lane.
+// Writes f(lane, its entry, row) in the order of an input that has n values a lane.
 template <typename T, typename F>
 static void write_lanes(const CachedGraph & cached, ggml_tensor * input,
                         const RecurrentBatch & batch, const std::vector<RecurrentRows> & entries,

@@ -1,5 +1,5 @@
-// How the rows of a pass lie in lanes for recurrent layers that ggml computes, and the inputs that
-// say so. Slots, places in the trace and lengths are inputs, so that few graphs serve any of them.
+// Arranges the rows of a pass in padded batches for recurrent layers that ggml computes, and writes
+// their inputs. Slots, update rows and lengths are inputs, so that few graphs serve any of them.
 #pragma once
 
 #include "graph/graph.h"
@@ -13,33 +13,34 @@ namespace dfl {
 // Whether every device with recurrent layers has ggml's own operation for the chain.
 bool has_fused_delta_rule(const RecurrentCache & cache, const RecurrentShape & shape);
 
-// Which item of a pass each lane has; -1: none. Lanes that are not in place and have none repeat
-// another one, to the same effect.
+// A batch, and the entry of the pass that each of its lanes has; -1: none. Lanes that are not in
+// place and have none repeat another one, to the same effect.
 struct RecurrentBatch {
     RecurrentBatchShape shape;
     std::vector<int32_t> entries;
 };
 
-// What make_recurrent_batches() goes by.
+// Options of make_recurrent_batches().
 struct RecurrentBatchOptions {
     int64_t n_rows;         // of the pass with padding
-    int64_t max_chunk_rows; // rows of pieces' lanes that are better than more shapes
+    int64_t max_chunk_rows; // total rows of the chunks' lanes that are better than more shapes
     int64_t n_slots;        // most sequences
     bool fused;             // a chain is one operation
     bool tree_form;         // one that is verified is run as trees are
 };
 
-// Sequences that append a row have lanes side by side; pieces of prompts share lanes of about their
-// length; verifies, which may be trees, those of the longest.
+// Makes the batches of a pass: one of the sequences that append a row, some of prompt chunks of
+// about one length, one of the verifies, as long as the longest.
 std::vector<RecurrentBatch> make_recurrent_batches(const std::vector<RecurrentRows> & entries,
                                                    const GraphSizes & sizes,
                                                    const RecurrentBatchOptions & options);
-// Most of a pass: graphs are bounded by it.
+// Largest number of batches of a pass, which bounds the nodes of a graph.
 int64_t max_recurrent_batches(int64_t n_ubatch);
 
-// Inputs for live.shape.recurrent.
+// Makes the inputs of cached.shape.recurrent.
 void make_recurrent_inputs(CachedGraph & cached, const RecurrentShape & recurrent);
-// What they are for a pass; of those of a promotion, what follows from its shape.
+// Writes them for a pass; write_tree_inputs() also those of a promotion, which follow from its
+// shape.
 void write_recurrent_inputs(const CachedGraph & cached, const RecurrentCache & cache,
                             const RecurrentShape & recurrent,
                             const std::vector<RecurrentBatch> & batches,

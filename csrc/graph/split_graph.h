@@ -23,7 +23,7 @@ ArenaBytes max_of(const ArenaBytes & a, const ArenaBytes & b);
 // would write to its caches, which cannot be moved.
 std::set<std::string> unsupported_operations(const Backend & backend, ggml_cgraph * graph);
 
-// Whether a graph works on anything that lies beside the main device.
+// True if a graph works on tensors in the CPU's part of a split model.
 bool reaches_cpu_split(const Backend & backend, ggml_cgraph * graph);
 
 // Gives a graph of the main device a number, by which ggml's CUDA backend knows that it is the one
@@ -36,7 +36,7 @@ class SplitScheduler {
     // For devices of which one is the CPU beside the other. max_nodes: of the largest graph.
     SplitScheduler(Devices & devices, size_t max_nodes);
 
-    // What a graph needs, which can neither run nor be measured again.
+    // Memory that a graph needs; it can neither run nor be measured again.
     ArenaBytes measure(ggml_cgraph * graph);
     // Gives a graph memory in place of the one before. False: there is not enough.
     bool allocate(ggml_cgraph * graph);

@@ -40,7 +40,7 @@ static void bring_back(GraphContext & g, ggml_tensor * values, ggml_tensor * cac
     ggml_build_forward_expand(g.graph, ggml_set_rows(g.ctx, all, values, lane_inputs(g).to_slots));
 }
 
-// Writes rows [n, rows] to some of a trace, from a value on.
+// Writes rows [n, rows] to some update rows, from a value on.
 static void write_traced(GraphContext & g, ggml_tensor * trace, int64_t index, int64_t at,
                          ggml_tensor * values, ggml_tensor * rows) {
     ggml_tensor * to = ggml_view_2d(g.ctx, trace, values->ne[0], trace->ne[1], trace->nb[1],

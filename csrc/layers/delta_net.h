@@ -7,7 +7,7 @@ namespace dfl {
 
 // x: [n_embd, n_rows] -> same, plus `add` if that is not NULL. Reads the committed state and
 // convolution inputs of the batch's sequences and writes them back advanced by their rows; those of
-// a verify are written to the trace instead. Source: reference forward of transformers'
+// a verify are written to the updates instead. Source: reference forward of transformers'
 // Qwen3_5GatedDeltaNet, with value heads in tiled order.
 ggml_tensor * delta_net(GraphContext & g, int il, const Rows & x, ggml_tensor * add);
 

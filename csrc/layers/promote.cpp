@@ -13,7 +13,7 @@ namespace {
 struct States {
     int64_t n_lanes;
     ggml_tensor * values; // [state_size, n_lanes]
-    ggml_tensor * nodes;  // of the trace, [node_update_size, n_steps, n_lanes]
+    ggml_tensor * nodes;  // update rows, [node_update_size, n_steps, n_lanes]
 };
 
 // Of a node's n_v values from one on: [n_v, n_steps, n_lanes], contiguous.

@@ -51,7 +51,7 @@ static Sampler::Fault fault_of(const float * row, int64_t n, const Maxima & maxi
         const bool has_nan = std::any_of(row, row + n, [](float x) { return std::isnan(x); });
         return has_nan ? "the logits hold NaN" : "the logits hold +inf";
     }
-    return maxima.largest() == -INFINITY ? "no token is left to draw: every logit is -inf"
+    return maxima.largest() == -INFINITY ? "no token is left to sample: every logit is -inf"
                                          : nullptr;
 }
 

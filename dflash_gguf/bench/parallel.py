@@ -35,11 +35,11 @@ def measure(
         for run in range(N_RUNS + 1):
             chosen = [prompts[(run * n + i) % len(prompts)] for i in range(n)]
             first = run % len(settings)
-            most = N_WARM if run == 0 else config.max_tokens
+            max_tokens = N_WARM if run == 0 else config.max_tokens
             for setting in (*settings[first:], *settings[:first]):
                 decoder.reset()
                 started = time.perf_counter()
-                fields = {**setting.fields, "max_tokens": most}
+                fields = {**setting.fields, "max_tokens": max_tokens}
                 results = decoder.generate_batch(chosen, config, **fields)
                 if run:
                     seconds[setting].append(time.perf_counter() - started)

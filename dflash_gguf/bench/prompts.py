@@ -39,15 +39,15 @@ def read_prompts(paths: Sequence[str], limit: int | None = None) -> list[Prompt]
 
     Errors: OSError; ValueError for a line that is no prompt, a file without any, or bad data.
     """
-    found: list[Prompt] = []
+    prompts: list[Prompt] = []
     for path in paths:
         lines = [line for line in _text(path).splitlines() if line.strip()]
         if not lines:
             raise ValueError(f"{path}: holds no prompt")
         stem = os.path.basename(path).partition(".")[0]
         for number, line in enumerate(lines[:limit], 1):
-            found.append(_prompt(f"{path}: line {number}", f"{stem} {number}", line))
-    return found
+            prompts.append(_prompt(f"{path}: line {number}", f"{stem} {number}", line))
+    return prompts
 
 
 def _text(path: str) -> str:

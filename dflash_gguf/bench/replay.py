@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from .. import native
 from ..config import DecodeConfig
 from ..native import Draft
-from ..sampling.noise import Sampler
+from ..sampling.noise import DraftScorer
 from ..speculative.controller_state import Known
-from ..speculative.cost_model import Costs, Round
+from ..speculative.cost_model import CostModel, Round
 from ..speculative.proposers.dflash import N_RANKED, DFlash
 from ..speculative.proposers.proposer import Request
-from ..speculative.speculator import Speculation
+from ..speculative.speculator import Speculator
 from .settings import Setting
 
 
@@ -73,51 +73,51 @@ class Learned:
 
 
 def play(
-    record: Record, setting: Setting, costs: Costs, learned: Learned, most: int
+    record: Record, setting: Setting, costs: CostModel, learned: Learned, max_nodes: int
 ) -> tuple[float, list[Round]]:
     """Seconds that a setting would have taken for a record, and its rounds.
 
-    costs: the measured ones. learned: what goes on from record to record. most: nodes of a tree of
-    "auto".
+    costs: the measured ones. learned: what goes on from record to record. max_nodes: nodes of a
+    tree of "auto".
     """
     drafter = _Drafter(record)
-    speculation = None
-    if (rule := setting.rule(learned.known, drafter.max_draft, most)) is not None:
-        speculation = Speculation([learned.proposer(drafter.max_draft)], rule)
+    speculator = None
+    if (controller := setting.controller(learned.known, drafter.max_draft, max_nodes)) is not None:
+        speculator = Speculator([learned.proposer(drafter.max_draft)], controller)
     rounds: list[Round] = []
-    request = Request(drafter, [], Sampler(DecodeConfig()))
+    request = Request(drafter, [], DraftScorer(DecodeConfig()))
     while drafter.at < len(record.drafts):
         at = drafter.at
         done = Round(record.n_prompt + at)
-        request.seen, coming = record.tokens[: at + 1], record.tokens[at + 1 :]
-        request.n_left, request.n_room = len(record.drafts) - at, most + 1
-        if speculation is not None:
-            speculation.propose(done, (request,))
+        request.history, coming = record.tokens[: at + 1], record.tokens[at + 1 :]
+        request.n_left, request.n_room = len(record.drafts) - at, max_nodes + 1
+        if speculator is not None:
+            speculator.propose(done, (request,))
         if request.tree is not None:
             done.n_accepted = len(request.tree.accepted(coming)) - 1
         done.n_tokens = done.n_accepted + 1
         if done.n_positions:
-            done.draft_s = costs.draft_s(done.n_draft_rows, done.is_brief)
+            done.draft_s = costs.draft_s(done.n_draft_rows, done.is_top1)
         done.pass_s = costs.pass_s(done.position, done.n_rows, done.is_tree)
-        if speculation is not None:
-            speculation.observe(done, (request,), (coming[: done.n_tokens],))
+        if speculator is not None:
+            speculator.observe(done, (request,), (coming[: done.n_tokens],))
         rounds.append(done)
         drafter.at += done.n_tokens
     return sum(done.seconds for done in rounds), rounds
 
 
 def evaluate(
-    records: Sequence[Record], settings: Sequence[Setting], costs: Costs, most: int
+    records: Sequence[Record], settings: Sequence[Setting], costs: CostModel, max_nodes: int
 ) -> dict[str, list[float]]:
     """Tokens a second of every setting on every record. "auto" goes on learning between them."""
-    found: dict[str, list[float]] = {}
+    speeds: dict[str, list[float]] = {}
     for setting in settings:
-        learned = Learned(Known(Costs.from_dict(costs.to_dict())))
-        seconds = [play(record, setting, costs, learned, most)[0] for record in records]
-        found[str(setting)] = [
+        learned = Learned(Known(CostModel.from_dict(costs.to_dict())))
+        seconds = [play(record, setting, costs, learned, max_nodes)[0] for record in records]
+        speeds[str(setting)] = [
             len(record.drafts) / s for record, s in zip(records, seconds, strict=True)
         ]
-    return found
+    return speeds
 
 
 def against_best(speeds: Mapping[str, Sequence[float]]) -> list[float]:

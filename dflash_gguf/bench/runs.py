@@ -16,7 +16,7 @@ N_WARM = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class BenchmarkRun:
     """One answer. n_equal: tokens that it has in common with plain decoding's, from the first."""
 
     pair: str
@@ -48,7 +48,7 @@ def compare(
     prompts: Sequence[tuple[str, Sequence[int]]],
     settings: Sequence[Setting],
     config: DecodeConfig,
-) -> Iterator[Run]:
+) -> Iterator[BenchmarkRun]:
     """Runs everything. prompts: names and token ids. config: all but what is drafted.
 
     The prompt is computed before all of them and kept, so that rounds are what differs: its last
@@ -67,7 +67,7 @@ def compare(
         for setting_name in map(str, settings):
             result = results[setting_name]
             n_equal = None if plain is None else _n_equal(result.tokens, plain.tokens)
-            yield Run(pair, name, setting_name, result, n_equal)
+            yield BenchmarkRun(pair, name, setting_name, result, n_equal)
 
 
 def _n_equal(left: Sequence[int], right: Sequence[int]) -> int:

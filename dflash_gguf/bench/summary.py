@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .runs import Run
+from .runs import BenchmarkRun
 
 N_BOOTSTRAP = 2000
 ROUND_PHASES = ("decode", "choose", "draft", "tree", "verify", "commit", "sample", "host")
@@ -21,9 +21,9 @@ def ratio_interval(ratios: Sequence[float]) -> tuple[float, float, float]:
     return float(np.exp(logs.mean())), float(np.exp(low)), float(np.exp(high))
 
 
-def by_setting(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def by_setting(runs: Sequence[BenchmarkRun]) -> list[dict[str, Any]]:
     """One entry a pair and setting, in the order of the runs."""
-    found = []
+    entries = []
     for pair, setting in dict.fromkeys((run.pair, run.setting) for run in runs):
         mine = [run for run in runs if (run.pair, run.setting) == (pair, setting)]
         plain = {r.prompt: r.result for r in runs if (r.pair, r.setting) == (pair, "none")}
@@ -35,7 +35,7 @@ def by_setting(runs: Sequence[Run]) -> list[dict[str, Any]]:
             name: 1e3 * sum(r.result.phase_s.get(name, 0.0) for r in mine) / rounds
             for name in ROUND_PHASES
         }
-        found.append(
+        entries.append(
             {
                 "pair": pair,
                 "setting": setting,
@@ -48,19 +48,19 @@ def by_setting(runs: Sequence[Run]) -> list[dict[str, Any]]:
                 "equal": sum(r.n_equal == r.result.n_tokens for r in mine if r.n_equal is not None),
             }
         )
-    return found
+    return entries
 
 
-def by_class(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def by_class(runs: Sequence[BenchmarkRun]) -> list[dict[str, Any]]:
     """One entry a pair, prompt file and setting; of prompts their files are meant, by name."""
-    found = []
+    entries = []
     for name in dict.fromkeys(class_of(run) for run in runs):
         mine = by_setting([run for run in runs if class_of(run) == name])
-        found += [{"class": name, **entry} for entry in mine]
-    return found
+        entries += [{"class": name, **entry} for entry in mine]
+    return entries
 
 
-def class_of(run: Run) -> str:
+def class_of(run: BenchmarkRun) -> str:
     """The file that a prompt is from, whose name stands before its number."""
     return run.prompt.rpartition(" ")[0]
 
@@ -83,12 +83,12 @@ def _cell(entry: dict[str, Any]) -> str:
     return f"{entry['tokens_per_s']:.1f} tok/s, {entry['ratio'][0]:.2f} x, tau {entry['tau']:.2f}"
 
 
-def _rounds(runs: Sequence[Run]) -> dict[str, int]:
-    found: dict[str, int] = {}
+def _rounds(runs: Sequence[BenchmarkRun]) -> dict[str, int]:
+    counts: dict[str, int] = {}
     for run in runs:
         for name, n in (run.result.rounds_by_draft or {"none": run.result.rounds}).items():
-            found[name] = found.get(name, 0) + n
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
+            counts[name] = counts.get(name, 0) + n
+    return dict(sorted(counts.items(), key=lambda item: -item[1]))
 
 
 def table(entries: Sequence[dict[str, Any]]) -> str:

@@ -18,7 +18,7 @@ TIMEOUT_S = 600.0
 
 
 @dataclass
-class Answer:
+class TimedResponse:
     """One request. Seconds are since it was sent.
 
     first_s: to its first words. events_s: when each event with words came. n_tokens: by the
@@ -35,7 +35,7 @@ class Answer:
     failure: str | None = None
 
 
-class Server:
+class ServerClient:
     """Where requests go."""
 
     def __init__(self, url: str, key: str | None) -> None:
@@ -50,9 +50,9 @@ class Server:
         if key is not None:
             self._headers["Authorization"] = f"Bearer {key}"
 
-    def stream(self, path: str, body: dict[str, Any]) -> Answer:
+    def stream(self, path: str, body: dict[str, Any]) -> TimedResponse:
         """Asks, and reads the answer to its end."""
-        answer = Answer()
+        answer = TimedResponse()
         kind = http.client.HTTPSConnection if self._is_https else http.client.HTTPConnection
         connection = kind(self._host, self._port, timeout=TIMEOUT_S)
         began = time.perf_counter()
@@ -72,7 +72,7 @@ class Server:
             connection.close()
         return answer
 
-    def _take(self, answer: Answer, event: dict[str, Any], seconds: float) -> None:
+    def _take(self, answer: TimedResponse, event: dict[str, Any], seconds: float) -> None:
         if "error" in event:
             answer.failure = str(event["error"])
         for choice in event.get("choices", ()):
@@ -93,10 +93,10 @@ class Level:
 
     n_at_once: int
     seconds: float
-    answers: list[Answer]
+    answers: list[TimedResponse]
 
     @property
-    def good(self) -> list[Answer]:
+    def good(self) -> list[TimedResponse]:
         """Those that were answered."""
         return [answer for answer in self.answers if answer.failure is None]
 
@@ -146,19 +146,21 @@ def bodies(
         "ignore_eos": True,
         "stream_options": {"include_usage": True},
     }
-    found = []
+    requests = []
     for prompt in prompts:
         if chat is None or prompt.text is None:
             text: Any = prompt.text if prompt.text is not None else list(prompt.tokens)
-            found.append(("/v1/completions", {"prompt": text, **common}))
+            requests.append(("/v1/completions", {"prompt": text, **common}))
         else:
             content = f"{chat}\n\n{prompt.text}" if chat else prompt.text
             messages = [{"role": "user", "content": content}]
-            found.append(("/v1/chat/completions", {"messages": messages, **common}))
-    return found
+            requests.append(("/v1/chat/completions", {"messages": messages, **common}))
+    return requests
 
 
-def load(server: Server, requests: Sequence[tuple[str, dict[str, Any]]], n_at_once: int) -> Level:
+def load(
+    server: ServerClient, requests: Sequence[tuple[str, dict[str, Any]]], n_at_once: int
+) -> Level:
     """Sends all requests, so many at once; each worker has two at least."""
     n = max(len(requests), 2 * n_at_once)
     began = time.perf_counter()
@@ -168,10 +170,10 @@ def load(server: Server, requests: Sequence[tuple[str, dict[str, Any]]], n_at_on
     return Level(n_at_once, time.perf_counter() - began, answers)
 
 
-def table(found: Sequence[Level]) -> str:
+def table(levels: Sequence[Level]) -> str:
     """For the reader."""
     lines = ["at once  requests  failed  tokens/s  first token, ms (p95)  between, ms  accepted"]
-    for level in found:
+    for level in levels:
         d = level.to_dict()
         accepted = "" if d["acceptance"] is None else f"{d['acceptance']:.0%}"
         first = f"{_shown(d['first_token_ms'])} ({_shown(d['first_token_ms_p95'])})"

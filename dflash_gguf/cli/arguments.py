@@ -152,7 +152,8 @@ def add_drafting(p: argparse.ArgumentParser) -> None:
         help=f"tokens of a tree (default: {TREE_BUDGET}), with auto at most so many",
     )
     group.add_argument(
-        "--tree-spine",
+        "--tree-main-chain",
+        "--tree-spine",  # its former name
         action="store_true",
         help="a tree holds the whole chain before it branches",
     )
@@ -221,7 +222,7 @@ def decode_config(args: argparse.Namespace) -> DecodeConfig:
         draft_max=args.draft_max,
         draft_min=args.draft_min,
         tree_budget=args.tree_budget,
-        tree_spine=args.tree_spine,
+        tree_main_chain=args.tree_main_chain,
     )
 
 

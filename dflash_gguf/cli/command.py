@@ -22,7 +22,7 @@ from ..engine.writing import check_prompt
 from ..loading import load
 from ..native import Error, devices, load_backend
 from ..outputs import Result
-from ..text.gguf_metadata import Metadata
+from ..text.gguf_metadata import GgufMetadata
 from .arguments import decode_config, parser, prompt_lines, prompt_text, unescaped
 from .model_arguments import load_config
 from .plan import fitted, show_plan
@@ -148,11 +148,11 @@ def _choose_models(args: argparse.Namespace) -> None:
         raise ValueError(f"-md {args.model_draft} is a drafter for a model: give that one with -m")
     if args.model is not None and not bundled.is_name(args.model):
         return
-    found = bundled.find(args.model or bundled.DEFAULT)
-    drafter = found.drafter if args.model_draft is None else Path(args.model_draft)
-    args.model = str(found.target)
+    bundle = bundled.find(args.model or bundled.DEFAULT)
+    drafter = bundle.drafter if args.model_draft is None else Path(args.model_draft)
+    args.model = str(bundle.target)
     args.model_draft = str(drafter)
-    print(f"{found.target.name} with {drafter.name}: {found.about}", file=sys.stderr)
+    print(f"{bundle.target.name} with {drafter.name}: {bundle.about}", file=sys.stderr)
 
 
 def _load(args: argparse.Namespace, settings: LoadConfig) -> Decoder:
@@ -183,7 +183,7 @@ def _context(decoder: Decoder) -> str:
 
 def training_context(path: str) -> int | None:
     """Tokens the model of a file was trained for."""
-    with Metadata(path) as file:
+    with GgufMetadata(path) as file:
         architecture = file.text(Key.GENERAL_ARCHITECTURE) or ""
         return file.integer(Key.CONTEXT_LENGTH.format(arch=architecture))
 

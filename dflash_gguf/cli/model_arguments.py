@@ -88,7 +88,7 @@ def number_or(words: tuple[str, ...]) -> Callable[[str], int | None]:
 
 def byte_size(text: str) -> int:
     """The bytes of "24G" or "512M"; K, M, G and T are powers of 1024, as GPU makers count."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", text, re.IGNORECASE)
-    if not found or not float(found[1]):
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", text, re.IGNORECASE)
+    if not match or not float(match[1]):
         raise argparse.ArgumentTypeError(f"{text!r}: expected a size like 24G")
-    return int(float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " "))
+    return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))

@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 
 from ..config import AUTO_TREE_BUDGET, MAX_LAYERS, TREE_BUDGET, DecodeConfig, LoadConfig
-from ..memory.fit import Fit, Wish, fit, fit_part, most_rows, with_context
+from ..memory.fit import Fit, FitConstraints, fit, fit_part, max_verify_rows, with_context
 from ..memory.plan import Planner, gib
 from ..native import Error
 
@@ -24,7 +24,7 @@ def show_plan(args: argparse.Namespace, load: LoadConfig, decode: DecodeConfig) 
         n_rows = verify_rows(planner.block_size, decode)
         load = with_context(planner.plan, load, planner.model.n_ctx_train)
         if decode.draft == "auto":  # which has as many as fit
-            n_rows = most_rows(planner.plan, load, n_rows)
+            n_rows = max_verify_rows(planner.plan, load, n_rows)
         plan = planner.plan(load, n_rows)
     print(plan.to_json() if args.json else plan.table())
     return 1 if plan.missing_bytes else 0
@@ -35,18 +35,18 @@ def fitted(args: argparse.Namespace, load: LoadConfig, decode: DecodeConfig) -> 
 
     Errors: Error if nothing fits.
     """
-    planner, found = _fit(args, load, decode)
+    planner, best = _fit(args, load, decode)
     if planner.model.is_hypothetical:
         raise ValueError("--vram without --plan limits a GPU, and there is none")
     return replace(
         load,
         n_gpu_layers=planner.config.n_gpu_layers,
         n_cpu_moe=planner.config.n_cpu_moe,
-        n_ctx=found.config.n_ctx,
-        cache_type_k=found.config.cache_type_k,
-        cache_type_v=found.config.cache_type_v,
-        n_ubatch=found.config.n_ubatch,
-        draft_window=found.config.draft_window,
+        n_ctx=best.config.n_ctx,
+        cache_type_k=best.config.cache_type_k,
+        cache_type_v=best.config.cache_type_v,
+        n_ubatch=best.config.n_ubatch,
+        draft_window=best.config.draft_window,
     )
 
 
@@ -60,8 +60,10 @@ def verify_rows(block_size: int, decode: DecodeConfig) -> int:
     return (decode.tree_budget or usual) + 1
 
 
-def _wish(args: argparse.Namespace, planner: Planner, decode: DecodeConfig) -> Wish:
-    return Wish(
+def _constraints(
+    args: argparse.Namespace, planner: Planner, decode: DecodeConfig
+) -> FitConstraints:
+    return FitConstraints(
         n_ctx_train=planner.model.n_ctx_train,
         n_ctx=planner.config.n_ctx,
         cache_types=(args.cache_type_k, args.cache_type_v),
@@ -82,29 +84,29 @@ def _fit(args: argparse.Namespace, load: LoadConfig, decode: DecodeConfig) -> tu
         return Planner(args.model, args.model_draft, place, args.vram)
 
     first = planner_of(load.n_gpu_layers, load.n_cpu_moe)
-    wish = _wish(args, first, decode)
-    planner, found = first, fit(first.plan, wish)
+    constraints = _constraints(args, first, decode)
+    planner, best = first, fit(first.plan, constraints)
     left = ""
-    if found is None and first.model.on_gpu and load.n_gpu_layers is None:
+    if best is None and first.model.on_gpu and load.n_gpu_layers is None:
         left = f"{_too_large(first)}"
         experts = load.n_cpu_moe == 0 and _has_experts(first, planner_of(None, MAX_LAYERS))
         part = fit_part(
             lambda layers, without: planner_of(layers, without or load.n_cpu_moe).plan,
-            wish,
+            constraints,
             first.model.n_layer,
             experts,
         )
         if part is not None:
             left += "; "
-            planner, found = planner_of(part.n_gpu_layers, part.n_cpu_moe), part.fit
+            planner, best = planner_of(part.n_gpu_layers, part.n_cpu_moe), part.fit
         else:
             left += ", so all stays on the CPU; "
             planner = planner_of(0, 0)
-            found = fit(planner.plan, wish)
-    if found is None:
+            best = fit(planner.plan, constraints)
+    if best is None:
         raise Error(f"--fit: {_too_large(planner)}")
-    print(f"--fit on {found.plan.device}: {left}{found.reason}", file=sys.stderr)
-    return planner, found
+    print(f"--fit on {best.plan.device}: {left}{best.reason}", file=sys.stderr)
+    return planner, best
 
 
 def _has_experts(whole: Planner, without: Planner) -> bool:
@@ -112,8 +114,8 @@ def _has_experts(whole: Planner, without: Planner) -> bool:
 
 
 def _too_large(planner: Planner) -> str:
-    least = planner.plan(replace(planner.config, n_ctx=256, n_ubatch=128, draft_window=256))
+    smallest = planner.plan(replace(planner.config, n_ctx=256, n_ubatch=128, draft_window=256))
     return (
-        f"weights and the shortest context need {gib(least.needed_bytes)}, "
-        f"{least.device} has {gib(least.free_bytes)}"
+        f"weights and the shortest context need {gib(smallest.needed_bytes)}, "
+        f"{smallest.device} has {gib(smallest.free_bytes)}"
     )

@@ -54,9 +54,9 @@ class Account:
         """Seconds by phase, drafting only where there is any: that of others is the host's."""
         if self._accepted is not None:
             return dict(self._phase_s)
-        found = {name: self._phase_s[name] for name in ("prefill", "decode", "sample", "host")}
-        found["host"] += sum(s for name, s in self._phase_s.items() if name not in found)
-        return found
+        phases = {name: self._phase_s[name] for name in ("prefill", "decode", "sample", "host")}
+        phases["host"] += sum(s for name, s in self._phase_s.items() if name not in phases)
+        return phases
 
     def credit(self, name: str, n_drafted: int, n_accepted: int) -> None:
         """Counts candidates of a proposer that were verified, and those that were accepted."""

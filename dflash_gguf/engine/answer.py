@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ..config import DecodeConfig
-from ..text.reasoning import Part, Splitter
+from ..text.reasoning import Splitter, TextSegment
 from ..text.stream import StopMatcher, Utf8Stream
 
 
-class Vocabulary(Protocol):
+class VocabularyLike(Protocol):
     """What decoding asks of a tokenizer."""
 
     @property
@@ -30,7 +30,7 @@ class Answer:
 
     def __init__(
         self,
-        vocabulary: Vocabulary,
+        vocabulary: VocabularyLike,
         config: DecodeConfig,
         n_room: int,
         cancelled: Callable[[], bool],
@@ -50,7 +50,7 @@ class Answer:
         self._utf8 = Utf8Stream()
         self._stop = StopMatcher(config.stop_texts)
         self._splitter = splitter
-        self._parts: list[Part] = []
+        self._parts: list[TextSegment] = []
         self._n_parts_read = 0
 
     @property
@@ -71,8 +71,8 @@ class Answer:
     @property
     def n_left(self) -> int:
         """Tokens that may still be drawn."""
-        most = self._n_room + 1 if self._max_tokens is None else self._max_tokens
-        return min(most, self._n_room + 1) - len(self.tokens)
+        limit = self._n_room + 1 if self._max_tokens is None else self._max_tokens
+        return min(limit, self._n_room + 1) - len(self.tokens)
 
     def take(self, token: int) -> bool:
         """Adds a token; whether it ends the answer."""
@@ -98,7 +98,7 @@ class Answer:
 
     def _add(self, text: str) -> None:
         if self._splitter is None:
-            self._parts.append(Part(text))
+            self._parts.append(TextSegment(text))
         else:
             self._parts += self._splitter.push(text)
 
@@ -113,5 +113,5 @@ class Answer:
         return "cancelled" if self._cancelled() else None
 
 
-def _joined(parts: list[Part], *, is_reasoning: bool) -> str:
+def _joined(parts: list[TextSegment], *, is_reasoning: bool) -> str:
     return "".join(part.text for part in parts if part.is_reasoning == is_reasoning)

@@ -5,22 +5,22 @@ from __future__ import annotations
 import time
 from collections import deque
 
-from ..kv_cache.prefix_cache import Found
-from ..native import Sequence as Timeline
+from ..kv_cache.prefix_cache import PrefixHit
+from ..native import Sequence as KvSequence
 from ..outputs import Step
 from ..speculative.proposers.proposer import Request
-from ..speculative.speculator import Progress, Speculation
+from ..speculative.speculator import Progress, Speculator
 from .writing import Writing
 
-MOST_UNREAD = 256
+MAX_UNREAD_TOKENS = 256
 """Tokens of an answer that nobody has read yet, after which it pauses."""
 
 
 class Group:
     """Answers that are drafted alike, in one pass of the drafter."""
 
-    def __init__(self, speculation: Speculation) -> None:
-        self.speculation = speculation
+    def __init__(self, speculator: Speculator) -> None:
+        self.speculator = speculator
         self.jobs: set[Job] = set()
 
 
@@ -47,35 +47,35 @@ class Job:
         self.n_top = n_top
         self.on_prefill = on_prefill
         self.request = Request(None, writing.history, writing.sampler)
-        self.timeline: Timeline | None = None
+        self.assigned_sequence: KvSequence | None = None
         self.steps: deque[Step] = deque()
         self.n_unread = 0
         self.is_over = False
         self.error: BaseException | None = None
         self.prefill_started: float | None = None
         self.n_to_fill = 0
-        self.found = Found()
+        self.prefix_hit = PrefixHit()
 
     @property
-    def held(self) -> Timeline:
+    def sequence(self) -> KvSequence:
         """Its sequence, which it has."""
-        assert self.timeline is not None
-        return self.timeline
+        assert self.assigned_sequence is not None
+        return self.assigned_sequence
 
     @property
-    def decodes(self) -> bool:
+    def is_decoding(self) -> bool:
         """Whether only the last token is not in the caches yet; else some are to be filled in."""
-        return bool(self.answer.tokens) and self.held.position == len(self.history) - 1
+        return bool(self.answer.tokens) and self.sequence.position == len(self.history) - 1
 
     @property
-    def is_fresh(self) -> bool:
+    def ignore_prefix_cache(self) -> bool:
         """Whether it is to begin with nothing of what earlier answers left behind."""
         return not self.writing.config.cache_prompt and not self.n_to_fill
 
     @property
-    def pauses(self) -> bool:
+    def is_throttled(self) -> bool:
         """Whether its reader is too far behind."""
-        return self.n_unread >= MOST_UNREAD
+        return self.n_unread >= MAX_UNREAD_TOKENS
 
     @property
     def n_rows(self) -> int:
@@ -124,6 +124,6 @@ class Job:
             self.writing.account.sampled(-sample_s)
             return
         self.writing.account.set_prefill(time.perf_counter() - self.prefill_started)
-        if self.on_prefill is not None and self.timeline is not None:
-            n_there = self.timeline.position - self.writing.n_cached
+        if self.on_prefill is not None and self.assigned_sequence is not None:
+            n_there = self.assigned_sequence.position - self.writing.n_cached
             self.on_prefill(min(max(n_there, 0), self.n_to_fill), self.n_to_fill)

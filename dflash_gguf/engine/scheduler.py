@@ -14,18 +14,18 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
 from ..config import DecodeConfig
-from ..kv_cache.prefix_cache import PAGE, Prefixes
-from ..native import Engine, Error, Item, Rows
-from ..native import Sequence as Timeline
+from ..kv_cache.prefix_cache import PAGE, PrefixCache
+from ..native import BatchEntry, Engine, Error, Rows
+from ..native import Sequence as KvSequence
 from ..outputs import Step
-from ..speculative.controller import Rule
+from ..speculative.controller import Controller
 from ..speculative.cost_model import Round
 from ..speculative.proposers.proposer import Proposer
-from ..speculative.speculator import Progress, Speculation
+from ..speculative.speculator import Progress, Speculator
 from ..speculative.tree import Tree
 from .account import Phase
 from .jobs import Group, Job
-from .prefill_budget import Pace
+from .prefill_budget import PrefillBudget
 from .writing import Writing
 
 
@@ -40,9 +40,9 @@ class _Work:
     """
 
     __slots__ = (
-        "decodes",
         "drawn",
         "draws",
+        "is_decoding",
         "item",
         "job",
         "n_taken",
@@ -53,10 +53,16 @@ class _Work:
     )
 
     def __init__(
-        self, job: Job, item: Item, tree: Tree | None, *, decodes: bool, draws: bool = True
+        self,
+        job: Job,
+        item: BatchEntry,
+        tree: Tree | None,
+        *,
+        is_decoding: bool,
+        draws: bool = True,
     ) -> None:
         self.job, self.item, self.tree = job, item, tree
-        self.decodes, self.draws = decodes, draws
+        self.is_decoding, self.draws = is_decoding, draws
         self.drawn: list[int] | None = None
         self.tokens: list[int] = []
         self.path: list[int] = []
@@ -66,7 +72,7 @@ class _Work:
     @property
     def n_wanted(self) -> int:
         """Cells that it takes of those that are free."""
-        return self.job.held.wanted_cells(len(self.item.tokens))
+        return self.job.sequence.cells_needed(len(self.item.tokens))
 
 
 class _Rest:
@@ -83,7 +89,7 @@ class _Rest:
         self, jobs: Sequence[Job] = (), drafted: Sequence[tuple[Group, Round]] = ()
     ) -> None:
         self.jobs, self.drafted = list(jobs), list(drafted)
-        self.n_left = min([group.speculation.n_quiet for group, _ in drafted], default=0)
+        self.n_left = min([group.speculator.n_quiet for group, _ in drafted], default=0)
         self.n_rounds, self.seconds, self.sample_s = 0, 0.0, 0.0
 
     def adds(self, seconds: float, sample_s: float) -> None:
@@ -96,11 +102,11 @@ class _Rest:
     def end(self, engine: Engine) -> None:
         """Tells the groups, if any were run."""
         for at, (group, done) in enumerate(self.drafted if self.n_rounds else ()):
-            done.is_shared = at > 0  # one at most can say what its own part took
+            done.is_timing_shared = at > 0  # one at most can say what its own part took
             done.n_experts = engine.n_experts
             done.n_rounds, done.n_tokens = self.n_rounds, self.n_rounds * done.n_sequences
             done.pass_s, done.sample_s = self.seconds - self.sample_s, self.sample_s
-            group.speculation.pass_over(done)
+            group.speculator.pass_over(done)
 
 
 class Scheduler:
@@ -108,27 +114,27 @@ class Scheduler:
 
     def __init__(
         self,
-        first: Timeline,
-        prefixes: Prefixes,
-        another: Callable[[Engine], Timeline] = Timeline,
+        first: KvSequence,
+        prefix_cache: PrefixCache,
+        another: Callable[[Engine], KvSequence] = KvSequence,
     ) -> None:
         """first: a sequence of the engine; another: makes one more when it is needed.
 
-        prefixes: what answers begin with, and where what they leave behind is kept.
+        prefix_cache: what answers begin with, and where what they leave behind is kept.
         """
         self.engine: Engine = first.engine
-        self._prefixes = prefixes
+        self._prefix_cache = prefix_cache
         self._another = another
         # An interruption may come between any two lines: who waits, who runs and which sequences
         # are free follows from each job's own `timeline`.
         self._jobs: list[Job] = []  # in their order
-        self._timelines: list[Timeline] = [first]  # the longest unused first
-        prefixes.resting = lambda: self._free
+        self._sequences: list[KvSequence] = [first]  # the longest unused first
+        prefix_cache.parked = lambda: self._free
         self._groups: dict[object, Group] = {}
-        self._open: list[Timeline] = []  # in a round that has not ended
+        self._open: list[KvSequence] = []  # in a round that has not ended
         self._n_jobs = 0
         self._took: dict[str, float] = {}  # seconds of the round by phase
-        self._pace = Pace()
+        self._prefill_budget = PrefillBudget()
         self._rest = _Rest()
         # On a device, beside verifies, a plain step is one of a bare root: there is a graph less to
         # build and to run, as else states of recurrent layers would advance for some answers and
@@ -139,31 +145,33 @@ class Scheduler:
     @property
     def running(self) -> list[Job]:
         """Answers that hold a sequence, the oldest first."""
-        return [job for job in self._jobs if job.timeline is not None and not job.is_over]
+        return [job for job in self._jobs if job.assigned_sequence is not None and not job.is_over]
 
     @property
     def waiting(self) -> list[Job]:
         """Answers that wait for one, the oldest first; not those whose readers are behind."""
         return [
-            job for job in self._jobs if job.timeline is None and not job.is_over and not job.pauses
+            job
+            for job in self._jobs
+            if job.assigned_sequence is None and not job.is_over and not job.is_throttled
         ]
 
     @property
-    def timelines(self) -> list[Timeline]:
+    def sequences(self) -> list[KvSequence]:
         """All sequences of answers, whoever holds them."""
-        return list(self._timelines)
+        return list(self._sequences)
 
     @property
-    def _free(self) -> list[Timeline]:
+    def _free(self) -> list[KvSequence]:
         """Sequences that no answer holds, the longest unused first."""
-        held = {job.timeline for job in self.running}
-        return [timeline for timeline in self._timelines if timeline not in held]
+        held = {job.assigned_sequence for job in self.running}
+        return [sequence for sequence in self._sequences if sequence not in held]
 
     def add(
         self,
         writing: Writing,
         proposers: Sequence[Proposer] = (),
-        rule: Rule | None = None,
+        controller: Controller | None = None,
         on_prefill: Progress | None = None,
     ) -> Job:
         """An answer joins.
@@ -173,8 +181,8 @@ class Scheduler:
         on_prefill: progress of the prefill, from 0 tokens on.
         """
         self._n_jobs += 1
-        group = self._group_of(writing.config, proposers, rule)
-        n_top = writing.n_top(self.engine.n_most_top)
+        group = self._group_of(writing.config, proposers, controller)
+        n_top = writing.n_top(self.engine.max_top_k)
         job = Job(self._n_jobs, writing, group, n_top, on_prefill)
         if group is not None:
             group.jobs.add(job)
@@ -183,31 +191,31 @@ class Scheduler:
 
     def forget(self) -> None:
         """Forgets what no answer needs now."""
-        self._prefixes.forget()
-        for timeline in self._free:
-            timeline.reset()
+        self._prefix_cache.forget()
+        for sequence in self._free:
+            sequence.reset()
 
-    def take_back(self, timeline: Timeline) -> None:
+    def reclaim(self, sequence: KvSequence) -> None:
         """Empties a sequence that is wanted for something else until the next round."""
-        self.recover()
+        self.abort_batch()
         for job in self.running:
-            if job.timeline is timeline:
+            if job.assigned_sequence is sequence:
                 self._preempt(job)
-        timeline.reset()
+        sequence.reset()
 
     def end(self, job: Job, error: BaseException | None = None) -> None:
         """An answer leaves, wherever it is. error: what whoever reads on is told."""
         if job.is_over:
             return
-        if job.timeline is not None:
-            if job.timeline in self._open:
-                job.timeline.commit(0)
-            if job.decodes:
-                self._prefixes.rest(job.timeline)
+        if job.assigned_sequence is not None:
+            if job.assigned_sequence in self._open:
+                job.assigned_sequence.commit(0)
+            if job.is_decoding:
+                self._prefix_cache.park(job.assigned_sequence)
             else:
-                self._prefixes.put(job.timeline)
-            used = job.timeline
-            self._timelines = [*(one for one in self._timelines if one is not used), used]
+                self._prefix_cache.release(job.assigned_sequence)
+            used = job.assigned_sequence
+            self._sequences = [*(one for one in self._sequences if one is not used), used]
         if (step := job.writing.new_step()).tokens:  # drawn in a round that was interrupted
             job.add(step)
         job.error = error
@@ -216,16 +224,16 @@ class Scheduler:
         if job.group is not None:
             job.group.jobs.discard(job)
             if not job.group.jobs:
-                job.group.speculation.end()
+                job.group.speculator.end()
         self._jobs = [other for other in self._jobs if not other.is_over]
 
     def close(self, error: Exception) -> None:
         """Ends all answers and gives up the sequences. error: what their readers are told."""
         for job in self._jobs:
             self.end(job, error)
-        self._prefixes.forget()
-        for timeline in self._timelines:
-            timeline.close()
+        self._prefix_cache.forget()
+        for sequence in self._sequences:
+            sequence.close()
 
     def step(self, job: Job, *, run: bool = True) -> Step | None:
         """The next step of an answer; if it is not there, after a round for all, if `run`.
@@ -243,36 +251,36 @@ class Scheduler:
     def round(self, wanted: Job) -> None:
         """One pass for all that can run. wanted: whose step is waited for."""
         if self._open:
-            self.recover()
+            self.abort_batch()
         for job in list(self._jobs):
             if job.answer.stop_reason is not None or job.writing.cancelled():
                 self.end(job)  # the former where that was interrupted
         if wanted.is_over:
             return
-        active = [job for job in self._admit() if not job.pauses]
+        active = [job for job in self._admit() if not job.is_throttled]
         if not active and self.running:  # for their readers; the wanted one has no place
             self._preempt(self.running[-1])
-            active = [job for job in self._admit() if not job.pauses]
+            active = [job for job in self._admit() if not job.is_throttled]
         if active:  # else the wanted one could not begin, which ended it
             self._run(active)
 
-    def recover(self) -> None:
+    def abort_batch(self) -> None:
         """After an interrupted round: what was verified goes, what was drawn is filled in."""
-        for timeline in self._open:
-            timeline.commit(0)
+        for sequence in self._open:
+            sequence.commit(0)
         for job in self.running if self._open else ():
             if job.answer.stop_reason is not None:
                 self.end(job)
-            elif job.held.position >= len(job.history):
-                job.found = self._prefixes.begin(job.held, job.history)
+            elif job.sequence.position >= len(job.history):
+                job.prefix_hit = self._prefix_cache.start(job.sequence, job.history)
         self._open = []
 
     # ---- places and cells
 
     def _group_of(
-        self, config: DecodeConfig, proposers: Sequence[Proposer], rule: Rule | None
+        self, config: DecodeConfig, proposers: Sequence[Proposer], controller: Controller | None
     ) -> Group | None:
-        if rule is None or not proposers:
+        if controller is None or not proposers:
             return None
         key = (
             config.draft,
@@ -280,11 +288,11 @@ class Scheduler:
             config.draft_max,
             config.draft_min,
             config.tree_budget,
-            config.tree_spine,
+            config.tree_main_chain,
         )
         self._groups = {key: group for key, group in self._groups.items() if group.jobs}
         if key not in self._groups:
-            self._groups[key] = Group(Speculation(proposers, rule, self._phase))
+            self._groups[key] = Group(Speculator(proposers, controller, self._phase))
         return self._groups[key]
 
     def _end_rest(self) -> None:
@@ -307,76 +315,78 @@ class Scheduler:
 
     def _place(self, job: Job, running: list[Job]) -> bool:
         """Gives it a sequence, unless it is to wait; whether others may be asked."""
-        if not job.is_fresh and self._is_being_filled(job):
+        if not job.ignore_prefix_cache and self._is_being_filled(job):
             return False
         # Those that run want room to grow, or the newest would soon have to leave again.
-        spare = 2 * PAGE * len(running)
-        timeline = self._free_timeline(job)
-        fresh = {"is_fresh": job.is_fresh}
-        if not self._prefixes.reserve(timeline, job.history, spare, **fresh) and running:
+        headroom = 2 * PAGE * len(running)
+        sequence = self._free_sequence(job)
+        fresh = {"ignore_prefix_cache": job.ignore_prefix_cache}
+        if not self._prefix_cache.reserve(sequence, job.history, headroom, **fresh) and running:
             return False
         if job.prefill_started is None:
             job.prefill_started = time.perf_counter()
         try:
-            job.found = self._prefixes.begin(timeline, job.history, job.writing.turns, **fresh)
-            n_left = len(job.history) - job.found.n_cached
-            self._prefixes.make_room(timeline.wanted_cells(n_left), begun=timeline)
+            job.prefix_hit = self._prefix_cache.start(
+                sequence, job.history, job.writing.turn_boundaries, **fresh
+            )
+            n_left = len(job.history) - job.prefix_hit.n_cached
+            self._prefix_cache.make_room(sequence.cells_needed(n_left), claimed=sequence)
         except Error as error:
             self._fail(job, error)
         else:
-            self._begin(job, timeline)
+            self._begin(job, sequence)
         return True
 
     def _is_being_filled(self, job: Job) -> bool:
         """Whether an answer that runs computes much of its prompt just now: it waits for that."""
-        n_known = self._prefixes.n_known(job.history)
+        n_known = self._prefix_cache.n_known(job.history)
         for other in self.running:
-            position = other.held.position
+            position = other.sequence.position
             n = _n_common(job.history[:-1], other.history)
-            if other.decodes or position >= n or n < n_known + PAGE or other.pauses:
+            if other.is_decoding or position >= n or n < n_known + PAGE or other.is_throttled:
                 continue
-            other.found = other.found.with_stop(n)
+            other.prefix_hit = other.prefix_hit.with_snapshot(n)
             return True
         return False
 
-    def _begin(self, job: Job, timeline: Timeline) -> None:
-        job.request.sequence = timeline
+    def _begin(self, job: Job, sequence: KvSequence) -> None:
+        job.request.sequence = sequence
         if not job.n_to_fill:
-            n_there = job.writing.n_cached = job.found.n_cached
-            job.writing.n_draft_context = job.found.n_draft_context
+            n_there = job.writing.n_cached = job.prefix_hit.n_cached
+            job.writing.n_draft_context = job.prefix_hit.n_draft_context
             job.n_to_fill = len(job.history) - n_there
             if job.on_prefill is not None:
                 job.on_prefill(0, job.n_to_fill)
         if job.group is not None:
-            job.group.speculation.begin(job.request)
-        job.timeline = timeline
-        if job.group is not None and job.decodes:  # all that it had is there again
-            job.group.speculation.decodes(job.request)
+            job.group.speculator.start(job.request)
+        job.assigned_sequence = sequence
+        if job.group is not None and job.is_decoding:  # all that it had is there again
+            job.group.speculator.start_decoding(job.request)
 
-    def _free_timeline(self, job: Job) -> Timeline:
+    def _free_sequence(self, job: Job) -> KvSequence:
         """A sequence for an answer: the one that holds what it begins with, if there is one.
 
         Fewer answers run than the engine holds sequences.
         """
         free = self._free
-        nearest = self._prefixes.nearest(free, () if job.is_fresh else job.history)
+        nearest = self._prefix_cache.nearest(free, () if job.ignore_prefix_cache else job.history)
         if nearest is not None:
             return nearest
-        if len(self._timelines) < self.engine.n_parallel:
-            self._timelines.append(self._another(self.engine))
-            return self._timelines[-1]
+        if len(self._sequences) < self.engine.n_parallel:
+            self._sequences.append(self._another(self.engine))
+            return self._sequences[-1]
         return free[0]
 
     def _preempt(self, job: Job) -> None:
         """It waits again, and begins anew with what of it others leave room for."""
-        timeline, job.timeline = job.held, None
+        sequence, job.assigned_sequence = job.sequence, None
         job.request.notes.clear()  # what proposers know of it goes by sequences
-        self._prefixes.put(timeline)
+        self._prefix_cache.release(sequence)
 
     def _make_room(self, jobs: list[Job]) -> None:
         """Frees cells for a row of each. The newest leave first; the oldest always stays."""
-        while wanted := sum([job.held.wanted_cells(1) for job in jobs]):
-            if self._prefixes.make_room(wanted) or len(running := self.running) == 1:
+        while wanted := sum([job.sequence.cells_needed(1) for job in jobs]):
+            if self._prefix_cache.make_room(wanted) or len(running := self.running) == 1:
                 return
             self._preempt(running[-1])
             if running[-1] in jobs:
@@ -389,8 +399,8 @@ class Scheduler:
         started = time.perf_counter()
         took = self._took = {}
         self._make_room(active)
-        decoding = [job for job in active if job.decodes]
-        self._keep_top(active)
+        decoding = [job for job in active if job.is_decoding]
+        self._set_top_k(active)
         rest = self._rest
         rests = rest.n_left > 0 and len(decoding) == len(active) and rest.jobs == decoding
         if not rests:
@@ -404,7 +414,7 @@ class Scheduler:
             pieces = self._pieces([job for job in active if job not in decoding], work)
             n_filled = sum([len(one.item.tokens) for one in pieces])
             work += pieces
-        self._open = [one.job.held for one in work]
+        self._open = [one.job.sequence for one in work]
         ran = time.perf_counter()
         if not work or (rows := self._pass(work)) is None:
             return
@@ -417,26 +427,26 @@ class Scheduler:
         seconds = time.perf_counter() - started
         host_s = seconds - sum(took.values())
         for one in done:
-            if one.decodes:
+            if one.is_decoding:
                 self._count(one, seconds, host_s - one.sampled_s)
         is_whole = len(work) == len(done) == len(decoding)
         if rests:
             if is_whole:
                 rest.adds(seconds, sum([one.sampled_s for one in work]))
         elif drafted:
-            quiet = [group for group, _ in drafted if group.speculation.is_quiet]
+            quiet = [group for group, _ in drafted if group.speculator.is_quiet]
             self._learn(drafted, done, seconds, is_whole=is_whole)
             if is_whole and len(quiet) == len(drafted):
                 self._rest = _Rest(decoding, drafted)
         if decoding and self.engine.n_parallel > 1:
-            self._pace.ran(seconds, n_filled)
+            self._prefill_budget.observe(seconds, n_filled)
         self._finish(done)
 
-    def _keep_top(self, jobs: list[Job]) -> None:
+    def _set_top_k(self, jobs: list[Job]) -> None:
         """Lets a device pick the best tokens of rows, where all answers draw among these only."""
         k = min([job.n_top for job in jobs], default=0)
         if k != self._top[0] or self.engine.n_top != self._top[1]:
-            self.engine.keep_top(k)
+            self.engine.set_top_k(k)
             self._top = k, self.engine.n_top
 
     def _propose(self, decoding: list[Job]) -> list[tuple[Group, Round]]:
@@ -453,14 +463,14 @@ class Scheduler:
         # Who decodes has all but the last token in the caches.
         n_there = sum([len(job.history) for job in decoding]) - len(decoding)
         for group, jobs in groups.items():
-            done = Round(n_there, len(decoding), n_others=len(decoding) - len(jobs))
-            if group.speculation.asks:
+            done = Round(n_there, len(decoding), n_undrafted=len(decoding) - len(jobs))
+            if group.speculator.asks:
                 self._propose_for(group, jobs, done, n_most)
             rounds.append((group, done))
         trees = [job.request for job in decoding if job.request.tree is not None]
         if trees:
-            wanted = sum([job.held.wanted_cells(job.n_rows) for job in decoding])
-            if wanted and not self._prefixes.make_room(wanted):
+            wanted = sum([job.sequence.cells_needed(job.n_rows) for job in decoding])
+            if wanted and not self._prefix_cache.make_room(wanted):
                 for request in trees:
                     request.tree = None  # what it was drafted for is short
                 for _, done in rounds:
@@ -474,7 +484,7 @@ class Scheduler:
             job.request.n_room = min(n_most, left)
             job.request.n_left = job.answer.n_left
         try:
-            group.speculation.propose(done, [job.request for job in jobs])
+            group.speculator.propose(done, [job.request for job in jobs])
         except Error as error:
             for job in jobs:
                 self._fail(job, error)
@@ -484,23 +494,23 @@ class Scheduler:
         n_most = max(self.engine.config.n_ubatch, self.engine.n_parallel)
         left = min(n_most, self.engine.n_ctx) - sum([one.tree is None for one in decoding])
         if decoding:
-            left = min(left, self._pace.chunk(len(decoding), len(filling)))
+            left = min(left, self._prefill_budget.chunk(len(decoding), len(filling)))
         n_taken = sum([one.n_wanted for one in decoding])
         work: list[_Work] = []
         for job in filling:  # the oldest first
-            position, end = job.held.position, len(job.history)
-            n = min(left, job.found.next_stop(position, end) - position)
-            self._prefixes.make_room(n_taken + job.held.wanted_cells(n))
+            position, end = job.sequence.position, len(job.history)
+            n = min(left, job.prefix_hit.next_snapshot(position, end) - position)
+            self._prefix_cache.make_room(n_taken + job.sequence.cells_needed(n))
             n_free = self.engine.n_free_cells - n_taken
             # As many as there are cells for, be it in its last page: else two could wait for ever.
-            n = bisect_right(range(1, n + 1), n_free, key=job.held.wanted_cells) if n > 0 else 0
+            n = bisect_right(range(1, n + 1), n_free, key=job.sequence.cells_needed) if n > 0 else 0
             if n == 0:
                 continue
             stop = position + n
             # A row that is read proves that what is kept there is sound.
-            n_to_come = 0 if stop in job.found.stops else end - stop
-            item = Item(job.held, job.history[position:stop], n_to_come=n_to_come)
-            work.append(_Work(job, item, None, decodes=False, draws=stop == end))
+            n_to_come = 0 if stop in job.prefix_hit.snapshot_positions else end - stop
+            item = BatchEntry(job.sequence, job.history[position:stop], n_remaining=n_to_come)
+            work.append(_Work(job, item, None, is_decoding=False, draws=stop == end))
             left -= n
             n_taken += work[-1].n_wanted
             if n_taken > self.engine.n_free_cells - 2 * PAGE * len(self.running):
@@ -521,7 +531,7 @@ class Scheduler:
         self._open = []
 
     def _fail(self, job: Job, error: Exception) -> None:
-        self._prefixes.forget_unproven()
+        self._prefix_cache.forget_unverified()
         self.end(job, error)
 
     def _draw(self, work: list[_Work], rows: list[Rows]) -> list[_Work]:
@@ -558,11 +568,13 @@ class Scheduler:
         """Has the core draw for those of these that are to have a token, in one call."""
         started = time.perf_counter()
         drawing = [one for one in reads if one.job.answer.n_left > 0]
-        walks = [
-            one.job.writing.sampler.walk(one.job.held, one.job.history, len(one.item.tokens))
+        requests = [
+            one.job.writing.sampler.sample_request(
+                one.job.sequence, one.job.history, len(one.item.tokens)
+            )
             for one in drawing
         ]
-        for one, drawn in zip(drawing, self.engine.choose(walks), strict=True):
+        for one, drawn in zip(drawing, self.engine.sample(requests), strict=True):
             one.drawn = drawn
         for one in drawing:
             one.sampled_s = (time.perf_counter() - started) / len(drawing)
@@ -570,10 +582,10 @@ class Scheduler:
 
     def _commit(self, done: list[_Work]) -> list[_Work]:
         """The paths that the answers took, in one call."""
-        paths: list[tuple[Timeline, list[int] | int]] = []
+        paths: list[tuple[KvSequence, list[int] | int]] = []
         for one in done:
             if one.tree is not None:
-                paths.append((one.job.held, len(one.path) if one.tree.is_chain else one.path))
+                paths.append((one.job.sequence, len(one.path) if one.tree.is_chain else one.path))
         try:
             self.engine.commit(paths)
         except Error as error:
@@ -614,34 +626,34 @@ class Scheduler:
         draft_s = took.get("draft", 0.0) + took.get("tree", 0.0)
         choose_s = took.get("choose", 0.0)
         for group, done in drafted:
-            done.is_shared, done.n_experts = done is not told, n_experts
+            done.is_timing_shared, done.n_experts = done is not told, n_experts
             done.sample_s, done.draft_s = sample_s, draft_s
             done.pass_s = seconds - draft_s - sample_s - choose_s
-            theirs = [one for one in work if one.decodes and one.job.group is group]
+            theirs = [one for one in work if one.is_decoding and one.job.group is group]
             if not theirs:
                 continue
-            done.n_tokens = done.n_others + sum([len(one.tokens) for one in theirs])
-            if group.speculation.is_quiet:
-                group.speculation.pass_over(done)
+            done.n_tokens = done.n_undrafted + sum([len(one.tokens) for one in theirs])
+            if group.speculator.is_quiet:
+                group.speculator.pass_over(done)
                 continue
             done.n_accepted = sum([one.n_taken for one in theirs])
             done.choose_s = choose_s
             requests, tokens = [one.job.request for one in theirs], [one.tokens for one in theirs]
-            group.speculation.observe(done, requests, tokens)
+            group.speculator.observe(done, requests, tokens)
 
     def _finish(self, done: list[_Work]) -> None:
         """Prompts have come further; answers that are over leave."""
         for one in done:
             job = one.job
-            if not one.decodes:
+            if not one.is_decoding:
                 if one.tokens:
                     job.add(job.writing.new_step())
-                if job.held.position in job.found.stops or (
-                    one.tokens and self.engine.divides_prefixes
+                if job.sequence.position in job.prefix_hit.snapshot_positions or (
+                    one.tokens and self.engine.partial_prefix_ok
                 ):
-                    self._prefixes.keep(job.held)
-                if job.decodes and job.group is not None:
-                    job.group.speculation.decodes(job.request)
+                    self._prefix_cache.insert(job.sequence)
+                if job.is_decoding and job.group is not None:
+                    job.group.speculator.start_decoding(job.request)
                 is_first = len(job.answer.tokens) == len(one.tokens)
                 job.filled(one.sampled_s, is_first=is_first)
             if job.answer.stop_reason is not None:
@@ -655,10 +667,10 @@ def _work_of(job: Job, *, verifies: bool) -> _Work:
     """
     tree = job.request.tree
     if tree is None and not verifies:
-        return _Work(job, Item(job.held, job.history[-1:]), None, decodes=True)
+        return _Work(job, BatchEntry(job.sequence, job.history[-1:]), None, is_decoding=True)
     tree = tree or Tree.of(job.history[-1:])
     parents = None if tree.is_chain else tree.parents
-    return _Work(job, Item(job.held, tree.tokens, True, parents), tree, decodes=True)
+    return _Work(job, BatchEntry(job.sequence, tree.tokens, True, parents), tree, is_decoding=True)
 
 
 def _n_common(a: Sequence[int], b: Sequence[int]) -> int:

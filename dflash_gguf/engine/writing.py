@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ..config import DecodeConfig
 from ..outputs import Result, Step
-from ..sampling.noise import Chances
-from ..sampling.sampler import Drawer
-from ..speculative.speculator import Rows
+from ..sampling.noise import TokenLogprobs
+from ..sampling.sampler import Sampler
+from ..speculative.speculator import RowsLike
 from ..text.chat import ChatPrompt
 from ..text.reasoning import Splitter
 from .account import Account
-from .answer import Answer, Vocabulary
+from .answer import Answer, VocabularyLike
 
 
 class Writing:
@@ -24,7 +24,7 @@ class Writing:
 
     def __init__(
         self,
-        vocabulary: Vocabulary,
+        vocabulary: VocabularyLike,
         prompt: Sequence[int],
         n_ctx: int,
         config: DecodeConfig,
@@ -43,16 +43,18 @@ class Writing:
         self.config = config
         self.history = list(prompt)
         self.prompt = tuple(prompt)
-        self.turns = tuple(prompt.turns) if isinstance(prompt, ChatPrompt) else ()
+        self.turn_boundaries = (
+            tuple(prompt.turn_boundaries) if isinstance(prompt, ChatPrompt) else ()
+        )
         self.n_ctx = n_ctx
         self.n_cached = self.n_draft_context = 0
         self.cancelled = cancelled or (lambda: False)
         banned = vocabulary.stop_tokens if config.ignore_eos else frozenset()
-        self.sampler = Drawer(config, banned=banned | vocabulary.suppressed_tokens)
+        self.sampler = Sampler(config, banned=banned | vocabulary.suppressed_tokens)
         self.answer = Answer(vocabulary, config, n_ctx - len(prompt), self.cancelled, splitter)
         self.account = Account(is_drafted)
         self._is_drafted = is_drafted
-        self._chances: list[Chances] = []
+        self._logprobs: list[TokenLogprobs] = []
         self._n_given = 0
 
     def result(self) -> Result:
@@ -85,7 +87,7 @@ class Writing:
         self.history.append(token)
         return self.answer.take(token)
 
-    def choice_of(self, rows: Rows, drawn: Iterable[int]) -> Callable[[int], int]:
+    def choice_of(self, rows: RowsLike, drawn: Iterable[int]) -> Callable[[int], int]:
         """What gives the token after `history` for a row; to be asked in the order of a walk.
 
         drawn: these, as far as the core could draw them; the row that comes then is at fault, and
@@ -96,13 +98,13 @@ class Writing:
         def choose(index: int) -> int:
             token = next(tokens, None)
             if token is None:
-                token = self.sampler.choose(
+                token = self.sampler.sample(
                     rows.logits(index), self.history, len(self.history)
                 ).token
             if self.config.n_probs is not None:
                 with self.account.phase("sample"):
                     row = rows.logits(index)
-                    self._chances.append(self.sampler.chances(row, self.history, token))
+                    self._logprobs.append(self.sampler.logprobs(row, self.history, token))
             return token
 
         return choose
@@ -117,8 +119,8 @@ class Writing:
         tokens = tuple(self.answer.tokens[self._n_given :])
         self._n_given += len(tokens)
         text, reasoning = self.answer.new_text()
-        chances, self._chances = tuple(self._chances), []
-        return Step(tokens, text, n_drafted, n_accepted, reasoning, chances)
+        logprobs, self._logprobs = tuple(self._logprobs), []
+        return Step(tokens, text, n_drafted, n_accepted, reasoning, logprobs)
 
 
 def check_prompt(prompt: Sequence[int], n_ctx: int) -> None:

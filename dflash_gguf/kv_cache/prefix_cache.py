@@ -10,7 +10,7 @@ unused go to main memory, and from there to nowhere. Elsewhere they lie in cells
 that computed them, and go to main memory when it gives them up.
 
 A model with recurrent layers or windows can begin only where all of its state was kept, so that is
-done at places where later prompts may part: `Found.stops`.
+done at places where later prompts may part: `PrefixHit.snapshot_positions`.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from ..native import Prefix
 
 PAGE = 64
 """Cells that a sequence takes at a time, and tokens whose rows prefixes share."""
-EVERY = 4096
+SNAPSHOT_INTERVAL = 4096
 """Tokens of a long prompt between two places where all of its state is kept."""
-LEAST_BRANCH = 32
+MIN_BRANCH = 32
 """Tokens after the last such place from which one is worth it where two prompts part."""
 
 Tokens = NDArray[np.int32]
 
 
-class Engine(Protocol):
+class EngineLike(Protocol):
     """What prefixes lie in: a `native.Engine`."""
 
-    divides_prefixes: bool
+    partial_prefix_ok: bool
 
     @property
     def n_free_cells(self) -> int:
@@ -46,11 +46,11 @@ class Engine(Protocol):
     def prefix_bytes(self) -> int:
         """What prefixes take of main memory."""
 
-    def spill(self, n_cells: int, n_bytes: int, spared: Prefix | None = None) -> bool:
+    def offload(self, n_cells: int, n_bytes: int, pinned: Prefix | None = None) -> bool:
         """Frees cells that only prefixes hold; False where that takes more of main memory."""
 
 
-class Timeline(Protocol):
+class SequenceLike(Protocol):
     """A `native.Sequence`."""
 
     @property
@@ -61,50 +61,50 @@ class Timeline(Protocol):
     def tokens(self) -> Tokens:
         """These."""
 
-    def wanted_cells(self, n: int) -> int:
+    def cells_needed(self, n: int) -> int:
         """How many free cells n more tokens take."""
 
-    def keep(self) -> Prefix:
+    def snapshot(self) -> Prefix:
         """What it holds."""
 
-    def cost_of_keeping(self) -> int:
+    def snapshot_bytes(self) -> int:
         """Bytes of main memory that `keep` takes."""
 
-    def adopt(self, prefix: Prefix, n: int) -> None:
+    def attach(self, prefix: Prefix, n: int) -> None:
         """Begins with n tokens of a prefix, or goes back to them."""
 
     def reset(self) -> None:
         """Forgets all."""
 
 
-AnyTimeline = TypeVar("AnyTimeline", bound=Timeline)
+AnySequence = TypeVar("AnySequence", bound=SequenceLike)
 
 
-class Found(NamedTuple):
+class PrefixHit(NamedTuple):
     """How a sequence begins."""
 
     n_cached: int = 0
     """Tokens that it holds now."""
     n_draft_context: int = 0
     """The last of them, that the drafter remembers too."""
-    stops: tuple[int, ...] = ()
+    snapshot_positions: tuple[int, ...] = ()
     """Positions after which `keep` is to be called, while the others are computed."""
 
-    def with_stop(self, position: int) -> Found:
+    def with_snapshot(self, position: int) -> PrefixHit:
         """With one more of these, where there are some."""
-        if not self.stops or position in self.stops:
+        if not self.snapshot_positions or position in self.snapshot_positions:
             return self
-        return self._replace(stops=tuple(sorted((*self.stops, position))))
+        return self._replace(snapshot_positions=tuple(sorted((*self.snapshot_positions, position))))
 
-    def next_stop(self, position: int, end: int) -> int:
+    def next_snapshot(self, position: int, end: int) -> int:
         """Where tokens that are computed from a position on are to be cut."""
-        return next((stop for stop in self.stops if stop > position), end)
+        return next((stop for stop in self.snapshot_positions if stop > position), end)
 
 
 class _Node:
     """Where texts part, or a prefix ends."""
 
-    __slots__ = ("children", "edge", "n_proven", "parent", "prefix")
+    __slots__ = ("children", "edge", "n_verified_finite", "parent", "prefix")
 
     def __init__(self, parent: _Node | None, edge: Tokens) -> None:
         """edge: tokens from the parent's end on."""
@@ -112,7 +112,7 @@ class _Node:
         self.edge = edge
         self.children: dict[int, _Node] = {}
         self.prefix: Prefix | None = None
-        self.n_proven = 0
+        self.n_verified_finite = 0
 
 
 class _Match(NamedTuple):
@@ -125,14 +125,14 @@ class _Match(NamedTuple):
     """Tokens that some prefix begins with, though it may be of no use."""
 
 
-class Prefixes:
+class PrefixCache:
     """The prefixes of an engine. Not for two threads at once."""
 
-    def __init__(self, engine: Engine, limit: int) -> None:
+    def __init__(self, engine: EngineLike, limit: int) -> None:
         """limit: bytes of main memory."""
         self._engine = engine
         self.limit = limit
-        self.resting: Callable[[], Sequence[Timeline]] = list
+        self.parked: Callable[[], Sequence[SequenceLike]] = list
         """Gives the sequences that nobody uses, the longest unused first."""
         self._root = _Node(None, np.empty(0, dtype=np.int32))
         self._used: dict[_Node, None] = {}  # those with a prefix, the longest unused first
@@ -142,120 +142,127 @@ class Prefixes:
 
     # ---- for those who run sequences
 
-    def begin(
+    def start(
         self,
-        timeline: Timeline,
+        sequence: SequenceLike,
         tokens: Sequence[int],
-        turns: Sequence[int] = (),
+        turn_boundaries: Sequence[int] = (),
         *,
-        is_fresh: bool = False,
-    ) -> Found:
+        ignore_prefix_cache: bool = False,
+    ) -> PrefixHit:
         """A sequence begins with what is known of tokens, all but the last of them at most.
 
         What it held is kept; of that, what these tokens begin with stays where it is.
-        turns: positions where a later text may part from this one. is_fresh: it begins with
-        nothing.
+        turn_boundaries: positions where a later text may part from this one. ignore_prefix_cache:
+        it begins with nothing.
         """
-        if timeline.position and self.find(timeline.tokens) is None:
-            self.keep(timeline)
+        if sequence.position and self.find(sequence.tokens) is None:
+            self.insert(sequence)
         ids = np.asarray(tokens, dtype=np.int32)
-        match = self._match(ids[: 0 if is_fresh else -1])
+        match = self._match(ids[: 0 if ignore_prefix_cache else -1])
         n, n_draft = 0, 0
         if match.node is None or match.node.prefix is None:
-            _empty(timeline)
+            _empty(sequence)
         else:
             self._touch(match.node)
-            n = self._begin_with(timeline, match.node, match.node.prefix, ids[: match.n])
+            n = self._begin_with(sequence, match.node, match.node.prefix, ids[: match.n])
             info = match.node.prefix.info()
             n_draft = max(0, int(info.n_draft) - (int(info.n_tokens) - n)) if n else 0
-        return Found(n, n_draft, self._stops(n, match.n_common, len(ids), turns))
+        return PrefixHit(
+            n, n_draft, self._snapshot_positions(n, match.n_common, len(ids), turn_boundaries)
+        )
 
     def nearest(
-        self, timelines: Sequence[AnyTimeline], tokens: Sequence[int]
-    ) -> AnyTimeline | None:
+        self, sequences: Sequence[AnySequence], tokens: Sequence[int]
+    ) -> AnySequence | None:
         """Of some sequences that which holds what `begin` would begin with, else an empty one."""
         ids = np.asarray(tokens[:-1], dtype=np.int32)
         n = self._match(ids).n
         empty = None
-        for timeline in timelines:
-            if not timeline.position:
-                empty = timeline
-            elif n and _holds(timeline, ids[:n]):
-                return timeline
+        for sequence in sequences:
+            if not sequence.position:
+                empty = sequence
+            elif n and _holds(sequence, ids[:n]):
+                return sequence
         return empty
 
-    def put(self, timeline: Timeline) -> None:
+    def release(self, sequence: SequenceLike) -> None:
         """Keeps what a sequence holds, and empties it."""
-        if timeline.position:
-            self.keep(timeline)
-            timeline.reset()
+        if sequence.position:
+            self.insert(sequence)
+            sequence.reset()
 
-    def rest(self, timeline: Timeline) -> None:
+    def park(self, sequence: SequenceLike) -> None:
         """Keeps what a sequence holds, which nobody uses now: where it is, if it is known there."""
-        if timeline.position:
-            self.keep(timeline)
-            if self.find(timeline.tokens) is None:
-                timeline.reset()
+        if sequence.position:
+            self.insert(sequence)
+            if self.find(sequence.tokens) is None:
+                sequence.reset()
 
-    def keep(self, timeline: Timeline) -> None:
+    def insert(self, sequence: SequenceLike) -> None:
         """Keeps what a sequence holds, if there is room; rows of its last pass may be gone."""
-        ids = np.asarray(timeline.tokens, dtype=np.int32)
+        ids = np.asarray(sequence.tokens, dtype=np.int32)
         if not len(ids):
             return
         match = self._match(ids)
-        if match.node is not None and match.n == len(ids) <= match.node.n_proven:
+        if match.node is not None and match.n == len(ids) <= match.node.n_verified_finite:
             self._touch(match.node)
             return
-        while self._engine.prefix_bytes + (cost := timeline.cost_of_keeping()) > self.limit:
+        while self._engine.prefix_bytes + (cost := sequence.snapshot_bytes()) > self.limit:
             if not self._used or cost > self.limit:
                 return
             self._drop(next(iter(self._used)))
-        self._add(ids, timeline.keep())
+        self._add(ids, sequence.snapshot())
 
     def n_known(self, tokens: Sequence[int]) -> int:
         """How many of these a sequence would begin with."""
         return self._match(np.asarray(tokens[:-1], dtype=np.int32)).n
 
     def reserve(
-        self, timeline: Timeline, tokens: Sequence[int], spare: int = 0, *, is_fresh: bool = False
+        self,
+        sequence: SequenceLike,
+        tokens: Sequence[int],
+        headroom: int = 0,
+        *,
+        ignore_prefix_cache: bool = False,
     ) -> bool:
         """Makes room for a sequence to hold all of these from `begin` on, and spare cells beside.
 
         Whether there is.
         """
         ids = np.asarray(tokens, dtype=np.int32)
-        match = self._match(ids[: 0 if is_fresh else -1])
-        if match.n and _holds(timeline, ids[: match.n]):
-            goes_back = PAGE if match.n < timeline.position else 0
-            more = timeline.wanted_cells(max(0, len(ids) - timeline.position))
-            if self.make_room(more + goes_back + spare, match.node, timeline):
+        match = self._match(ids[: 0 if ignore_prefix_cache else -1])
+        if match.n and _holds(sequence, ids[: match.n]):
+            goes_back = PAGE if match.n < sequence.position else 0
+            more = sequence.cells_needed(max(0, len(ids) - sequence.position))
+            if self.make_room(more + goes_back + headroom, match.node, sequence):
                 return True
-        wanted = (-(-len(tokens) // PAGE) - -(-match.n // PAGE)) * PAGE + spare
+        wanted = (-(-len(tokens) // PAGE) - -(-match.n // PAGE)) * PAGE + headroom
         if match.node is None or match.node.prefix is None:
             return self.make_room(wanted)
         self._touch(match.node)
-        return self.make_room(match.node.prefix.wanted_cells(match.n) + wanted, match.node)
+        return self.make_room(match.node.prefix.cells_needed(match.n) + wanted, match.node)
 
     def make_room(
-        self, n_cells: int, spared: _Node | None = None, begun: Timeline | None = None
+        self, n_cells: int, pinned: _Node | None = None, claimed: SequenceLike | None = None
     ) -> bool:
         """Frees cells, the longest unused first, until there are so many; whether there are.
 
-        spared: stays where it is. begun: a resting sequence that somebody is about to use.
+        pinned: stays where it is. claimed: a resting sequence that somebody is about to use.
         """
         if self._engine.n_free_cells >= n_cells:
             return True
-        for timeline in self.resting():
-            if timeline is not begun:
-                _empty(timeline)  # what is kept of it moves, where it is in nobody's cells else
+        for sequence in self.parked():
+            if sequence is not claimed:
+                _empty(sequence)  # what is kept of it moves, where it is in nobody's cells else
                 if self._engine.n_free_cells >= n_cells:
                     return True
-        stays = None if spared is None else spared.prefix
+        stays = None if pinned is None else pinned.prefix
         while (missing := n_cells - self._engine.n_free_cells) > 0:
             room = max(0, self.limit - self._engine.prefix_bytes)
-            if self._engine.spill(missing, room, stays):
+            if self._engine.offload(missing, room, stays):
                 break
-            oldest = next((node for node in self._used if node is not spared), None)
+            oldest = next((node for node in self._used if node is not pinned), None)
             if oldest is None:
                 break
             self._drop(oldest)  # for its memory, or its cells
@@ -266,10 +273,10 @@ class Prefixes:
         while self._used:
             self._drop(next(iter(self._used)))
 
-    def forget_unproven(self) -> None:
+    def forget_unverified(self) -> None:
         """Forgets those that nothing finite was computed after, as one that was not has been."""
         for node in list(self._used):
-            if node.prefix is not None and node.n_proven < node.prefix.n_tokens:
+            if node.prefix is not None and node.n_verified_finite < node.prefix.n_tokens:
                 self._drop(node)
 
     def forget_text(self, tokens: Sequence[int]) -> bool:
@@ -303,11 +310,17 @@ class Prefixes:
 
     # ---- places where all of a state is kept
 
-    def _stops(self, n: int, n_common: int, end: int, turns: Sequence[int]) -> tuple[int, ...]:
-        if self._engine.divides_prefixes:
+    def _snapshot_positions(
+        self, n: int, n_common: int, end: int, turn_boundaries: Sequence[int]
+    ) -> tuple[int, ...]:
+        if self._engine.partial_prefix_ok:
             return ()
-        wanted = {end - 1, *turns, *range(n + EVERY, end - LEAST_BRANCH, EVERY)}
-        if n_common >= n + LEAST_BRANCH:
+        wanted = {
+            end - 1,
+            *turn_boundaries,
+            *range(n + SNAPSHOT_INTERVAL, end - MIN_BRANCH, SNAPSHOT_INTERVAL),
+        }
+        if n_common >= n + MIN_BRANCH:
             wanted.add(n_common)
         return tuple(sorted(stop for stop in wanted if n < stop < end))
 
@@ -327,11 +340,11 @@ class Prefixes:
             node = child
             if node.prefix is not None:
                 best, n_best = node, at
-        if self._engine.divides_prefixes and below is not None and at > n_best:
+        if self._engine.partial_prefix_ok and below is not None and at > n_best:
             while below.prefix is None and below.children:
                 below = below.children[next(reversed(below.children))]
             if below.prefix is not None:  # an interruption may leave a leaf without one
-                n = at if at in (below.prefix.n_tokens,) else min(at, below.n_proven)
+                n = at if at in (below.prefix.n_tokens,) else min(at, below.n_verified_finite)
                 if n > n_best:
                     best, n_best = below, n
         return _Match(best, n_best, at)
@@ -340,7 +353,7 @@ class Prefixes:
         node, at = self._root, 0
         covered: list[_Node] = []
         while at < len(ids):
-            if self._engine.divides_prefixes and node.prefix is not None:
+            if self._engine.partial_prefix_ok and node.prefix is not None:
                 covered.append(node)  # the new one can do all that it can
             child = node.children.get(int(ids[at]))
             if child is None:
@@ -352,7 +365,7 @@ class Prefixes:
             node, at = child, at + n
         if node.prefix is not None:
             self._close(node)
-        node.prefix, node.n_proven = prefix, int(prefix.info().n_verified_finite)
+        node.prefix, node.n_verified_finite = prefix, int(prefix.info().n_verified_finite)
         self._touch(node)
         for node in covered:
             self._drop(node)
@@ -378,19 +391,19 @@ class Prefixes:
 
     # ---- cells
 
-    def _begin_with(self, timeline: Timeline, node: _Node, prefix: Prefix, ids: Tokens) -> int:
+    def _begin_with(self, sequence: SequenceLike, node: _Node, prefix: Prefix, ids: Tokens) -> int:
         """As many of these, which a prefix begins with, as there are cells for."""
         n = len(ids)
-        if _holds(timeline, ids):
-            goes_back = PAGE if n < timeline.position else 0
-            if self.make_room(goes_back, node, timeline):
-                timeline.adopt(prefix, n)
+        if _holds(sequence, ids):
+            goes_back = PAGE if n < sequence.position else 0
+            if self.make_room(goes_back, node, sequence):
+                sequence.attach(prefix, n)
                 return n
-        _empty(timeline)
-        ends = (n, n - n % PAGE) if self._engine.divides_prefixes else (n,)
+        _empty(sequence)
+        ends = (n, n - n % PAGE) if self._engine.partial_prefix_ok else (n,)
         for end in ends:
-            if end and self.make_room(prefix.wanted_cells(end), node, timeline):
-                timeline.adopt(prefix, end)
+            if end and self.make_room(prefix.cells_needed(end), node, sequence):
+                sequence.attach(prefix, end)
                 return end
         return 0
 
@@ -398,14 +411,14 @@ class Prefixes:
         return (node.prefix for node in self._used if node.prefix is not None)
 
 
-def _empty(timeline: Timeline) -> None:
-    if timeline.position:
-        timeline.reset()
+def _empty(sequence: SequenceLike) -> None:
+    if sequence.position:
+        sequence.reset()
 
 
-def _holds(timeline: Timeline, ids: Tokens) -> bool:
+def _holds(sequence: SequenceLike, ids: Tokens) -> bool:
     """Whether a sequence begins with these."""
-    return timeline.position >= len(ids) and bool((timeline.tokens[: len(ids)] == ids).all())
+    return sequence.position >= len(ids) and bool((sequence.tokens[: len(ids)] == ids).all())
 
 
 def _n_common(a: Tokens, b: Tokens) -> int:

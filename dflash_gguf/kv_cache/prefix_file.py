@@ -19,8 +19,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from ..native import Engine, Error, Part, Prefix, ggml_version, library_build
-from ..text.gguf_metadata import Metadata, files_of
+from ..native import Engine, Error, Prefix, PrefixTensor, ggml_version, library_build
+from ..text.gguf_metadata import GgufMetadata, files_of
 
 Bytes = NDArray[np.uint8]
 
@@ -99,7 +99,7 @@ def load(engine: Engine, path: Path, make_room: Callable[[int], bool]) -> tuple[
         context or more bytes than there is room for; OSError.
     """
     n_bytes = path.stat().st_size
-    with Metadata(path) as values:
+    with GgufMetadata(path) as values:
         if values.text("general.architecture") != ARCHITECTURE:
             raise ValueError(f"{path}: is no file of a prefix")
         for name, wanted in identity(engine).items():
@@ -144,11 +144,11 @@ def _fill(prefix: Prefix, file: BinaryIO, sums: list[int], path: Path) -> None:
             raise ValueError(f"{path}: is damaged: tensor {parts[index].name} is not whole")
         prefix.write(index, data)
         sums.append(checksum)
-    found = _get(file, np.empty(8 * len(sums), dtype=np.uint8))
-    if len(found) != 8 * len(sums):
+    stored = _get(file, np.empty(8 * len(sums), dtype=np.uint8))
+    if len(stored) != 8 * len(sums):
         raise ValueError(f"{path}: is damaged: tensor {CHECKSUMS} is not whole")
     names = ["its header", *(f"tensor {name}" for name in (TOKENS, *(x.name for x in parts)))]
-    for name, have, wanted in zip(names, sums, found.view("<i8").tolist(), strict=True):
+    for name, have, wanted in zip(names, sums, stored.view("<i8").tolist(), strict=True):
         if have != wanted:
             raise ValueError(f"{path}: is damaged: {name} has another checksum")
 
@@ -162,7 +162,7 @@ def _sum(data: NDArray[Any]) -> int:
 
 
 def _ahead(
-    parts: Sequence[Part], read: Callable[[int, Bytes], tuple[Bytes, int]]
+    parts: Sequence[PrefixTensor], read: Callable[[int, Bytes], tuple[Bytes, int]]
 ) -> Iterator[tuple[int, Bytes, int]]:
     """Each part's number, bytes and checksum, while a thread reads the next one."""
     spare = [np.empty(max((part.n_bytes for part in parts), default=0), np.uint8) for _ in "ab"]

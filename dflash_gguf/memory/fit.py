@@ -26,7 +26,7 @@ Planning = Callable[[LoadConfig, int], Plan]
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class FitConstraints:
     """What the user decided; None is left to choose.
 
     n_ctx: tokens. cache_types: K and V. n_ubatch, draft_window: as in LoadConfig. n_rows: of a
@@ -52,7 +52,7 @@ class Fit:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SplitFit:
     """A split that fits: layers on the device with the head, first layers without their experts."""
 
     n_gpu_layers: int
@@ -60,25 +60,29 @@ class Part:
     fit: Fit
 
 
-def _small_parts(wish: Wish) -> Iterator[tuple[int, int, int]]:
+def _small_parts(constraints: FitConstraints) -> Iterator[tuple[int, int, int]]:
     """Micro-batch, drafter's window and rows of a verify, largest first."""
     for n_ubatch, window, n_rows in (
         (DEFAULTS["n_ubatch"], DEFAULTS["draft_window"], MAX_VERIFY),
         (256, 2048, TREE_BUDGET + 1),
         (128, 1024, 1),
     ):
-        yield wish.n_ubatch or n_ubatch, wish.draft_window or window, min(wish.n_rows, n_rows)
+        yield (
+            constraints.n_ubatch or n_ubatch,
+            constraints.draft_window or window,
+            min(constraints.n_rows, n_rows),
+        )
 
 
-def _pairs(wish: Wish) -> list[tuple[str, str]]:
-    key, value = wish.cache_types
+def _pairs(constraints: FitConstraints) -> list[tuple[str, str]]:
+    key, value = constraints.cache_types
     pairs = [(key or k, value or v) for k, v in PAIRS]
     return list(dict.fromkeys(pairs))
 
 
-def candidates(wish: Wish) -> Iterator[tuple[LoadConfig, int]]:
+def candidates(constraints: FitConstraints) -> Iterator[tuple[LoadConfig, int]]:
     """Settings but for the context, the best first: large parts shrink before K/V lose much."""
-    pairs, parts = _pairs(wish), list(dict.fromkeys(_small_parts(wish)))
+    pairs, parts = _pairs(constraints), list(dict.fromkeys(_small_parts(constraints)))
     gentle, rough = pairs[:2], pairs[2:]
     for some in (gentle, rough):
         for part in parts:
@@ -100,13 +104,17 @@ def fits(plan: Plan) -> bool:
     return all(needed <= USABLE * free for _, needed, free in plan.places)
 
 
-def longest_context(planning: Planning, config: LoadConfig, n_rows: int, most: int) -> int:
-    """The longest context up to `most` that fits, a multiple of STEP or `most`; 0 if none does."""
+def longest_context(planning: Planning, config: LoadConfig, n_rows: int, max_ctx: int) -> int:
+    """Returns the longest context that fits, a multiple of STEP or `max_ctx`; 0 if none does."""
 
     def holds(n_ctx: int) -> bool:
         return fits(planning(replace(config, n_ctx=n_ctx), n_rows))
 
-    return most if holds(most) else _largest(lambda n: holds(n * STEP), (most - 1) // STEP) * STEP
+    return (
+        max_ctx
+        if holds(max_ctx)
+        else _largest(lambda n: holds(n * STEP), (max_ctx - 1) // STEP) * STEP
+    )
 
 
 def with_context(planning: Planning, config: LoadConfig, n_ctx_train: int) -> LoadConfig:
@@ -117,68 +125,71 @@ def with_context(planning: Planning, config: LoadConfig, n_ctx_train: int) -> Lo
     """
     if config.n_ctx is not None:
         return config
-    most = min(n_ctx_train, DEFAULT_N_CTX)
-    n_ctx = longest_context(planning, config, 0, most)
-    return replace(config, n_ctx=n_ctx or min(most, STEP))
+    max_ctx = min(n_ctx_train, DEFAULT_N_CTX)
+    n_ctx = longest_context(planning, config, 0, max_ctx)
+    return replace(config, n_ctx=n_ctx or min(max_ctx, STEP))
 
 
-def most_rows(planning: Planning, config: LoadConfig, most: int) -> int:
-    """Rows of the largest verify that fits, up to `most`; 0 if none does."""
+def max_verify_rows(planning: Planning, config: LoadConfig, max_rows: int) -> int:
+    """Rows of the largest verify that fits, up to `max_rows`; 0 if none does."""
 
     def holds(n_rows: int) -> bool:
         return fits(planning(config, n_rows))
 
-    return most if holds(most) else _largest(holds, most - 1)
+    return max_rows if holds(max_rows) else _largest(holds, max_rows - 1)
 
 
-def _largest(holds: Callable[[int], bool], most: int) -> int:
-    """The largest number up to `most` that holds, as all below it do; 0 if none does."""
-    low, high = 0, most + 1  # low holds or is 0, high does not
+def _largest(holds: Callable[[int], bool], upper: int) -> int:
+    """The largest number up to `upper` that holds, as all below it do; 0 if none does."""
+    low, high = 0, upper + 1  # low holds or is 0, high does not
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if holds(middle) else (low, middle)
     return low
 
 
-def fit(planning: Planning, wish: Wish) -> Fit | None:
+def fit(planning: Planning, constraints: FitConstraints) -> Fit | None:
     """The best settings that fit, or None if not even a short context does.
 
     A wished context is kept as long as K/V types allow it, then shortened.
     """
-    most = wish.n_ctx or wish.n_ctx_train
-    *_, (least, n_least) = candidates(wish)
-    if not fits(planning(replace(least, n_ctx=min(most, STEP)), n_least)):
+    max_ctx = constraints.n_ctx or constraints.n_ctx_train
+    *_, (smallest, n_smallest) = candidates(constraints)
+    if not fits(planning(replace(smallest, n_ctx=min(max_ctx, STEP)), n_smallest)):
         return None
-    enough = wish.n_ctx or min(most, USEFUL_CONTEXT)
+    enough = constraints.n_ctx or min(max_ctx, USEFUL_CONTEXT)
     best: tuple[int, LoadConfig, int] = (0, LoadConfig(), 0)
-    for config, n_rows in candidates(wish):
-        if wish.n_ctx and not fits(planning(replace(config, n_ctx=most), n_rows)):
+    for config, n_rows in candidates(constraints):
+        if constraints.n_ctx and not fits(planning(replace(config, n_ctx=max_ctx), n_rows)):
             continue
-        n_ctx = most if wish.n_ctx else longest_context(planning, config, n_rows, most)
+        n_ctx = max_ctx if constraints.n_ctx else longest_context(planning, config, n_rows, max_ctx)
         if n_ctx > best[0]:
             best = (n_ctx, config, n_rows)
         if n_ctx >= enough:
             break
-    if not best[0] and wish.n_ctx:
-        config, n_rows = list(candidates(wish))[-1]
-        best = (longest_context(planning, config, n_rows, most), config, n_rows)
+    if not best[0] and constraints.n_ctx:
+        config, n_rows = list(candidates(constraints))[-1]
+        best = (longest_context(planning, config, n_rows, max_ctx), config, n_rows)
     if not best[0]:
         return None
     config = replace(best[1], n_ctx=best[0])
     plan = planning(config, best[2])
-    return Fit(config, best[2], plan, _reason(planning, wish, plan))
+    return Fit(config, best[2], plan, _reason(planning, constraints, plan))
 
 
 def fit_part(
-    planning_of: Callable[[int, int], Planning], wish: Wish, n_layer: int, has_experts: bool
-) -> Part | None:
+    planning_of: Callable[[int, int], Planning],
+    constraints: FitConstraints,
+    n_layer: int,
+    has_experts: bool,
+) -> SplitFit | None:
     """The largest part of a model that fits with settings that lose nothing, or None.
 
     Experts stay on the CPU before layers do, as a token touches few of them. planning_of: plans
     with so many layers on the device and so many without their experts.
     """
-    config, n_rows = next(candidates(wish))
-    config = replace(config, n_ctx=wish.n_ctx or min(wish.n_ctx_train, PART_CONTEXT))
+    config, n_rows = next(candidates(constraints))
+    config = replace(config, n_ctx=constraints.n_ctx or min(constraints.n_ctx_train, PART_CONTEXT))
 
     def holds(layers: int, without_experts: int) -> bool:
         return fits(planning_of(layers, without_experts)(config, n_rows))
@@ -194,7 +205,7 @@ def fit_part(
         return None
     plan = planning_of(layers, without)(config, n_rows)
     reason = f"{place}, {_chosen(plan)}: {_used(plan)}, the rest stays on the CPU"
-    return Part(layers, without, Fit(config, n_rows, plan, reason))
+    return SplitFit(layers, without, Fit(config, n_rows, plan, reason))
 
 
 def _used(plan: Plan) -> str:
@@ -211,10 +222,10 @@ def _chosen(plan: Plan) -> str:
     return chosen
 
 
-def _reason(planning: Planning, wish: Wish, plan: Plan) -> str:
+def _reason(planning: Planning, constraints: FitConstraints, plan: Plan) -> str:
     chosen, used = _chosen(plan), _used(plan)
-    first, n_rows = next(candidates(wish))
-    ideal = planning(replace(first, n_ctx=wish.n_ctx or wish.n_ctx_train), n_rows)
+    first, n_rows = next(candidates(constraints))
+    ideal = planning(replace(first, n_ctx=constraints.n_ctx or constraints.n_ctx_train), n_rows)
     if fits(ideal):
         return f"{chosen}: {used}, nothing had to give"
     return (

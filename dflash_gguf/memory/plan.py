@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from ..config import LoadConfig
 from ..native import Drafter, Engine, Error, Model, devices, load_backend
 
-MOST_PREFIX_BYTES = 8 << 30
+MAX_PREFIX_BYTES = 8 << 30
 """Of main memory, that what is kept of earlier answers takes where nobody says."""
 KEPT = "earlier answers, at most"
 CONTEXT_BYTES = 512 << 20
@@ -18,7 +18,7 @@ CONTEXT_BYTES = 512 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class PlanItem:
     """One use of memory. where: "device"; "host"; or "file", mapped pages the system may drop."""
 
     name: str
@@ -45,7 +45,7 @@ class Plan:
     n_ubatch: int
     draft_window: int
     verify_rows: int
-    items: tuple[Item, ...]
+    items: tuple[PlanItem, ...]
     host_free_bytes: int | None = None
     prefix_bytes: int = 0
 
@@ -66,10 +66,10 @@ class Plan:
     @property
     def places(self) -> list[tuple[str, int, int]]:
         """Where memory is taken: a name, bytes needed there, bytes free."""
-        found = [(self.device, self.needed_bytes, self.free_bytes)]
+        places = [(self.device, self.needed_bytes, self.free_bytes)]
         if self.host_free_bytes is not None:
-            found.append(("main memory", self.total("host"), self.host_free_bytes))
-        return found
+            places.append(("main memory", self.total("host"), self.host_free_bytes))
+        return places
 
     @property
     def tightest(self) -> tuple[str, int, int]:
@@ -86,8 +86,8 @@ class Plan:
         places = [x for x in ("device", "host", "file") if self.total(x)]
         rows = [("MiB", *(self._heading(place) for place in places))]
         for name in dict.fromkeys(item.name for item in self.items):
-            found = {item.where: _mib(item.bytes) for item in self.items if item.name == name}
-            rows.append((name, *(found.get(place, "") for place in places)))
+            cells = {item.where: _mib(item.bytes) for item in self.items if item.name == name}
+            rows.append((name, *(cells.get(place, "") for place in places)))
         rows.append(("in all", *(_mib(self.total(place)) for place in places)))
         widths = [max(len(row[i]) for row in rows) for i in range(len(places) + 1)]
         lines = [
@@ -149,7 +149,7 @@ class Planner:
         self._vram = vram
         self.config = config
         hypothetical = vram is not None and not _has_gpu(config)
-        self.model = Model(os.fspath(path), config, measure="cuda" if hypothetical else "device")
+        self.model = Model(os.fspath(path), config, dry_run="cuda" if hypothetical else "device")
         self._drafter = None if drafter is None else Drafter(os.fspath(drafter), self.model)
 
     @property
@@ -172,7 +172,7 @@ class Planner:
             plan = replace(plan, host_free_bytes=free_bytes("CPU"))
         if config.cache_ram is None:
             left = free_bytes("CPU") - plan.total("host")
-            plan = replace(plan, prefix_bytes=min(MOST_PREFIX_BYTES, max(0, left // 4)))
+            plan = replace(plan, prefix_bytes=min(MAX_PREFIX_BYTES, max(0, left // 4)))
         return plan
 
     @property
@@ -199,7 +199,7 @@ def free_bytes(device: str) -> int:
 def plan_of(engine: Engine, config: LoadConfig, free: int) -> Plan:
     """The plan that an engine, measured or real, amounts to. free: bytes of its device."""
     model = engine.model
-    kept = Item(KEPT, (config.cache_ram or 0) << 20, "host")
+    kept = PlanItem(KEPT, (config.cache_ram or 0) << 20, "host")
     return Plan(
         device=model.backend,
         on_gpu=model.on_gpu,
@@ -215,16 +215,16 @@ def plan_of(engine: Engine, config: LoadConfig, free: int) -> Plan:
     )
 
 
-def _items(engine: Engine) -> Iterator[Item]:
+def _items(engine: Engine) -> Iterator[PlanItem]:
     model, drafter = engine.model, engine.drafter
     place = "device" if model.on_gpu else "host"
-    yield Item("target weights", model.device_bytes, place)
-    yield Item("target weights", model.beside_bytes, "host")
-    yield Item("target weights", model.mapped_bytes, "file")
-    yield Item("token embeddings", model.embedding_bytes, "file")
+    yield PlanItem("target weights", model.device_bytes, place)
+    yield PlanItem("target weights", model.cpu_split_bytes, "host")
+    yield PlanItem("target weights", model.mapped_bytes, "file")
+    yield PlanItem("token embeddings", model.embedding_bytes, "file")
     if drafter is not None:
-        yield Item("drafter weights", drafter.copied_bytes, place)
-        yield Item("drafter weights", drafter.mapped_bytes, "file")
+        yield PlanItem("drafter weights", drafter.copied_bytes, place)
+        yield PlanItem("drafter weights", drafter.mapped_bytes, "file")
     memory = engine.memory()
     is_split = any(use.name == "arena" and use.place != model.backend for use in memory)
     at_most = ", at most" if model.is_hypothetical and is_split else ""
@@ -239,9 +239,9 @@ def _items(engine: Engine) -> Iterator[Item]:
     }
     for use in memory:
         where = place if use.place == model.backend else "host"
-        yield Item(labels[use.name], use.bytes, where)
+        yield PlanItem(labels[use.name], use.bytes, where)
     if model.is_hypothetical:
-        yield Item("driver and kernels, about", CONTEXT_BYTES, place)
+        yield PlanItem("driver and kernels, about", CONTEXT_BYTES, place)
 
 
 def check_fits(plan: Plan) -> None:

@@ -1,7 +1,7 @@
 """The compiled core in Python terms: numpy in, numpy out. No other module sees a C pointer."""
 
 from ._ffi import Error, library_build
-from .calibration import NewtonRules
+from .calibration import CalibrationParams
 from .engines import Engine, Memory
 from .ggml import Device, devices, ggml_version, load_backend, probe_buffer_type, quantize
 from .limits import MAX_PARALLEL, MAX_TOP, MAX_VERIFY
@@ -16,15 +16,14 @@ from .load_config import (
     Option,
 )
 from .models import Drafter, Model
-from .node_selection import ANYTHING, Picked, Worth, pick
-from .passes import Draft, DraftRequest, Item, Rows
-from .prefixes import Part, Prefix
-from .samplers import CoreSampler, SamplerOptions, Walk
-from .sequences import Checkpoint, Sequence
-from .suffix_index import Copies, Proposals
+from .node_selection import NO_THRESHOLD, BreakEven, Selection, select_nodes
+from .passes import BatchEntry, Draft, DraftRequest, Rows
+from .prefixes import Prefix, PrefixTensor
+from .samplers import CoreSampler, SampleRequest, SamplerOptions
+from .sequences import Sequence, SequenceCheckpoint
+from .suffix_index import Proposals, SuffixIndex
 
 __all__ = [
-    "ANYTHING",
     "CACHE_TYPES",
     "DEFAULTS",
     "DEFAULT_N_CTX",
@@ -33,9 +32,11 @@ __all__ = [
     "MAX_PARALLEL",
     "MAX_TOP",
     "MAX_VERIFY",
+    "NO_THRESHOLD",
     "OPTIONS",
-    "Checkpoint",
-    "Copies",
+    "BatchEntry",
+    "BreakEven",
+    "CalibrationParams",
     "CoreSampler",
     "Device",
     "Draft",
@@ -43,26 +44,25 @@ __all__ = [
     "Drafter",
     "Engine",
     "Error",
-    "Item",
     "LoadConfig",
     "Memory",
     "Model",
-    "NewtonRules",
     "Option",
-    "Part",
-    "Picked",
     "Prefix",
+    "PrefixTensor",
     "Proposals",
     "Rows",
+    "SampleRequest",
     "SamplerOptions",
+    "Selection",
     "Sequence",
-    "Walk",
-    "Worth",
+    "SequenceCheckpoint",
+    "SuffixIndex",
     "devices",
     "ggml_version",
     "library_build",
     "load_backend",
-    "pick",
     "probe_buffer_type",
     "quantize",
+    "select_nodes",
 ]

@@ -140,10 +140,10 @@ _of_thread = threading.local()
 
 def _function(name: str) -> Any:
     """The C function; looking one up takes as long as calling it."""
-    found = _functions.get(name)
-    if found is None:
-        found = _functions[name] = getattr(lib(), name)
-    return found
+    function = _functions.get(name)
+    if function is None:
+        function = _functions[name] = getattr(lib(), name)
+    return function
 
 
 def call(function: str, *args: Any) -> None:

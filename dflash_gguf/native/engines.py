@@ -12,10 +12,10 @@ from ._ffi import Error, call, create, ffi, new, text, value
 from .limits import MAX_TOP, MAX_VERIFY
 from .load_config import LoadConfig, c_options
 from .models import Drafter, Model
-from .passes import Draft, DraftRequest, Item, Rows, Timeline, ids_of, nodes_of
+from .passes import BatchEntry, Draft, DraftRequest, Rows, SequenceHandle, ids_of, nodes_of
 from .prefixes import Prefix
 from .progress import Progress, c_callback
-from .samplers import Walk
+from .samplers import SampleRequest
 
 
 class Memory(NamedTuple):
@@ -65,7 +65,7 @@ class Engine:
         self.n_ctx = int(info.n_ctx)
         self.n_parallel = int(info.n_parallel)
         self.cell_bytes = int(info.cell_bytes)
-        self.divides_prefixes = bool(info.partial_prefix_ok)
+        self.partial_prefix_ok = bool(info.partial_prefix_ok)
         self.n_passes = 0
         self.n_threads = int(info.n_threads)
 
@@ -100,12 +100,12 @@ class Engine:
 
     def memory(self) -> list[Memory]:
         """What memory is used for and where, one use after another."""
-        found = []
+        uses = []
         memory = new("dfl_memory *")
         for index in range(self.info().n_memory):
             call("engine_get_memory", self.handle, index, memory)
-            found.append(Memory(text(memory.name), text(memory.place), int(memory.bytes)))
-        return found
+            uses.append(Memory(text(memory.name), text(memory.place), int(memory.bytes)))
+        return uses
 
     def bytes_of(self, name: str) -> int:
         """Memory of one use in all places."""
@@ -129,11 +129,11 @@ class Engine:
         return self._max_verify
 
     @property
-    def n_most_top(self) -> int:
-        """Best tokens of a row that `keep_top` may be asked for."""
+    def max_top_k(self) -> int:
+        """Best tokens of a row that `set_top_k` may be asked for."""
         return min(MAX_TOP, self.model.n_vocab)
 
-    def keep_top(self, k: int) -> bool:
+    def set_top_k(self, k: int) -> bool:
         """Has a device pick the k best (0 to MAX_TOP) of every row in the passes to come.
 
         They are then all that need be copied: `Rows.top`. False where the rows are at hand, on a
@@ -146,7 +146,7 @@ class Engine:
 
     @property
     def n_free_cells(self) -> int:
-        """K/V rows that no sequence has; see `Sequence.wanted_cells`."""
+        """K/V rows that no sequence has; see `Sequence.cells_needed`."""
         return int(self.info().n_free_cells)
 
     @property
@@ -154,14 +154,14 @@ class Engine:
         """What prefixes take on the host."""
         return int(self.info().prefix_bytes)
 
-    def spill(self, n_cells: int, n_bytes: int, spared: Prefix | None = None) -> bool:
+    def offload(self, n_cells: int, n_bytes: int, pinned: Prefix | None = None) -> bool:
         """Moves rows of prefixes to the host until n cells are free, or no more can be.
 
         Of those that no sequence uses the longest unused first. Whether it could: False where it
-        takes more than n_bytes. spared: stays where it is.
+        takes more than n_bytes. pinned: stays where it is.
         """
         is_done = new("int32_t *")
-        stays = ffi.NULL if spared is None else spared.handle
+        stays = ffi.NULL if pinned is None else pinned.handle
         call("engine_offload_prefixes", self.handle, n_cells, n_bytes, stays, is_done)
         return bool(is_done[0])
 
@@ -183,7 +183,7 @@ class Engine:
             self._max_draft_rows = int(self.info().draft_rows)
         return self._max_draft_rows
 
-    def run(self, items: Sequence[Item], progress: Progress | None = None) -> list[Rows]:
+    def run(self, items: Sequence[BatchEntry], progress: Progress | None = None) -> list[Rows]:
         """Runs tokens of different sequences in one pass; a list of each one's rows.
 
         A row has the bits that it has alone. Of an append the last token's row can be read, of a
@@ -204,10 +204,10 @@ class Engine:
             ids = ids_of(item.tokens, n_vocab)
             keep.append(ids)
             to.sequence, to.tokens, to.n = item.sequence.handle, ids, len(ids)
-            if item.verifies:
+            if item.is_verify:
                 to.is_verify = True
-            if item.n_to_come:
-                to.n_remaining = item.n_to_come
+            if item.n_remaining:
+                to.n_remaining = item.n_remaining
             if item.parents is not None:
                 if len(item.parents) != len(ids):
                     raise ValueError(
@@ -225,7 +225,7 @@ class Engine:
             with c_callback(progress) as callback:
                 call("engine_run", self._handle, params, len(items), callback, ffi.NULL)
         return [
-            Rows(item.sequence, to.n if item.verifies else int(not item.n_to_come))
+            Rows(item.sequence, to.n if item.is_verify else int(not item.n_remaining))
             for item, to in zip(items, params, strict=True)
         ]
 
@@ -265,7 +265,7 @@ class Engine:
             Draft(tokens[a:b], logits[a:b], log_sum_exp[a:b]) for a, b in itertools.pairwise(ends)
         ]
 
-    def choose(self, walks: Sequence[Walk]) -> list[list[int]]:
+    def sample(self, requests: Sequence[SampleRequest]) -> list[list[int]]:
         """Draws of the rows of the last pass, in one call; the tokens of each sequence.
 
         After an append that is one, of an open verify as many as a path down from the root has,
@@ -275,19 +275,19 @@ class Engine:
         Raises:
             Error: a sequence without rows, seen tokens that are none.
         """
-        params = new("dfl_sample_request[]", len(walks))
-        drawn = [ffi.new("int32_t[]", walk.n_rows) for walk in walks]
+        params = new("dfl_sample_request[]", len(requests))
+        drawn = [ffi.new("int32_t[]", walk.n_rows) for walk in requests]
         keep: list[Any] = []
-        for walk, tokens, to in zip(walks, drawn, params, strict=True):
+        for walk, tokens, to in zip(requests, drawn, params, strict=True):
             to.sequence, to.sampler = walk.sequence.handle, walk.sampler.handle
             to.position, to.sampled = walk.position, tokens
-            if walk.seen:
-                keep.append(ffi.new("int32_t[]", walk.seen))
-                to.history, to.n_history = keep[-1], len(walk.seen)
-        call("engine_sample", self._handle, params, len(walks))
+            if walk.history:
+                keep.append(ffi.new("int32_t[]", walk.history))
+                to.history, to.n_history = keep[-1], len(walk.history)
+        call("engine_sample", self._handle, params, len(requests))
         return [ffi.unpack(tokens, to.n_sampled) for tokens, to in zip(drawn, params, strict=True)]
 
-    def commit(self, paths: Sequence[tuple[Timeline, Sequence[int] | int]]) -> None:
+    def commit(self, paths: Sequence[tuple[SequenceHandle, Sequence[int] | int]]) -> None:
         """Appends a path of each sequence's open verify; what else was verified leaves no trace.
 
         paths: nodes, root first, or how many of the first ones.

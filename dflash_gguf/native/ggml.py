@@ -49,11 +49,11 @@ def load_backend_of_environment() -> None:
 def devices() -> list[Device]:
     """All devices of the registered ggml backends."""
     load_backend_of_environment()
-    found = []
+    all_devices = []
     info = new("dfl_device_info *")
     for index in range(lib().dfl_device_count()):
         call("device_get", index, info)
-        found.append(
+        all_devices.append(
             Device(
                 name=text(info.name),
                 description=text(info.description),
@@ -62,7 +62,7 @@ def devices() -> list[Device]:
                 total_bytes=info.total_bytes,
             )
         )
-    return found
+    return all_devices
 
 
 def quantize(values: NDArray[np.float32], type_name: str, n_threads: int = 0) -> NDArray[np.uint8]:

@@ -12,14 +12,14 @@ from .load_config import DEFAULT_N_CTX, LoadConfig, c_options
 from .progress import Progress, c_callback
 from .proof import proven_buffer_types
 
-MEASURES = (None, "device", "cuda")
+DRY_RUNS = (None, "device", "cuda")
 """What a model is loaded for: to run, or to be measured where it would run, or on a CUDA GPU
 that is not there. What is measured has no memory to run in."""
 
 
 @contextmanager
 def _model_params(
-    config: LoadConfig, progress: Progress | None, measure: str | None = None
+    config: LoadConfig, progress: Progress | None, dry_run: str | None = None
 ) -> Iterator[Any]:
     load_backend_of_environment()
     if config.backend_module is not None:
@@ -35,19 +35,19 @@ def _model_params(
                 **options,
                 "excluded_buffer_types": excluded,
                 "progress": callback,
-                "dry_run": MEASURES.index(measure),
+                "dry_run": DRY_RUNS.index(dry_run),
             },
         )
 
 
 def _placements(kind: str, handle: Any, n: int) -> dict[str, int]:
     """Bytes of weights by the kernels that multiply with them, the most first."""
-    found = {}
+    by_kernels = {}
     placement = new("dfl_placement *")
     for index in range(n):
         call(f"{kind}_get_placement", handle, index, placement)
-        found[text(placement.kernels)] = int(placement.bytes)
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
+        by_kernels[text(placement.kernels)] = int(placement.bytes)
+    return dict(sorted(by_kernels.items(), key=lambda item: -item[1]))
 
 
 class Model:
@@ -58,16 +58,16 @@ class Model:
         path: str,
         config: LoadConfig | None = None,
         progress: Progress | None = None,
-        measure: str | None = None,
+        dry_run: str | None = None,
     ) -> None:
-        """Maps or copies the weights. progress: (bytes done, bytes in all). measure: of MEASURES.
+        """Maps or copies the weights. progress: (bytes done, bytes in all). dry_run: of DRY_RUNS.
 
         Raises:
             Error: the file is missing, damaged or not a target this build can run; out of memory.
         """
         self.config = config or LoadConfig()
         self.path = str(path)
-        with _model_params(self.config, progress, measure) as params:
+        with _model_params(self.config, progress, dry_run) as params:
             self._handle = create("model", "model_load", self.path.encode(), params)
         info = new("dfl_model_info *")
         call("model_get_info", self._handle, info)
@@ -81,16 +81,16 @@ class Model:
         self.n_ctx_train = int(info.n_ctx_train)
         self.mapped_bytes = int(info.mapped_bytes)
         self.copied_bytes = int(info.copied_bytes)
-        self.beside_bytes = int(info.cpu_split_bytes)
+        self.cpu_split_bytes = int(info.cpu_split_bytes)
         self.embedding_bytes = int(info.embedding_bytes)
         self.on_gpu = bool(info.on_gpu)
-        self.is_hypothetical = measure == "cuda" and self.on_gpu
+        self.is_hypothetical = dry_run == "cuda" and self.on_gpu
         self.kernels = _placements("model", self._handle, info.n_placements)
 
     @property
     def device_bytes(self) -> int:
         """Weights in buffers of the device; the CPU beside it has the rest."""
-        return self.copied_bytes - self.beside_bytes
+        return self.copied_bytes - self.cpu_split_bytes
 
     @property
     def n_ctx(self) -> int:

@@ -11,7 +11,7 @@ from ._ffi import call, ffi, new
 
 
 @dataclass(frozen=True, eq=False)
-class Worth:
+class BreakEven:
     """Tokens that a pass must bring, by the number of its candidates; none: all are wanted.
 
     sizes: rising from 1 on. chains, trees: of passes with so many, where they are chains, and where
@@ -33,10 +33,10 @@ class Worth:
         return sizes, ffi.new("double[]", self.chains), ffi.new("double[]", self.trees)
 
 
-ANYTHING = Worth()
+NO_THRESHOLD = BreakEven()
 
 
-class Picked(NamedTuple):
+class Selection(NamedTuple):
     """What is verified of each tree: its first nodes, or those of its spine.
 
     value: tokens that all bring beyond what they must; what they had to exceed if none does.
@@ -47,30 +47,42 @@ class Picked(NamedTuple):
     value: float
 
 
-def pick(
+def select_nodes(
     parents: abc.Sequence[abc.Sequence[int]],
-    log_chances: abc.Sequence[abc.Sequence[float]],
+    log_probs: abc.Sequence[abc.Sequence[float]],
     limits: abc.Sequence[int],
-    worth: Worth,
+    break_even: BreakEven,
     *,
     trust: float = 1.0,
-    least: float = 0.0,
-) -> Picked:
+    min_value: float = 0.0,
+) -> Selection:
     """The best number of nodes of all trees together, the likeliest first; of chains or of trees.
 
-    parents, log_chances: of each tree, as in `Tree`. limits: nodes below each root at most. trust:
-    what comes true of chances. least: tokens that all must bring more than, beyond what their
+    parents, log_probs: of each tree, as in `Tree`. limits: nodes below each root at most. trust:
+    what comes true of chances. min_value: tokens that all must bring more than, beyond what their
     number must.
     """
     n = len(parents)
     if n == 1:
-        (all_parents,), (all_logs,) = parents, log_chances
+        (all_parents,), (all_logs,) = parents, log_probs
     else:
         all_parents = [parent for of in parents for parent in of]
-        all_logs = [log for of in log_chances for log in of]
+        all_logs = [log for of in log_probs for log in of]
     counts, out = ffi.new("int32_t[]", [*map(len, parents), *limits]), ffi.new("int32_t[]", n + 1)
     value = ffi.new("double *")
     ids, logs = ffi.new("int32_t[]", all_parents), ffi.new("double[]", all_logs)
-    call("select_nodes", n, counts, ids, logs, worth.handle, trust, least, out, out + n, value)
+    call(
+        "select_nodes",
+        n,
+        counts,
+        ids,
+        logs,
+        break_even.handle,
+        trust,
+        min_value,
+        out,
+        out + n,
+        value,
+    )
     *found, is_tree = ffi.unpack(out, n + 1)
-    return Picked(found, bool(is_tree), value[0])
+    return Selection(found, bool(is_tree), value[0])

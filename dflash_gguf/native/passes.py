@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ._ffi import Error, call, ffi, new
 
 
-class Timeline(Protocol):
+class SequenceHandle(Protocol):
     """A `Sequence`, as passes know it."""
 
     engine: Any
@@ -24,16 +24,16 @@ class Timeline(Protocol):
         """The C handle; raises Error once closed."""
 
 
-class Item(NamedTuple):
+class BatchEntry(NamedTuple):
     """Tokens of one sequence that a pass is to run: to append, or candidates to verify."""
 
-    sequence: Timeline
+    sequence: SequenceHandle
     tokens: abc.Sequence[int]
-    verifies: bool = False
+    is_verify: bool = False
     parents: abc.Sequence[int] | None = None
     """Of a verify: None for a chain, else -1 for the root, which is chosen but not appended yet,
     and a node before for every other one."""
-    n_to_come: int = 0
+    n_remaining: int = 0
     """Of an append: tokens that will follow it; if there are some, it has no row."""
     all_logits: NDArray[np.float32] | None = None
     """Of an append: where every token's go, float32 [n, n_vocab]."""
@@ -42,7 +42,7 @@ class Item(NamedTuple):
 class DraftRequest(NamedTuple):
     """Candidates for n_draft positions after a token that is chosen but not appended."""
 
-    sequence: Timeline
+    sequence: SequenceHandle
     last_token: int
     n_draft: int
 
@@ -61,7 +61,7 @@ class Draft(NamedTuple):
 class Rows:
     """The logits of one pass, a row for each token asked for; gone with the next call that runs."""
 
-    def __init__(self, sequence: Timeline, n_rows: int = 1) -> None:
+    def __init__(self, sequence: SequenceHandle, n_rows: int = 1) -> None:
         self._sequence = sequence
         self._made = sequence.n_calls, sequence.engine.n_passes
         self._n_rows = n_rows
@@ -85,7 +85,7 @@ class Rows:
     def top(self, index: int = -1) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """The best tokens of a row and their logits, best first, the lowest id on ties.
 
-        As many as `Engine.keep_top` was told; Error if it was told anything else before the pass.
+        As many as `Engine.set_top_k` was told; Error if it was told anything else before the pass.
         """
         k = self._sequence.engine.n_top
         tokens, logits = np.empty(k, dtype=np.int32), np.empty(k, dtype=np.float32)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ._ffi import Error, call, ffi, lib, new, text
 
 
-class Part(NamedTuple):
+class PrefixTensor(NamedTuple):
     """A tensor of a prefix's file, of a ggml type; of attention rows one for each token."""
 
     name: str
@@ -23,7 +23,7 @@ class Prefix:
     """All that the first tokens of a sequence left behind, until it is closed."""
 
     def __init__(self, handle: Any, n_tokens: int) -> None:
-        """Use `Sequence.keep` or `Engine.create_prefix`."""
+        """Use `Sequence.snapshot` or `Engine.create_prefix`."""
         self._handle = handle
         self.n_tokens = n_tokens
 
@@ -47,7 +47,7 @@ class Prefix:
         call("prefix_get_info", self.handle, info)
         return info
 
-    def wanted_cells(self, n: int) -> int:
+    def cells_needed(self, n: int) -> int:
         """How many of `Engine.n_free_cells` a sequence takes to begin with n tokens of it."""
         return int(lib().dfl_prefix_cells_needed(self.handle, n))
 
@@ -57,15 +57,15 @@ class Prefix:
         call("prefix_get_rows", self.handle, rows)
         return list(rows)
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[PrefixTensor]:
         """What a file of it holds beside the tokens."""
-        found = []
+        parts = []
         part = new("dfl_prefix_part *")
         for index in range(self.info().n_parts):
             call("prefix_get_part", self.handle, index, part)
             ne = int(part.ne[0]), int(part.ne[1])
-            found.append(Part(text(part.name), text(part.type), ne, int(part.bytes)))
-        return found
+            parts.append(PrefixTensor(text(part.name), text(part.type), ne, int(part.bytes)))
+        return parts
 
     def read(self, part: int, out: NDArray[np.uint8]) -> None:
         """Copies a part's bytes out."""

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._ffi import call, create, ffi, new
-from .passes import Timeline
+from .passes import SequenceHandle
 
 Floats = NDArray[np.float32]
 
@@ -57,16 +57,16 @@ class CoreSampler:
         values |= {"banned": keep[2], "n_banned": len(keep[2])}
         self.handle = create("sampler", "sampler_create", new("dfl_sampler_params *", values))
 
-    def choose(
+    def sample(
         self,
         logits: Floats,
-        seen: abc.Sequence[int],
+        history: abc.Sequence[int],
         position: int,
         ids: NDArray[np.int32] | None = None,
     ) -> tuple[int, float]:
         """The token for a position, and its margin: best score less the second.
 
-        logits: float32 [n], contiguous. seen: prompt and answer so far, which penalties look at.
+        logits: float32 [n], contiguous. history: prompt and answer so far, which penalties look at.
         ids: where the logits are a row's best, their tokens, int32 [n].
 
         Raises:
@@ -75,13 +75,13 @@ class CoreSampler:
         token, margin = new("int32_t *"), new("double *")
         among = ffi.NULL if ids is None else ffi.from_buffer("int32_t[]", ids)
         row = ffi.from_buffer("float[]", logits)
-        before = ffi.new("int32_t[]", seen)
-        n = (len(logits), before, len(seen), position)
+        before = ffi.new("int32_t[]", history)
+        n = (len(logits), before, len(history), position)
         call("sampler_sample", self.handle, row, among, *n, token, margin)
         return int(token[0]), float(margin[0])
 
-    def keep(
-        self, logits: Floats, seen: abc.Sequence[int]
+    def filter(
+        self, logits: Floats, history: abc.Sequence[int]
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """Tokens of a row that can be drawn and their logits, best first; see `choose`.
 
@@ -90,19 +90,19 @@ class CoreSampler:
         ids = np.empty(len(logits), dtype=np.int32)
         values = np.empty(len(logits), dtype=np.float32)
         n = new("int64_t *")
-        before = ffi.new("int32_t[]", seen)
+        before = ffi.new("int32_t[]", history)
         into = ffi.from_buffer("int32_t[]", ids), ffi.from_buffer("float[]", values)
         row = ffi.from_buffer("float[]", logits)
-        call("sampler_filter", self.handle, row, len(logits), before, len(seen), *into, n)
+        call("sampler_filter", self.handle, row, len(logits), before, len(history), *into, n)
         return ids[: n[0]], values[: n[0]]
 
 
-class Walk(NamedTuple):
+class SampleRequest(NamedTuple):
     """What is to be drawn of a sequence's rows of the last pass: `Engine.choose`."""
 
-    sequence: Timeline
+    sequence: SequenceHandle
     sampler: CoreSampler
-    seen: abc.Sequence[int]
+    history: abc.Sequence[int]
     """Prompt and answer so far, where penalties look at them."""
     position: int
     """Of the first token drawn: how long prompt and answer are."""

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from ._ffi import Error, call, create, ffi, new, value
 from .engines import Engine
-from .passes import Draft, DraftRequest, Item, Rows
+from .passes import BatchEntry, Draft, DraftRequest, Rows
 from .prefixes import Prefix
 from .progress import Progress
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class SequenceCheckpoint:
     """A prefix of a sequence that can be gone back to, in this sequence."""
 
     handle: Any
@@ -65,7 +65,7 @@ class Sequence:
         call("sequence_get_tokens", self.handle, ffi.from_buffer("int32_t[]", out))
         return out
 
-    def wanted_cells(self, n: int) -> int:
+    def cells_needed(self, n: int) -> int:
         """How many of `Engine.n_free_cells` n more tokens take."""
         return value("sequence_cells_needed", self.handle, n)
 
@@ -76,11 +76,11 @@ class Sequence:
             Error: a token id outside the vocabulary, more tokens than the context has room for.
             What progress raises; the timeline then ends after the last finished micro-batch.
         """
-        return self.engine.run([Item(self, tokens)], progress)[0]
+        return self.engine.run([BatchEntry(self, tokens)], progress)[0]
 
     def decode(self, token: int) -> Rows:
         """Appends one token and returns its row."""
-        return self.engine.run([Item(self, [token])])[0]
+        return self.engine.run([BatchEntry(self, [token])])[0]
 
     def draft(self, last_token: int, n_draft: int, k: int = 1) -> Draft:
         """What the drafter proposes after `last_token`; see `Engine.draft`."""
@@ -91,7 +91,7 @@ class Sequence:
 
         Every row can be read until `commit`, which must follow.
         """
-        return self.engine.run([Item(self, tokens, verifies=True)])[0]
+        return self.engine.run([BatchEntry(self, tokens, is_verify=True)])[0]
 
     def verify_tree(self, tokens: abc.Sequence[int], parents: abc.Sequence[int]) -> Rows:
         """Runs the nodes of a tree after the timeline in one pass without appending them.
@@ -104,7 +104,7 @@ class Sequence:
         Raises:
             Error: parents that make no tree, or more nodes than there is room for.
         """
-        return self.engine.run([Item(self, tokens, verifies=True, parents=parents)])[0]
+        return self.engine.run([BatchEntry(self, tokens, is_verify=True, parents=parents)])[0]
 
     def commit(self, n: int) -> None:
         """Appends the first n tokens of the last verify; the rest leaves no trace."""
@@ -121,19 +121,19 @@ class Sequence:
     def logits(self, tokens: abc.Sequence[int]) -> NDArray[np.float32]:
         """Appends tokens and returns every one's logits, float32 [n, n_vocab]."""
         out = np.empty((len(tokens), self.engine.model.n_vocab), dtype=np.float32)
-        self.engine.run([Item(self, tokens, all_logits=out)])
+        self.engine.run([BatchEntry(self, tokens, all_logits=out)])
         return out
 
-    def take(self) -> Checkpoint:
+    def take(self) -> SequenceCheckpoint:
         """A checkpoint of the present position."""
         handle = create("checkpoint", "checkpoint_take", self.handle)
-        return Checkpoint(handle, value("checkpoint_position", handle))
+        return SequenceCheckpoint(handle, value("checkpoint_position", handle))
 
-    def holds(self, checkpoint: Checkpoint) -> bool:
+    def holds(self, checkpoint: SequenceCheckpoint) -> bool:
         """Whether the timeline still begins with the checkpoint's tokens."""
         return bool(value("checkpoint_is_valid", self.handle, checkpoint.handle))
 
-    def restore(self, checkpoint: Checkpoint) -> None:
+    def restore(self, checkpoint: SequenceCheckpoint) -> None:
         """Goes back to a checkpoint, however often.
 
         Raises:
@@ -142,7 +142,7 @@ class Sequence:
         self.n_calls += 1
         call("checkpoint_restore", self.handle, checkpoint.handle)
 
-    def keep(self) -> Prefix:
+    def snapshot(self) -> Prefix:
         """Keeps what it holds for others; rows of its last pass may be gone.
 
         Raises:
@@ -151,13 +151,13 @@ class Sequence:
         self.n_calls += 1
         return Prefix(create("prefix", "sequence_snapshot", self.handle), self.position)
 
-    def cost_of_keeping(self) -> int:
+    def snapshot_bytes(self) -> int:
         """Bytes on the host that `keep` takes."""
         n_bytes = new("uint64_t *")
         call("sequence_snapshot_bytes", self.handle, n_bytes)
         return int(n_bytes[0])
 
-    def adopt(self, prefix: Prefix, n: int) -> None:
+    def attach(self, prefix: Prefix, n: int) -> None:
         """Begins with the first n tokens of a prefix, or goes back to them: they stay in place.
 
         Raises:

@@ -9,18 +9,18 @@ from numpy.typing import NDArray
 
 from ._ffi import call, create, ffi, lib, new
 from .limits import MAX_VERIFY
-from .node_selection import ANYTHING, Worth
+from .node_selection import NO_THRESHOLD, BreakEven
 
 Proposal = tuple[list[int], list[int], list[int], list[float]]
 """A tree from the last token on: tokens, parents, depths and log-chances of paths."""
 
 
-class Copies:
+class SuffixIndex:
     """Remembers texts, token by token, and proposes how they go on. Not for two threads at once."""
 
-    def __init__(self, n_most: int) -> None:
-        """n_most: tokens remembered; beyond, the older half is forgotten."""
-        self.handle = create("suffix_index", "suffix_index_create", n_most)
+    def __init__(self, max_tokens: int) -> None:
+        """max_tokens: tokens remembered; beyond, the older half is forgotten."""
+        self.handle = create("suffix_index", "suffix_index_create", max_tokens)
 
     def __len__(self) -> int:
         return int(lib().dfl_suffix_index_size(self.handle))
@@ -49,15 +49,15 @@ class Copies:
 
         Empty lists if there are none.
         """
-        found = Proposals().propose([self], [()], [n_positions], [n_nodes])
-        return (found[0] if found else None) or ([], [], [], [])
+        proposals = Proposals().propose([self], [()], [n_positions], [n_nodes])
+        return (proposals[0] if proposals else None) or ([], [], [], [])
 
     @property
     def outcomes(self) -> NDArray[np.float64]:
         """How often copies were looked at and came true, by class: [n, 2]."""
-        found = np.empty((lib().DFL_SUFFIX_OUTCOMES, 2))
-        call("suffix_index_get_outcomes", self.handle, ffi.from_buffer("double[]", found))
-        return found
+        outcomes = np.empty((lib().DFL_SUFFIX_OUTCOMES, 2))
+        call("suffix_index_get_outcomes", self.handle, ffi.from_buffer("double[]", outcomes))
+        return outcomes
 
     @outcomes.setter
     def outcomes(self, values: NDArray[np.float64]) -> None:
@@ -79,11 +79,11 @@ class Proposals:
 
     def propose(
         self,
-        texts: abc.Sequence[Copies],
+        texts: abc.Sequence[SuffixIndex],
         chosen: abc.Sequence[abc.Sequence[int]],
         n_positions: abc.Sequence[int],
         n_nodes: abc.Sequence[int],
-        worth: Worth = ANYTHING,
+        break_even: BreakEven = NO_THRESHOLD,
     ) -> list[Proposal | None] | None:
         """Each text goes on by what the target chose, and gives its likeliest copies as a tree.
 
@@ -95,7 +95,7 @@ class Proposals:
         if n > self._n_texts:
             self._n_texts, room = n, n * (MAX_VERIFY + 1)
             self._handles = ffi.new("dfl_suffix_index *[]", n)
-            self._counts, self._found = ffi.new("int32_t[]", 3 * n), ffi.new("int32_t[]", n)
+            self._counts, self._out_counts = ffi.new("int32_t[]", 3 * n), ffi.new("int32_t[]", n)
             self._out = (*(ffi.new("int32_t[]", room) for _ in range(3)), ffi.new("double[]", room))
         self._handles[0:n] = [text.handle for text in texts]
         tokens = chosen[0] if n == 1 else [token for tokens in chosen for token in tokens]
@@ -105,18 +105,18 @@ class Proposals:
         self._tokens[0 : len(tokens)] = tokens
         sizes = n_nodes if max(n_nodes) <= MAX_VERIFY else [min(k, MAX_VERIFY) for k in n_nodes]
         self._counts[0 : 3 * n] = [*map(len, chosen), *n_positions, *sizes]
-        found = self._found
+        out_counts = self._out_counts
         call(
             "suffix_index_propose",
             self._handles,
             n,
             self._tokens,
             self._counts,
-            worth.handle,
+            break_even.handle,
             *self._out,
-            found,
+            out_counts,
         )
-        counts = ffi.unpack(found, n)
+        counts = ffi.unpack(out_counts, n)
         n_found = sum(counts)
         if not n_found:
             return None

@@ -45,7 +45,7 @@ GOLDEN = 0x9E3779B97F4A7C15
 MIX_1, MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
-class Chances(NamedTuple):
+class TokenLogprobs(NamedTuple):
     """How likely a drawn token was, and which others were.
 
     log_prob: of the token, -inf if the draw could not give it. top: the best tokens, best first,
@@ -56,7 +56,7 @@ class Chances(NamedTuple):
     top: tuple[tuple[int, float], ...] = ()
 
 
-class Sampler:
+class DraftScorer:
     """A DecodeConfig's draws, as proposers know them. Holds no state between rows."""
 
     def __init__(
@@ -87,7 +87,7 @@ class Sampler:
             return 0
         return config.top_k + len(self.banned)
 
-    def adjusted_among(self, ids: Ids, logits: Floats, seen: Sequence[int]) -> Floats:
+    def adjusted_among(self, ids: Ids, logits: Floats, history: Sequence[int]) -> Floats:
         """The logits of some tokens after bans and penalties, in the order of `ids`.
 
         ids: int64 [n], distinct. logits: float32 [n], not changed.
@@ -96,8 +96,8 @@ class Sampler:
         if len(self._biased_ids):
             at = np.minimum(np.searchsorted(self._biased_ids, ids), len(self._biased_ids) - 1)
             row += np.where(self._biased_ids[at] == ids, self._biases[at], np.float32(0.0))
-        if self.config.penalises_seen and len(seen) > 0:
-            recent, counts = self._recent(seen)
+        if self.config.penalises_history and len(history) > 0:
+            recent, counts = self._recent(history)
             at = np.minimum(np.searchsorted(recent, ids), len(recent) - 1)
             places = np.flatnonzero(recent[at] == ids)
             with np.errstate(over="ignore"):
@@ -111,8 +111,8 @@ class Sampler:
         if not len(self._banned_ids):
             return np.zeros(ids.shape, dtype=bool)
         at = np.minimum(np.searchsorted(self._banned_ids, ids), len(self._banned_ids) - 1)
-        found: NDArray[np.bool_] = self._banned_ids[at] == ids
-        return found
+        is_banned: NDArray[np.bool_] = self._banned_ids[at] == ids
+        return is_banned
 
     def noise(self, ids: Ids, position: int) -> NDArray[np.float64]:
         """What `choose` adds to the scores of tokens [n, k] of the n positions from `position`."""
@@ -139,13 +139,13 @@ class Sampler:
         if config.min_p > 0.0:
             cut |= values < values[:, :1] + np.log(config.min_p)
         cut[:, 0] = False
-        found = np.empty_like(cut)
-        found[places] = cut
-        return found
+        is_cut = np.empty_like(cut)
+        is_cut[places] = cut
+        return is_cut
 
-    def _recent(self, seen: Sequence[int]) -> tuple[Ids, Ids]:
-        """The tokens among the last repeat_last_n of `seen`, ascending, and how often each."""
-        recent = np.asarray(seen[-self.config.repeat_last_n :], dtype=np.int64)
+    def _recent(self, history: Sequence[int]) -> tuple[Ids, Ids]:
+        """The tokens among the last repeat_last_n of `history`, ascending, and how often each."""
+        recent = np.asarray(history[-self.config.repeat_last_n :], dtype=np.int64)
         return np.unique(recent, return_counts=True)
 
     def _penalise(self, row: Floats, places: Ids, counts: Ids) -> None:
@@ -161,7 +161,7 @@ class Sampler:
 
 
 def noise_of(
-    samplers: Sequence[Sampler], counts: Sequence[int], positions: Ids, ids: Ids
+    samplers: Sequence[DraftScorer], counts: Sequence[int], positions: Ids, ids: Ids
 ) -> NDArray[np.float64]:
     """What draws of several texts add to scores, for tokens [n, k] of n positions.
 

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..config import DecodeConfig
-from ..native import CoreSampler, Error, SamplerOptions, Walk
-from ..native import Sequence as Timeline
-from .noise import Chances, Floats, Ids, Sampler
+from ..native import CoreSampler, Error, SampleRequest, SamplerOptions
+from ..native import Sequence as KvSequence
+from .noise import DraftScorer, Floats, Ids, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SampledToken:
     """A drawn token and how clearly it won.
 
     margin: score of the best minus score of the second, infinite if only one was kept. Scores
@@ -28,7 +28,7 @@ class Choice:
     margin: float
 
 
-class Drawer(Sampler):
+class Sampler(DraftScorer):
     """Draws tokens from rows of logits by a DecodeConfig. Holds no state between rows."""
 
     def __init__(
@@ -53,34 +53,40 @@ class Drawer(Sampler):
             self.banned,
         )
 
-    def walk(self, timeline: Timeline, seen: Sequence[int], n_rows: int) -> Walk:
-        """What `Engine.choose` is to draw of the rows of a sequence. seen: prompt and answer."""
-        return Walk(timeline, self._core, self._looked_at(seen), len(seen), n_rows)
+    def sample_request(
+        self, sequence: KvSequence, history: Sequence[int], n_rows: int
+    ) -> SampleRequest:
+        """What `Engine.choose` is to draw of the rows of a sequence. history: prompt and answer."""
+        return SampleRequest(
+            sequence, self._core, self._penalty_window(history), len(history), n_rows
+        )
 
-    def choose(self, logits: Floats, seen: Sequence[int], position: int) -> Choice:
+    def sample(self, logits: Floats, history: Sequence[int], position: int) -> SampledToken:
         """Draws the token for `position`.
 
-        logits: float32 [n_vocab], not changed. seen: prompt and answer so far, ids in order.
+        logits: float32 [n_vocab], not changed. history: prompt and answer so far, ids in order.
         Errors: ValueError for a row that is not float32 [n_vocab], has NaN or +inf, or nothing
         finite left to draw.
         """
         row = _checked(logits)
         with _ValueErrors():
-            return Choice(*self._core.choose(row, self._looked_at(seen), position))
+            return SampledToken(*self._core.sample(row, self._penalty_window(history), position))
 
-    def choose_among(self, ids: NDArray[np.int32], logits: Floats, position: int) -> Choice:
+    def sample_among(self, ids: NDArray[np.int32], logits: Floats, position: int) -> SampledToken:
         """Draws as `choose` does, from the `n_best` tokens of a row or more.
 
         ids: int32 [n], logits: float32 [n], best first, lower id on ties.
         """
         with _ValueErrors():
-            return Choice(*self._core.choose(logits, (), position, ids))
+            return SampledToken(*self._core.sample(logits, (), position, ids))
 
-    def distribution(self, logits: Floats, seen: Sequence[int]) -> tuple[Ids, NDArray[np.float64]]:
+    def distribution(
+        self, logits: Floats, history: Sequence[int]
+    ) -> tuple[Ids, NDArray[np.float64]]:
         """The tokens that can be drawn, best first, and their probabilities (they sum to 1)."""
         row = _checked(logits)
         with _ValueErrors():
-            kept, values = self._core.keep(row, self._looked_at(seen))
+            kept, values = self._core.filter(row, self._penalty_window(history))
         if self.config.temperature == 0.0:
             return kept.astype(np.int64), np.ones(1)
         order = np.argsort(-values, kind="stable")
@@ -90,7 +96,7 @@ class Drawer(Sampler):
         chances: NDArray[np.float64] = weights / weights.sum()
         return ids, chances
 
-    def chances(self, logits: Floats, seen: Sequence[int], token: int) -> Chances:
+    def logprobs(self, logits: Floats, history: Sequence[int], token: int) -> TokenLogprobs:
         """How likely the token of a row was, and the `n_probs` best, as the config asks.
 
         The model's own probabilities are those of its logits as they are: no bias, penalty or
@@ -98,23 +104,25 @@ class Drawer(Sampler):
         """
         n = self.config.n_probs or 0
         if self.config.post_sampling_probs:
-            ids, chances = self.distribution(logits, seen)
+            ids, chances = self.distribution(logits, history)
             with np.errstate(divide="ignore"):
                 logs = np.log(chances)
-            found = np.flatnonzero(ids == token)
-            log_prob = float(logs[found[0]]) if len(found) else -math.inf
+            places = np.flatnonzero(ids == token)
+            log_prob = float(logs[places[0]]) if len(places) else -math.inf
             n_kept = min(n, int(np.count_nonzero(chances)))
-            return Chances(log_prob, tuple(zip(ids[:n_kept].tolist(), logs.tolist(), strict=False)))
+            return TokenLogprobs(
+                log_prob, tuple(zip(ids[:n_kept].tolist(), logs.tolist(), strict=False))
+            )
         values = logits.astype(np.float64)
         values -= values.max()
         values -= np.log(np.exp(values).sum())
         top = ((int(i), float(values[i])) for i in best_ids(logits, n).tolist())
-        return Chances(float(values[token]), tuple(top))
+        return TokenLogprobs(float(values[token]), tuple(top))
 
-    def _looked_at(self, seen: Sequence[int]) -> Sequence[int]:
+    def _penalty_window(self, history: Sequence[int]) -> Sequence[int]:
         """What penalties look at."""
         config = self.config
-        return seen[-config.repeat_last_n :] if config.penalises_seen else ()
+        return history[-config.repeat_last_n :] if config.penalises_history else ()
 
 
 def best_ids(row: Floats, n: int) -> Ids:
@@ -123,7 +131,9 @@ def best_ids(row: Floats, n: int) -> Ids:
         return np.empty(0, dtype=np.int64)
     config = DecodeConfig(temperature=1.0, top_k=n, top_p=1.0, min_p=0.0)
     return (
-        Drawer(config).distribution(row, ())[0] if n < row.size else np.argsort(-row, kind="stable")
+        Sampler(config).distribution(row, ())[0]
+        if n < row.size
+        else np.argsort(-row, kind="stable")
     )
 
 

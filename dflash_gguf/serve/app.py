@@ -19,20 +19,20 @@ from starlette.routing import Route
 from ..config import DecodeConfig
 from ..text.chat import ChatPrompt
 from ..text.tokenizer import Tokenizer
-from .completion_choice import Choice
-from .engine_client import BusyError, Engine, NotReadyError
+from .completion_choice import CompletionChoice
+from .engine_client import BusyError, EngineClient, NotReadyError
 from .errors import error_answer, error_body, error_response
 from .messages import Failed, Run
 from .metrics import Metrics
-from .models import Model, Models
-from .prompts import Texts
+from .models import ModelRegistry, ServedModel
+from .prompts import PromptBuilder
 from .schemas import (
     BadRequestError,
     Body,
     ChatBody,
     CompletionBody,
     DetokenizeBody,
-    NativeBody,
+    LlamaServerBody,
     SlotBody,
     TemplateBody,
     TokenizeBody,
@@ -45,9 +45,16 @@ from .schemas import (
     read,
     reasoning_format,
 )
-from .serializers import Chat, Common, Completions, Form, Native, settings_of
+from .serializers import (
+    ChatFormat,
+    CompletionFormat,
+    LlamaServerFormat,
+    ResponseContext,
+    WireFormat,
+    settings_of,
+)
 from .settings import Settings
-from .sse import Answering
+from .sse import GenerationResponse
 
 VERSION = "dflash-gguf"
 INLINE_BYTES = 16 << 10
@@ -59,7 +66,7 @@ B = TypeVar("B", bound=msgspec.Struct)
 class App:
     """The server's state, and a method a route."""
 
-    def __init__(self, models: Models, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, models: ModelRegistry, settings: Settings, metrics: Metrics) -> None:
         self._models = models
         self._settings = settings
         self._metrics = metrics
@@ -98,65 +105,69 @@ class App:
     async def chat(self, request: Request) -> Response:
         """OpenAI's chat completions."""
         body, n_bytes = await self._body(request, ChatBody)
-        model, engine, texts = await self._models.take(body.model)
+        model, engine, prompt_builder = await self._models.take(body.model)
         engine.check_room()
 
-        def prepare() -> tuple[list[Choice], Form]:
+        def prepare() -> tuple[list[CompletionChoice], WireFormat]:
             n_probs = chat_n_probs(body)
             format_ = reasoning_format(
                 body.reasoning_format, self._settings.decode.reasoning_format
             )
-            config = replace(self._config(body, engine, texts, n_probs), reasoning_format=format_)
-            text, _ = texts.chat_text(body)
-            prompt = texts.chat_tokens(body, text)
+            config = replace(
+                self._config(body, engine, prompt_builder, n_probs), reasoning_format=format_
+            )
+            text, _ = prompt_builder.chat_text(body)
+            prompt = prompt_builder.chat_tokens(body, text)
             choices = self._choices(body, engine, [prompt], config)
-            common = self._common(body, model, texts, choices)
-            return choices, Chat(common, has_meta_info=bool(body.return_meta_info))
+            context = self._context(body, model, prompt_builder, choices)
+            return choices, ChatFormat(context, has_meta_info=bool(body.return_meta_info))
 
         return self._answer(body, engine, *await _aside(prepare, n_bytes))
 
     async def openai_completion(self, request: Request) -> Response:
         """OpenAI's text completions."""
         body, n_bytes = await self._body(request, CompletionBody)
-        model, engine, texts = await self._models.take(body.model)
+        model, engine, prompt_builder = await self._models.take(body.model)
         engine.check_room()
 
-        def prepare() -> tuple[list[Choice], Form]:
+        def prepare() -> tuple[list[CompletionChoice], WireFormat]:
             if body.echo and body.logprobs is not None:
                 raise BadRequestError("echo with logprobs is not supported by this server (yet)")
             if body.best_of is not None and body.best_of > n_choices(body):
                 raise BadRequestError("best_of greater than n is not supported by this server")
-            config = self._config(body, engine, texts, completion_n_probs(body))
-            prompts, _ = texts.prompts(body.prompt)
+            config = self._config(body, engine, prompt_builder, completion_n_probs(body))
+            prompts, _ = prompt_builder.prompts(body.prompt)
             choices = self._choices(body, engine, prompts, config)
-            echoes = [_text(texts, prompt) for prompt in prompts] if body.echo else None
-            return choices, Completions(self._common(body, model, texts, choices), echoes)
+            echoes = [_text(prompt_builder, prompt) for prompt in prompts] if body.echo else None
+            return choices, CompletionFormat(
+                self._context(body, model, prompt_builder, choices), echoes
+            )
 
         return self._answer(body, engine, *await _aside(prepare, n_bytes))
 
     async def completion(self, request: Request) -> Response:
         """llama-server's own completions."""
-        body, n_bytes = await self._body(request, NativeBody)
-        model, engine, texts = await self._models.take(body.model)
+        body, n_bytes = await self._body(request, LlamaServerBody)
+        model, engine, prompt_builder = await self._models.take(body.model)
         engine.check_room()
 
-        def prepare() -> tuple[list[Choice], Form]:
+        def prepare() -> tuple[list[CompletionChoice], WireFormat]:
             n_probs = body.n_probs if body.n_probs is not None else body.logprobs
-            config = self._config(body, engine, texts, n_probs or None)
-            prompts, _ = texts.prompts(body.prompt)
+            config = self._config(body, engine, prompt_builder, n_probs or None)
+            prompts, _ = prompt_builder.prompts(body.prompt)
             choices = self._choices(body, engine, prompts, config)
-            tokenizer = texts.tokenizer
+            tokenizer = prompt_builder.tokenizer
             stops = sorted(tokenizer.stop_tokens) if tokenizer else []
-            shown = [_text(texts, prompt) for prompt in prompts]
-            common = self._common(body, model, texts, choices)
-            return choices, Native(common, shown, stops, body.response_fields)
+            shown = [_text(prompt_builder, prompt) for prompt in prompts]
+            context = self._context(body, model, prompt_builder, choices)
+            return choices, LlamaServerFormat(context, shown, stops, body.response_fields)
 
         return self._answer(body, engine, *await _aside(prepare, n_bytes))
 
     def _config(
-        self, body: Body, engine: Engine, texts: Texts, n_probs: int | None
+        self, body: Body, engine: EngineClient, prompt_builder: PromptBuilder, n_probs: int | None
     ) -> DecodeConfig:
-        ready = engine.needed()
+        ready = engine.require_ready()
         if body.id_slot is not None and not -1 <= body.id_slot < ready.n_parallel:
             raise BadRequestError(
                 f"id_slot is {body.id_slot}, must be -1 (any) to {ready.n_parallel - 1}"
@@ -164,21 +175,27 @@ class App:
         config = config_of(body, self._settings.decode, ready.n_ctx, n_probs)
 
         def tokenize(text: str) -> list[int]:
-            return texts.needed().tokenize(text, add_special=False, parse_special=True)
+            return prompt_builder.require_tokenizer().tokenize(
+                text, add_special=False, parse_special=True
+            )
 
-        found = biases(body, tokenize, ready.n_vocab)
-        return replace(config, logit_bias={**config.logit_bias, **found}) if found else config
+        own_biases = biases(body, tokenize, ready.n_vocab)
+        return (
+            replace(config, logit_bias={**config.logit_bias, **own_biases})
+            if own_biases
+            else config
+        )
 
     def _choices(
-        self, body: Body, engine: Engine, prompts: Sequence[list[int]], config: DecodeConfig
-    ) -> list[Choice]:
+        self, body: Body, engine: EngineClient, prompts: Sequence[list[int]], config: DecodeConfig
+    ) -> list[CompletionChoice]:
         """The answers to make: n to each prompt, in order, with seeds of their own."""
-        n, ready, settings = n_choices(body), engine.needed(), self._settings
-        choices: list[Choice] = []
+        n, ready, settings = n_choices(body), engine.require_ready(), self._settings
+        choices: list[CompletionChoice] = []
         for number, prompt in enumerate(prompts):
             _check_prompt(prompt, ready.n_ctx, ready.n_vocab)
             reasoning = None
-            turns = list(prompt.turns) if isinstance(prompt, ChatPrompt) else []
+            turn_boundaries = list(prompt.turn_boundaries) if isinstance(prompt, ChatPrompt) else []
             if isinstance(prompt, ChatPrompt) and prompt.reasoning is not None:
                 reasoning = prompt.reasoning.name, prompt.reasoning.is_open
             for nth in range(n):
@@ -190,29 +207,39 @@ class App:
                     asdict(own),
                     reasoning,
                     bool(body.timings_per_token),
-                    turns,
+                    turn_boundaries,
                 )
-                choices.append(Choice(len(choices), run, own, number, settings.n_batch))
+                choices.append(CompletionChoice(len(choices), run, own, number, settings.n_batch))
         return choices
 
-    def _common(self, body: Body, model: Model, texts: Texts, choices: Sequence[Choice]) -> Common:
+    def _context(
+        self,
+        body: Body,
+        model: ServedModel,
+        prompt_builder: PromptBuilder,
+        choices: Sequence[CompletionChoice],
+    ) -> ResponseContext:
         options = body.stream_options
         is_verbose = body.verbose or (body.verbose is None and self._settings.verbose)
-        return Common(
+        return ResponseContext(
             model=model.name,
-            tokenizer=texts.tokenizer,
+            tokenizer=prompt_builder.tokenizer,
             include_usage=bool(options and options.include_usage),
             timings_per_token=bool(body.timings_per_token),
             return_tokens=bool(body.return_tokens),
-            verbose_prompt=_text(texts, choices[0].run.tokens) if is_verbose else None,
+            verbose_prompt=_text(prompt_builder, choices[0].run.tokens) if is_verbose else None,
         )
 
     def _answer(
-        self, body: Body, engine: Engine, choices: Sequence[Choice], form: Form
+        self,
+        body: Body,
+        engine: EngineClient,
+        choices: Sequence[CompletionChoice],
+        wire_format: WireFormat,
     ) -> Response:
-        return Answering(
+        return GenerationResponse(
             engine,
-            form,
+            wire_format,
             choices,
             is_stream=bool(body.stream),
             wants_progress=bool(body.return_progress),
@@ -225,15 +252,15 @@ class App:
     async def input_tokens(self, request: Request) -> Response:
         """How many tokens a conversation has."""
         body, n_bytes = await self._body(request, ChatBody)
-        _, _, texts = await self._models.take(body.model)
-        prompt = await _aside(lambda: texts.chat(body), n_bytes)
+        _, _, prompt_builder = await self._models.take(body.model)
+        prompt = await _aside(lambda: prompt_builder.chat(body), n_bytes)
         return _json({"object": "response.input_tokens", "input_tokens": len(prompt)})
 
     async def tokenize(self, request: Request) -> Response:
         """The tokens of a text."""
         body, n_bytes = await self._body(request, TokenizeBody)
-        _, _, texts = await self._models.take(body.model)
-        tokenizer = texts.needed()
+        _, _, prompt_builder = await self._models.take(body.model)
+        tokenizer = prompt_builder.require_tokenizer()
         if not isinstance(body.content, str):
             raise BadRequestError("content must be a text")
 
@@ -252,15 +279,15 @@ class App:
     async def detokenize(self, request: Request) -> Response:
         """The text of tokens."""
         body, n_bytes = await self._body(request, DetokenizeBody)
-        _, _, texts = await self._models.take(body.model)
-        text = await _aside(lambda: _text(texts, body.tokens), n_bytes)
+        _, _, prompt_builder = await self._models.take(body.model)
+        text = await _aside(lambda: _text(prompt_builder, body.tokens), n_bytes)
         return _json({"content": text})
 
     async def apply_template(self, request: Request) -> Response:
         """The prompt of a conversation."""
         body, n_bytes = await self._body(request, TemplateBody)
-        _, _, texts = await self._models.take(body.model)
-        text, _ = await _aside(lambda: texts.chat_text(body), n_bytes)
+        _, _, prompt_builder = await self._models.take(body.model)
+        text, _ = await _aside(lambda: prompt_builder.chat_text(body), n_bytes)
         return _json({"prompt": text})
 
     # Routes about the server
@@ -290,9 +317,9 @@ class App:
                 return _json(self._listed(model))
         return error_answer(404, f"model: there is no {name!r}", "not_found_error")
 
-    def _listed(self, model: Model) -> dict[str, Any]:
+    def _listed(self, model: ServedModel) -> dict[str, Any]:
         ready = model.engine.ready if model.engine else None
-        tokenizer = model.texts.tokenizer if model.texts else None
+        tokenizer = model.prompt_builder.tokenizer if model.prompt_builder else None
         return {
             "id": model.name,
             "object": "model",
@@ -311,14 +338,16 @@ class App:
                 "size": model.path.stat().st_size,
                 "drafter": ready.drafter,
                 "backend": ready.backend,
-                "has_chat_template": bool(tokenizer and model.texts and model.texts.has_template),
+                "has_chat_template": bool(
+                    tokenizer and model.prompt_builder and model.prompt_builder.has_template
+                ),
             },
         }
 
     async def props(self, request: Request) -> Response:
         """What a client may want to know before it asks."""
-        model, engine, texts = await self._models.take(request.query_params.get("model"))
-        ready, decode = engine.needed(), self._settings.decode
+        model, engine, prompt_builder = await self._models.take(request.query_params.get("model"))
+        ready, decode = engine.require_ready(), self._settings.decode
         seed = decode.seed if decode.seed is not None else (1 << 32) - 1
         return _json(
             {
@@ -330,7 +359,7 @@ class App:
                 "total_slots": ready.n_parallel,
                 "model_path": str(model.path),
                 "model_alias": model.name,
-                "chat_template": texts.template_text,
+                "chat_template": prompt_builder.template_text,
                 "modalities": {"vision": False, "audio": False},
                 "drafter": ready.drafter,
                 "backend": ready.backend,
@@ -346,12 +375,12 @@ class App:
         n_ctx = engine.n_ctx
         if request.query_params.get("fail_on_no_slot") and engine.n_processing == len(engine.slots):
             return error_answer(503, "no slot is free")
-        found = []
+        entries = []
         for number, slot in enumerate(engine.slots):
             entry: dict[str, Any] = {
                 "id": number,
                 "n_ctx": n_ctx,
-                "speculative": engine.needed().drafter is not None,
+                "speculative": engine.require_ready().drafter is not None,
                 "is_processing": slot.run is not None,
             }
             if (run := slot.run or slot.last) is not None:
@@ -368,8 +397,8 @@ class App:
                         }
                     ],
                 }
-            found.append(entry)
-        return _json(found)
+            entries.append(entry)
+        return _json(entries)
 
     async def slot_action(self, request: Request) -> Response:
         """Saves what a slot's last text left behind to a file, restores or erases it."""
@@ -381,7 +410,7 @@ class App:
             return error_answer(501, "this is switched off: start the server with --slot-save-path")
         body, _ = await self._body(request, SlotBody)
         _, engine, _ = await self._models.take(body.model)
-        if slot >= engine.needed().n_parallel:
+        if slot >= engine.require_ready().n_parallel:
             raise BadRequestError(f"there is no slot {slot}: there are {len(engine.slots)}")
         name = body.filename or ""
         if action != "erase" and (not re.fullmatch(r"[\w.-]{1,200}", name) or name.startswith(".")):
@@ -394,14 +423,14 @@ class App:
         if isinstance(done, Failed):
             return error_answer(done.status, done.sentence.replace(f"{folder}/", ""))
         ms = 1e3 * done.seconds
-        found: dict[str, Any] = {"id_slot": slot}
+        report: dict[str, Any] = {"id_slot": slot}
         if action == "erase":
-            return _json(found | {"n_erased": done.n_tokens})
+            return _json(report | {"n_erased": done.n_tokens})
         if action == "save":
-            found |= {"filename": name, "n_saved": done.n_tokens, "n_written": done.n_bytes}
-            return _json(found | {"timings": {"save_ms": ms}})
-        found |= {"filename": name, "n_restored": done.n_tokens, "n_read": done.n_bytes}
-        return _json(found | {"timings": {"restore_ms": ms}})
+            report |= {"filename": name, "n_saved": done.n_tokens, "n_written": done.n_bytes}
+            return _json(report | {"timings": {"save_ms": ms}})
+        report |= {"filename": name, "n_restored": done.n_tokens, "n_read": done.n_bytes}
+        return _json(report | {"timings": {"restore_ms": ms}})
 
     async def metrics(self, request: Request) -> Response:  # noqa: ARG002
         """Counters and gauges for Prometheus."""
@@ -481,9 +510,9 @@ def _check_prompt(prompt: Sequence[int], n_ctx: int, n_vocab: int) -> None:
         raise BadRequestError(f"token id {bad} is outside the vocabulary of {n_vocab}")
 
 
-def _text(texts: Texts, tokens: Sequence[int]) -> str:
+def _text(prompt_builder: PromptBuilder, tokens: Sequence[int]) -> str:
     """Tokens as text, the names of control tokens among them."""
-    tokenizer = texts.tokenizer
+    tokenizer = prompt_builder.tokenizer
     return "" if tokenizer is None else tokenizer.detokenize(tokens, special=True)
 
 

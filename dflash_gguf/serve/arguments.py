@@ -285,7 +285,7 @@ def with_environment(argv: Sequence[str], environ: Mapping[str, str]) -> list[st
     A flag without a value is meant by 1, true, on, yes, and not by 0, false, off, no.
     """
     actions = {flag: action for action in parser()._actions for flag in action.option_strings}
-    found: list[str] = []
+    words: list[str] = []
     given = {word.partition("=")[0] for word in argv if word.startswith("-")}
     for variable, flag in ENVIRONMENT.items():
         value = environ.get(variable)
@@ -293,15 +293,15 @@ def with_environment(argv: Sequence[str], environ: Mapping[str, str]) -> list[st
         if value is None or action is None or given & set(action.option_strings):
             continue
         if action.nargs != 0:
-            found += [f"{flag}={value}"]
+            words += [f"{flag}={value}"]
         elif value.lower() in ("1", "true", "on", "yes", "enabled"):
-            found.append(flag)
+            words.append(flag)
         elif value.lower() in ("0", "false", "off", "no", "disabled"):
             off = f"--no-{flag[2:]}"
-            found += [off] if off in actions else []
+            words += [off] if off in actions else []
         else:
             raise ValueError(f"{variable} is {value!r}, must be 1 or 0")
-    return [*found, *argv]
+    return [*words, *argv]
 
 
 def settings_of(args: argparse.Namespace) -> Settings:
@@ -351,12 +351,12 @@ def template_variables(args: argparse.Namespace) -> dict[str, Any]:
     if args.chat_template_kwargs is None:
         return {}
     try:
-        found = json.loads(args.chat_template_kwargs)
+        variables = json.loads(args.chat_template_kwargs)
     except (json.JSONDecodeError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        variables = None
+    if not isinstance(variables, dict):
         raise ValueError("--chat-template-kwargs must be a JSON object")
-    return found
+    return variables
 
 
 def thinks(args: argparse.Namespace, variables: dict[str, Any]) -> bool | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from .. import bundled
 from ..cli.command import guarded, list_devices
 from ..native import MAX_PARALLEL, OPTIONS
-from ..text.gguf_metadata import Metadata
+from ..text.gguf_metadata import GgufMetadata
 from ..text.tokenizer import Tokenizer
 from .app import App
 from .arguments import (
@@ -28,13 +28,13 @@ from .arguments import (
     thinks,
     with_environment,
 )
-from .engine_client import Engine, NotReadyError
+from .engine_client import EngineClient, NotReadyError
 from .guard import Guard
 from .listen import bind, is_loopback, server
 from .messages import Load
 from .metrics import Metrics
-from .models import Model, Models, in_folder
-from .prompts import Texts
+from .models import ModelRegistry, ServedModel, models_in_folder
+from .prompts import PromptBuilder
 from .settings import Settings
 
 LOAD_OPTIONS = (*OPTIONS, "fit", "vram", "draft")
@@ -81,26 +81,26 @@ def _run(args: argparse.Namespace) -> int:
     return asyncio.run(_serve(args, settings, models, hosts, n_parallel))
 
 
-def _models(args: argparse.Namespace) -> list[Model]:
+def _models(args: argparse.Namespace) -> list[ServedModel]:
     """The models of the command line. ValueError, OSError for what cannot be one."""
     if args.models is not None:
         if args.model_draft is not None or args.alias is not None:
             raise ValueError("-md and --alias go with one model (-m), not with --models")
-        return in_folder(args.models)
+        return models_in_folder(args.models)
     if args.model is None and args.model_draft is not None:
         raise ValueError(f"-md {args.model_draft} is a drafter for a model: give that one with -m")
     name = args.model or default_model()
     drafter = None if args.model_draft is None else Path(args.model_draft)
     path, called = Path(name), Path(name).stem
     if bundled.is_name(name):
-        found = bundled.find(name)
-        path, drafter, called = found.target, drafter or found.drafter, name
-        log(f"{path.name} with {drafter.name}: {found.about}")
+        bundle = bundled.find(name)
+        path, drafter, called = bundle.target, drafter or bundle.drafter, name
+        log(f"{path.name} with {drafter.name}: {bundle.about}")
     for file in (path, drafter):
         if file is not None:
-            Metadata(file).close()  # so that a wrong file is told before anything is started
+            GgufMetadata(file).close()  # so that a wrong file is told before anything is started
     names = sorted(listed(args.alias)) or [called]
-    return [Model(names, path, drafter)]
+    return [ServedModel(names, path, drafter)]
 
 
 def default_model() -> str:
@@ -111,7 +111,7 @@ def default_model() -> str:
 async def _serve(
     args: argparse.Namespace,
     settings: Settings,
-    models: Sequence[Model],
+    models: Sequence[ServedModel],
     hosts: Sequence[str],
     n_parallel: int,
 ) -> int:
@@ -120,18 +120,18 @@ async def _serve(
     template, variables = template_of(args), template_variables(args)
     think = thinks(args, variables)
 
-    def load_of(model: Model) -> Load:
+    def load_of(model: ServedModel) -> Load:
         drafter = None if model.drafter is None else str(model.drafter)
         return Load(str(model.path), drafter, n_parallel, options, asdict(settings.decode))
 
-    def texts_of(tokenizer: Tokenizer | None) -> Texts:
-        return Texts(tokenizer, template, think, variables)
+    def builder_of(tokenizer: Tokenizer | None) -> PromptBuilder:
+        return PromptBuilder(tokenizer, template, think, variables)
 
-    def new_engine(load: Load) -> Engine:
-        return Engine(load, args.queue, log, metrics.add)
+    def new_engine(load: Load) -> EngineClient:
+        return EngineClient(load, args.queue, log, metrics.add)
 
-    held = Models(models, new_engine, load_of, texts_of, args.models_max)
-    app = Guard(App(held, settings, metrics).asgi(), settings, log)
+    registry = ModelRegistry(models, new_engine, load_of, builder_of, args.models_max)
+    app = Guard(App(registry, settings, metrics).asgi(), settings, log)
     runner = server(app, args.ssl_key_file, args.ssl_cert_file, settings.timeout_s)
     sockets = bind(hosts, args.port)
     scheme = "http" if args.ssl_key_file is None else "https"
@@ -139,18 +139,20 @@ async def _serve(
         host, port = one.getsockname()[:2]
         log(f"listening on {scheme}://{f'[{host}]' if ':' in host else host}:{port}")
     failures: list[str] = []
-    opening = asyncio.create_task(_open(held, failures, runner.handle_exit))
+    opening = asyncio.create_task(_open(registry, failures, runner.handle_exit))
     try:
         await runner.serve(sockets)
     finally:
         opening.cancel()
-        await held.close()
+        await registry.close()
     for sentence in failures:
         print(f"error: {sentence}", file=sys.stderr)
     return 1 if failures else 0
 
 
-async def _open(models: Models, failures: list[str], end: Callable[[int, None], None]) -> None:
+async def _open(
+    models: ModelRegistry, failures: list[str], end: Callable[[int, None], None]
+) -> None:
     """Loads the one model, if it is one; the server ends if that cannot be."""
     if not models.is_one:
         log(f"models: {', '.join(model.name for model in models.all)}")
@@ -164,7 +166,7 @@ async def _open(models: Models, failures: list[str], end: Callable[[int, None], 
         failures.append(str(error))
         end(0, None)
         return
-    ready = model.engine.needed()
+    ready = model.engine.require_ready()
     for note in ready.notes:
         log(f"warning: {note}")
     drafter = f" with {ready.drafter}" if ready.drafter else ""

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..config import DecodeConfig
-from ..sampling.noise import Chances
-from .messages import Account, Prefilled, Run, Stepped
+from ..sampling.noise import TokenLogprobs
+from .messages import Prefilled, ResultStats, Run, Stepped
 
 Event = dict[str, Any]
 """An object of JSON."""
 
 
 @dataclass
-class Choice:
+class CompletionChoice:
     """One answer as far as it has come."""
 
     index: int
@@ -30,8 +30,8 @@ class Choice:
     tokens: list[int] = field(default_factory=list)
     text: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
-    chances: list[Chances] = field(default_factory=list)
-    account: Account | None = None
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    stats: ResultStats | None = None
     began: float = field(default_factory=time.monotonic)
     _reported: int = -1
 
@@ -40,8 +40,8 @@ class Choice:
         self.tokens += step.tokens
         self.text.append(step.text)
         self.reasoning.append(step.reasoning)
-        self.chances += step.chances
-        self.account = step.account or self.account
+        self.logprobs += step.logprobs
+        self.stats = step.stats or self.stats
 
     def progress(self, message: Prefilled) -> Event | None:
         """How far the prompt is; None where that is no news."""
@@ -62,46 +62,46 @@ class Choice:
     @property
     def finish_reason(self) -> str:
         """OpenAI's word for what ended it."""
-        reason = self.account.stop_reason if self.account else None
+        reason = self.stats.stop_reason if self.stats else None
         return "length" if reason in ("length", "context") else "stop"
 
 
-def timed(account: Account) -> dict[str, Any]:
+def timings_of(stats: ResultStats) -> dict[str, Any]:
     """`timings`, counts and speeds as llama-server has them, and what it has not under `dflash`."""
-    n_prompt, n_tokens = account.n_prefilled, account.n_tokens
-    prompt_ms, predicted_ms = 1e3 * account.prefill_s, 1e3 * account.decode_s
-    found: dict[str, Any] = {
-        "cache_n": account.n_prompt - n_prompt,
+    n_prompt, n_tokens = stats.n_prefilled, stats.n_tokens
+    prompt_ms, predicted_ms = 1e3 * stats.prefill_s, 1e3 * stats.decode_s
+    timings: dict[str, Any] = {
+        "cache_n": stats.n_prompt - n_prompt,
         "prompt_n": n_prompt,
         "prompt_ms": prompt_ms,
         "prompt_per_token_ms": _ratio(prompt_ms, n_prompt),
         "prompt_per_second": _ratio(1e3 * n_prompt, prompt_ms),
         "predicted_n": n_tokens,
         "predicted_ms": predicted_ms,
-        "predicted_per_token_ms": _ratio(predicted_ms, account.n_decoded),
-        "predicted_per_second": _ratio(1e3 * account.n_decoded, predicted_ms),
+        "predicted_per_token_ms": _ratio(predicted_ms, stats.n_decoded),
+        "predicted_per_second": _ratio(1e3 * stats.n_decoded, predicted_ms),
     }
-    if account.draft != "none":
-        found |= {"draft_n": account.n_drafted, "draft_n_accepted": account.n_accepted}
+    if stats.draft != "none":
+        timings |= {"draft_n": stats.n_drafted, "draft_n_accepted": stats.n_accepted}
     ours = {
-        "rounds": account.rounds,
-        "tokens_per_round": round(_ratio(account.n_decoded, account.rounds), 3),
-        "rounds_by_draft": account.rounds_by_draft,
-        "phase_ms": {name: round(1e3 * s, 3) for name, s in account.phase_s.items()},
+        "rounds": stats.rounds,
+        "tokens_per_round": round(_ratio(stats.n_decoded, stats.rounds), 3),
+        "rounds_by_draft": stats.rounds_by_draft,
+        "phase_ms": {name: round(1e3 * s, 3) for name, s in stats.phase_s.items()},
     }
-    return {"timings": found, "dflash": ours}
+    return {"timings": timings, "dflash": ours}
 
 
-def usage(choices: Sequence[Choice]) -> dict[str, Any]:
+def usage(choices: Sequence[CompletionChoice]) -> dict[str, Any]:
     """Tokens of all choices; a prompt that several answer counts once."""
-    accounts = [choice.account for choice in choices if choice.account is not None]
+    stats = [choice.stats for choice in choices if choice.stats is not None]
     prompts = {choice.prompt: len(choice.run.tokens) for choice in choices}
     cached = {
-        choice.prompt: choice.account.n_prompt - choice.account.n_prefilled
+        choice.prompt: choice.stats.n_prompt - choice.stats.n_prefilled
         for choice in reversed(choices)
-        if choice.account is not None
+        if choice.stats is not None
     }
-    n_prompt, n_tokens = sum(prompts.values()), sum(account.n_tokens for account in accounts)
+    n_prompt, n_tokens = sum(prompts.values()), sum(stats.n_tokens for stats in stats)
     return {
         "prompt_tokens": n_prompt,
         "completion_tokens": n_tokens,
@@ -110,26 +110,28 @@ def usage(choices: Sequence[Choice]) -> dict[str, Any]:
     }
 
 
-def meta_info(choices: Sequence[Choice]) -> dict[str, Any]:
+def meta_info(choices: Sequence[CompletionChoice]) -> dict[str, Any]:
     """Rounds of all choices and the tokens of one, by SGLang's names; nothing without drafts."""
-    accounts = [choice.account for choice in choices if choice.account is not None]
-    drafted = [account for account in accounts if account.draft != "none" and account.rounds]
+    stats = [choice.stats for choice in choices if choice.stats is not None]
+    drafted = [stats for stats in stats if stats.draft != "none" and stats.rounds]
     if not drafted:
         return {}
-    n_rounds = sum(account.rounds for account in drafted)
-    n_tokens = sum(account.n_decoded for account in drafted)
+    n_rounds = sum(stats.rounds for stats in drafted)
+    n_tokens = sum(stats.n_decoded for stats in drafted)
     return {"spec_verify_ct": n_rounds, "spec_accept_length": n_tokens / n_rounds}
 
 
-def progressed(choice: Choice, progress: Event) -> Event:
+def progressed(choice: CompletionChoice, progress: Event) -> Event:
     """Where a prompt is, with `timings` of that much; all 0 before any work."""
     done = progress["processed"] - progress["cache"]
     seconds = progress["time_ms"] / 1e3
-    found = timed(
-        Account(done, done, 0, 0, 0, seconds, 0.0, "", None, 0, choice.config.draft, 0, 0, {}, None)
+    timings = timings_of(
+        ResultStats(
+            done, done, 0, 0, 0, seconds, 0.0, "", None, 0, choice.config.draft, 0, 0, {}, None
+        )
     )["timings"]
-    found["cache_n"] = progress["cache"] if done else 0
-    return {"prompt_progress": progress, "timings": found}
+    timings["cache_n"] = progress["cache"] if done else 0
+    return {"prompt_progress": progress, "timings": timings}
 
 
 def _ratio(value: float, by: float) -> float:

@@ -14,7 +14,6 @@ from typing import Literal
 
 from .._run_module import module_command
 from .messages import (
-    Account,
     Cancel,
     Ended,
     Failed,
@@ -24,6 +23,7 @@ from .messages import (
     Message,
     Ready,
     Refused,
+    ResultStats,
     Run,
     SlotAction,
     SlotDone,
@@ -57,21 +57,21 @@ class NotReadyError(Exception):
     """The model is not loaded (yet)."""
 
 
-class Gone(Message, frozen=True):
+class ClientGone(Message, frozen=True):
     """The client has closed its connection."""
 
 
-class Quiet(Message, frozen=True):
+class KeepAlive(Message, frozen=True):
     """Nothing came for a while: a sign of life is due."""
 
 
-Event = FromEngine | Gone | Quiet
+Event = FromEngine | ClientGone | KeepAlive
 
 
 class Request:
     """What one HTTP request has the engine answer: a prompt or several, each a `Run`."""
 
-    def __init__(self, engine: Engine, runs: Sequence[Run]) -> None:
+    def __init__(self, engine: EngineClient, runs: Sequence[Run]) -> None:
         self.runs = {run.id: index for index, run in enumerate(runs)}
         self.events: asyncio.Queue[Event] = asyncio.Queue()
         self.began = time.monotonic()
@@ -93,7 +93,7 @@ class Slot:
         self.n_decoded = 0
 
 
-class Engine:
+class EngineClient:
     """One model and the process that has it."""
 
     def __init__(
@@ -101,7 +101,7 @@ class Engine:
         load: Load,
         max_waiting: int,
         log: Callable[[str], None],
-        on_account: Callable[[Account], None],
+        on_stats: Callable[[ResultStats], None],
     ) -> None:
         """max_waiting: requests that may wait. on_account: is told of every answer that ended."""
         self.load = load
@@ -114,7 +114,7 @@ class Engine:
         self.process: subprocess.Popen[bytes] | None = None
         self._max_waiting = max_waiting
         self._log = log
-        self._on_account = on_account
+        self._on_stats = on_stats
         self._requests: set[Request] = set()
         self._by_run: dict[int, tuple[Request, Run]] = {}
         self._seconds: deque[float] = deque(maxlen=N_TIMED)
@@ -142,9 +142,9 @@ class Engine:
     @property
     def n_ctx(self) -> int:
         """Tokens of prompt and answer. NotReadyError before the model is loaded."""
-        return self.needed().n_ctx
+        return self.require_ready().n_ctx
 
-    def needed(self) -> Ready:
+    def require_ready(self) -> Ready:
         """What is known of the loaded model. NotReadyError before that."""
         if self.state != "ready" or self.ready is None:
             raise NotReadyError("the model is being loaded")
@@ -184,7 +184,7 @@ class Engine:
 
     def check_room(self) -> None:
         """BusyError if one more request would be one too many, NotReadyError while loading."""
-        n_waiting = len(self._requests) - self.needed().n_parallel
+        n_waiting = len(self._requests) - self.require_ready().n_parallel
         if n_waiting >= self._max_waiting:
             mean = sum(self._seconds) / len(self._seconds) if self._seconds else 1.0
             retry = mean * (n_waiting + 1) / max(len(self.slots), 1)
@@ -210,7 +210,7 @@ class Engine:
         Raises:
             NotReadyError: the model is not loaded.
         """
-        self.needed()
+        self.require_ready()
         number = self.new_id()
         answer: asyncio.Future[SlotDone | Failed] = asyncio.get_running_loop().create_future()
         self._asked[number] = answer
@@ -299,7 +299,7 @@ class Engine:
             elif isinstance(message, (Ended, Failed)):
                 self._end_run(request, run)
                 if isinstance(message, Ended):
-                    self._on_account(message.account)
+                    self._on_stats(message.stats)
             request.events.put_nowait(message)
 
     def _end_run(self, request: Request, run: Run) -> None:

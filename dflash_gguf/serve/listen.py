@@ -33,12 +33,12 @@ class Connection(H11Protocol):
     def connection_made(self, transport: Any) -> None:
         """Begins to wait for a head."""
         super().connection_made(transport)
-        found = transport.get_extra_info("socket")
-        if found is not None and found.family in (socket.AF_INET, socket.AF_INET6):
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connected = transport.get_extra_info("socket")
+        if connected is not None and connected.family in (socket.AF_INET, socket.AF_INET6):
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             if hasattr(socket, "TCP_USER_TIMEOUT"):  # else what is not read stays until it is
                 milliseconds = min(int(1e3 * self.timeout_s), (1 << 31) - 1)
-                found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+                connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
         self._wait_for_head()
 
     def data_received(self, data: bytes) -> None:
@@ -117,14 +117,14 @@ def bind(hosts: Sequence[str], port: int) -> list[socket.socket]:
     Raises:
         OSError: an unknown host, or an address that cannot be had.
     """
-    found: list[socket.socket] = []
+    sockets: list[socket.socket] = []
     try:
         for host in hosts:
             for family, kind, proto, _, address in dict.fromkeys(
                 socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
             ):
                 one = socket.socket(family, kind, proto)
-                found.append(one)
+                sockets.append(one)
                 one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 if family == socket.AF_INET6:
                     one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -134,10 +134,10 @@ def bind(hosts: Sequence[str], port: int) -> list[socket.socket]:
                     port = one.getsockname()[1]
                 break
     except OSError as error:
-        for one in found:
+        for one in sockets:
             one.close()
         raise OSError(error.errno, f"cannot listen on {host}:{port}: {error.strerror}") from None
-    return found
+    return sockets
 
 
 def is_loopback(host: str) -> bool:

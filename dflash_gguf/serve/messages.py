@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from ..outputs import Result
-from ..sampling.noise import Chances
+from ..sampling.noise import TokenLogprobs
 
 MAX_FRAME = 1 << 30
 
@@ -45,8 +45,8 @@ class Run(Message, frozen=True):
     tokens: list[int]
     config: dict[str, Any]
     reasoning: tuple[str, bool] | None
-    wants_account: bool
-    turns: list[int] = []
+    wants_stats: bool
+    turn_boundaries: list[int] = []
 
 
 class Cancel(Message, frozen=True):
@@ -100,7 +100,7 @@ class Refused(Message, frozen=True):
     sentence: str
 
 
-class Account(Message, frozen=True):
+class ResultStats(Message, frozen=True):
     """What an answer took so far; see Result."""
 
     n_prompt: int
@@ -120,7 +120,7 @@ class Account(Message, frozen=True):
     rounds_by_draft: dict[str, int] | None
 
     @classmethod
-    def of(cls, result: Result) -> Account:
+    def of(cls, result: Result) -> ResultStats:
         """The account of a result."""
         by_draft = result.rounds_by_draft
         return cls(
@@ -164,15 +164,15 @@ class Stepped(Message, frozen=True):
     tokens: list[int]
     text: str
     reasoning: str
-    chances: list[Chances]
-    account: Account | None
+    logprobs: list[TokenLogprobs]
+    stats: ResultStats | None
 
 
 class Ended(Message, frozen=True):
     """From the engine: an answer is over."""
 
     id: int
-    account: Account
+    stats: ResultStats
 
 
 class Failed(Message, frozen=True):

@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from .engine_client import Engine
-from .messages import Account
+from .engine_client import EngineClient
+from .messages import ResultStats
 
 
 class Metrics(Collector):
@@ -21,25 +21,25 @@ class Metrics(Collector):
         self.n_prompt = self.n_cached = self.n_predicted = self.n_most = 0
         self.prompt_s = self.predicted_s = 0.0
         self.n_rounds = self.n_rounds_drafted = self.n_drafted = self.n_accepted = 0
-        self._engines: Iterable[Engine] = ()
+        self._engines: Iterable[EngineClient] = ()
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
-    def add(self, account: Account) -> None:
+    def add(self, stats: ResultStats) -> None:
         """Counts an answer that ended."""
-        self.n_prompt += account.n_prefilled
-        self.n_cached += account.n_prompt - account.n_prefilled
-        self.n_predicted += account.n_tokens
-        self.n_most = max(self.n_most, account.n_prompt + account.n_tokens)
-        self.prompt_s += account.prefill_s
-        self.predicted_s += account.decode_s
-        self.n_rounds += account.rounds
-        by_draft = account.rounds_by_draft or {}
+        self.n_prompt += stats.n_prefilled
+        self.n_cached += stats.n_prompt - stats.n_prefilled
+        self.n_predicted += stats.n_tokens
+        self.n_most = max(self.n_most, stats.n_prompt + stats.n_tokens)
+        self.prompt_s += stats.prefill_s
+        self.predicted_s += stats.decode_s
+        self.n_rounds += stats.rounds
+        by_draft = stats.rounds_by_draft or {}
         self.n_rounds_drafted += sum(n for name, n in by_draft.items() if name != "none")
-        self.n_drafted += account.n_drafted
-        self.n_accepted += account.n_accepted
+        self.n_drafted += stats.n_drafted
+        self.n_accepted += stats.n_accepted
 
-    def text(self, engines: Iterable[Engine]) -> bytes:
+    def text(self, engines: Iterable[EngineClient]) -> bytes:
         """What /metrics answers."""
         self._engines = list(engines)
         return generate_latest(self._registry)

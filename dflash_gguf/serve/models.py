@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..convert.schema import Key
-from ..text.gguf_metadata import Metadata
+from ..text.gguf_metadata import GgufMetadata
 from ..text.tokenizer import Tokenizer
-from .engine_client import Engine, NotReadyError
+from .engine_client import EngineClient, NotReadyError
 from .messages import Load
-from .prompts import Texts
+from .prompts import PromptBuilder
 from .schemas import BadRequestError
 
 LAST_USED = "any"
@@ -22,7 +22,7 @@ LAST_USED = "any"
 
 
 @dataclass
-class Model:
+class ServedModel:
     """A model that may be asked for. names: the first is the one that answers name."""
 
     names: list[str]
@@ -30,8 +30,8 @@ class Model:
     drafter: Path | None
     created: int = field(default_factory=lambda: int(time.time()))
     last_used: float | None = None
-    engine: Engine | None = None
-    texts: Texts | None = None
+    engine: EngineClient | None = None
+    prompt_builder: PromptBuilder | None = None
 
     @property
     def name(self) -> str:
@@ -44,27 +44,27 @@ class Model:
         return "unloaded" if self.engine is None else self.engine.state
 
 
-class Models:
+class ModelRegistry:
     """Gives a request the model it asks for, loading it first and unloading another if need be."""
 
     def __init__(
         self,
-        models: Sequence[Model],
-        new_engine: Callable[[Load], Engine],
-        load_of: Callable[[Model], Load],
-        texts_of: Callable[[Tokenizer | None], Texts],
-        most: int = 1,
+        models: Sequence[ServedModel],
+        new_engine: Callable[[Load], EngineClient],
+        load_of: Callable[[ServedModel], Load],
+        builder_of: Callable[[Tokenizer | None], PromptBuilder],
+        max_loaded: int = 1,
     ) -> None:
-        """most: models that are loaded at once."""
+        """max_loaded: models that are loaded at once."""
         self.all = list(models)
         self._new_engine = new_engine
         self._load_of = load_of
-        self._texts_of = texts_of
-        self._most = most
+        self._builder_of = builder_of
+        self._max_loaded = max_loaded
         self._turn = asyncio.Lock()
 
     @property
-    def engines(self) -> Iterable[Engine]:
+    def engines(self) -> Iterable[EngineClient]:
         """Those that are there."""
         return [model.engine for model in self.all if model.engine is not None]
 
@@ -73,7 +73,7 @@ class Models:
         """Whether there is one model, whatever a request calls it."""
         return len(self.all) == 1
 
-    def find(self, name: str | None) -> Model:
+    def find(self, name: str | None) -> ServedModel:
         """The model of a name; the last used for none. BadRequestError for an unknown one."""
         if self.is_one:
             return self.all[0]
@@ -88,7 +88,7 @@ class Models:
             kind="not_found_error",
         )
 
-    async def take(self, name: str | None) -> tuple[Model, Engine, Texts]:
+    async def take(self, name: str | None) -> tuple[ServedModel, EngineClient, PromptBuilder]:
         """The model of a name, loaded.
 
         With several models a request waits while its own is loaded; with one, NotReadyError says
@@ -102,14 +102,14 @@ class Models:
         if not self.is_one:
             async with self._turn:
                 await self._load(model)
-        if model.engine is None or model.texts is None:
+        if model.engine is None or model.prompt_builder is None:
             raise NotReadyError("the model is being loaded")
-        model.engine.needed()
-        return model, model.engine, model.texts
+        model.engine.require_ready()
+        return model, model.engine, model.prompt_builder
 
-    async def _load(self, model: Model) -> None:
+    async def _load(self, model: ServedModel) -> None:
         if model.engine is None:
-            while len(list(self.engines)) >= self._most:
+            while len(list(self.engines)) >= self._max_loaded:
                 await self._unload_one()
             await self.open(model)
         assert model.engine is not None
@@ -131,11 +131,11 @@ class Models:
         model.engine = None
         await engine.close()
 
-    async def open(self, model: Model) -> None:
+    async def open(self, model: ServedModel) -> None:
         """Begins to load a model."""
-        if model.texts is None:
+        if model.prompt_builder is None:
             tokenizer = await asyncio.to_thread(Tokenizer.from_file, model.path)
-            model.texts = self._texts_of(tokenizer)
+            model.prompt_builder = self._builder_of(tokenizer)
         model.engine = self._new_engine(self._load_of(model))
         model.engine.start()
 
@@ -145,7 +145,7 @@ class Models:
             await engine.close()
 
 
-def in_folder(folder: str | os.PathLike[str]) -> list[Model]:
+def models_in_folder(folder: str | os.PathLike[str]) -> list[ServedModel]:
     """The models of a folder: its GGUF files, and a folder in it with a file and its drafter.
 
     Their names are those of the files without the ending, or of the folders.
@@ -153,11 +153,11 @@ def in_folder(folder: str | os.PathLike[str]) -> list[Model]:
     Raises:
         ValueError: no model is there, or a folder has several.
     """
-    found = []
+    models = []
     root = Path(folder)
     for path in sorted(root.iterdir()):
         if path.suffix == ".gguf" and not _is_drafter(path):
-            found.append(Model([path.stem], path, None))
+            models.append(ServedModel([path.stem], path, None))
         elif path.is_dir() and (files := sorted(path.glob("*.gguf"))):
             drafters = [file for file in files if _is_drafter(file)]
             targets = [file for file in files if file not in drafters and not _is_later_part(file)]
@@ -166,15 +166,15 @@ def in_folder(folder: str | os.PathLike[str]) -> list[Model]:
                     f"{path}: holds {len(targets)} models and {len(drafters)} drafters, must hold "
                     "one model, and one drafter at most"
                 )
-            found.append(Model([path.name], targets[0], drafters[0] if drafters else None))
-    found = [model for model in found if not _is_later_part(model.path)]
-    if not found:
+            models.append(ServedModel([path.name], targets[0], drafters[0] if drafters else None))
+    models = [model for model in models if not _is_later_part(model.path)]
+    if not models:
         raise ValueError(f"{root}: holds no GGUF file of a model")
-    return found
+    return models
 
 
 def _is_drafter(path: Path) -> bool:
-    with Metadata(path) as file:
+    with GgufMetadata(path) as file:
         return "dflash" in (file.text(Key.GENERAL_ARCHITECTURE) or "")
 
 

@@ -12,7 +12,7 @@ from .schemas import MAX_CHOICES, BadRequestError, ChatBody, TemplateBody, think
 TEXT_PARTS = ("text", "input_text", "output_text")
 
 
-class Texts:
+class PromptBuilder:
     """The tokenizer and chat template of a model, as requests use them."""
 
     def __init__(
@@ -31,7 +31,7 @@ class Texts:
         self._think = think
         self._variables = dict(variables or {})
 
-    def needed(self) -> Tokenizer:
+    def require_tokenizer(self) -> Tokenizer:
         """The tokenizer. BadRequestError if the model has none."""
         if self.tokenizer is None:
             raise BadRequestError("the model file has no tokenizer, give token ids")
@@ -69,13 +69,13 @@ class Texts:
             if not isinstance(value, str):
                 raise BadRequestError("prompt is an object without a prompt_string, a text")
         if isinstance(value, str):
-            return self.needed().tokenize(value)
+            return self.require_tokenizer().tokenize(value)
         if not isinstance(value, list):
             raise BadRequestError("prompt must be a text, token ids, or a list of those")
         tokens: list[int] = []
         for place, part in enumerate(value):
             if isinstance(part, str):
-                tokens += self.needed().tokenize(part, add_special=place == 0)
+                tokens += self.require_tokenizer().tokenize(part, add_special=place == 0)
             elif isinstance(part, int) and not isinstance(part, bool):
                 tokens.append(part)
             else:
@@ -88,7 +88,7 @@ class Texts:
         An assistant's message at the end is continued. Where thinking is off, an open block of
         thoughts at the end of the prompt is closed.
         """
-        tokenizer = self.needed()
+        tokenizer = self.require_tokenizer()
         messages = [message_of(message, place) for place, message in enumerate(body.messages)]
         if not messages:
             raise BadRequestError("messages is empty, it must hold at least one message")
@@ -110,23 +110,23 @@ class Texts:
 
     def _begun(self, text: str, thoughts: str, words: str) -> str:
         """What an answer that began with thoughts has after a prompt."""
-        found = self.needed().chat_format(text, template=self.template)
-        if found is None or not found.opening:
+        marks = self.require_tokenizer().chat_format(text, template=self.template)
+        if marks is None or not marks.opening:
             raise BadRequestError(
                 "reasoning_content of the last message: the template has no thoughts to continue"
             )
-        begun = thoughts if found.is_open else f"{found.opening}\n{thoughts}"
-        return f"{begun}\n{found.closing}\n\n{words}" if words else begun
+        begun = thoughts if marks.is_open else f"{marks.opening}\n{thoughts}"
+        return f"{begun}\n{marks.closing}\n\n{words}" if words else begun
 
     def _closed(self, text: str, *, is_off: bool) -> str:
         """The prompt without an open block of thoughts, if there are to be none."""
-        found = self.needed().chat_format(text, template=self.template)
-        if not is_off or found is None:
+        marks = self.require_tokenizer().chat_format(text, template=self.template)
+        if not is_off or marks is None:
             return text
-        if found.is_open:
-            return text + found.closing
-        has_no_switch = found.name == "cohere" and not text.rstrip().endswith(found.closing)
-        return text + found.opening + found.closing if has_no_switch else text
+        if marks.is_open:
+            return text + marks.closing
+        has_no_switch = marks.name == "cohere" and not text.rstrip().endswith(marks.closing)
+        return text + marks.opening + marks.closing if has_no_switch else text
 
     def chat(self, body: ChatBody) -> ChatPrompt:
         """Token ids of a conversation."""
@@ -137,7 +137,7 @@ class Texts:
         """Token ids of what `chat_text` made of a conversation."""
         messages = [message_of(message, place) for place, message in enumerate(body.messages)]
         asked = last_asked(messages)
-        return self.needed().chat_tokens(text, template=self.template, asked=asked)
+        return self.require_tokenizer().chat_tokens(text, template=self.template, asked=asked)
 
 
 def message_of(message: dict[str, Any], place: int) -> dict[str, Any]:
@@ -146,22 +146,22 @@ def message_of(message: dict[str, Any], place: int) -> dict[str, Any]:
     name = f"messages[{place}]"
     if not isinstance(role, str) or not role:
         raise BadRequestError(f"{name}: role is missing")
-    found = dict(message)
-    found["role"] = "system" if role == "developer" else role
+    normalised = dict(message)
+    normalised["role"] = "system" if role == "developer" else role
     if isinstance(content, list):
-        found["content"] = "\n".join(_part(part, name) for part in content)
+        normalised["content"] = "\n".join(_part(part, name) for part in content)
     elif isinstance(content, str):
-        found["content"] = content
+        normalised["content"] = content
     elif content is None and (
-        role == "assistant" and ("tool_calls" in message or _thoughts(found))
+        role == "assistant" and ("tool_calls" in message or _thoughts(normalised))
     ):
-        found["content"] = ""
+        normalised["content"] = ""
     else:
         raise BadRequestError(f"{name}: content must be a text or a list of parts")
     thoughts = message.get("reasoning_content")
     if thoughts is not None and not isinstance(thoughts, str):
         raise BadRequestError(f"{name}: reasoning_content must be a text")
-    return found
+    return normalised
 
 
 def _part(part: Any, name: str) -> str:
@@ -202,8 +202,8 @@ def _begins(body: ChatBody | TemplateBody, messages: Sequence[dict[str, Any]]) -
 
 
 def _thoughts(message: dict[str, Any] | None) -> str:
-    found = (message or {}).get("reasoning_content")
-    return found if isinstance(found, str) else ""
+    thoughts = (message or {}).get("reasoning_content")
+    return thoughts if isinstance(thoughts, str) else ""
 
 
 def _words_of(message: dict[str, Any] | None) -> str:

@@ -21,7 +21,7 @@ MAX_N_PROBS = 1024
 RANDOM_SEEDS = (-1, (1 << 32) - 1)
 """Seeds that stand for a random one, as in llama.cpp."""
 
-OFF: dict[str, tuple[Any, ...]] = {
+NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "adaptive_target": (),
     "dry_multiplier": (0,),
     "dynatemp_range": (0,),
@@ -108,7 +108,7 @@ class Body(msgspec.Struct, kw_only=True):
     tree_budget: int | None = None
 
 
-class NativeBody(Body, kw_only=True):
+class LlamaServerBody(Body, kw_only=True):
     """llama-server's own /completion."""
 
     prompt: Any = None
@@ -184,19 +184,19 @@ B = TypeVar("B", bound=msgspec.Struct)
 def read(data: bytes, kind: type[B]) -> B:
     """The body of a request. BadRequestError names what is wrong with it."""
     try:
-        found = msgspec.json.decode(data or b"{}")
+        body = msgspec.json.decode(data or b"{}")
     except RecursionError:
         raise BadRequestError("the body nests too deeply") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequestError(f"the body is not valid JSON: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(body, dict):
         raise BadRequestError("the body must be a JSON object")
-    for name, values in OFF.items():
-        value = found.get(name)
+    for name, values in NEUTRAL_VALUES.items():
+        value = body.get(name)
         if value is not None and name not in kind.__struct_fields__ and value not in values:
             raise BadRequestError(f"{name}: {_shown(value)} is not supported by this server (yet)")
     try:
-        return msgspec.convert(found, kind)
+        return msgspec.convert(body, kind)
     except msgspec.ValidationError as error:
         raise BadRequestError(_sentence(str(error))) from None
     except RecursionError:
@@ -274,7 +274,7 @@ def biases(body: Body, tokenize: Callable[[str], list[int]], n_vocab: int) -> di
         pairs = [(int(k) if re.fullmatch(r"\d{1,9}", k) else k, v) for k, v in given.items()]
     else:
         pairs = given
-    found: dict[int, float] = {}
+    by_token: dict[int, float] = {}
     for key, value in pairs:
         if value is True:
             raise BadRequestError("logit_bias holds true, must hold numbers, or false to ban")
@@ -284,8 +284,8 @@ def biases(body: Body, tokenize: Callable[[str], list[int]], n_vocab: int) -> di
                 raise BadRequestError(
                     f"logit_bias: token id {token} is outside the vocabulary of {n_vocab}"
                 )
-            found[token] = bias
-    return found
+            by_token[token] = bias
+    return by_token
 
 
 def chat_n_probs(body: ChatBody) -> int | None:
@@ -357,8 +357,8 @@ def _shown(value: Any) -> str:
 
 def _sentence(text: str) -> str:
     """Says of a field what msgspec says of a place."""
-    found = re.fullmatch(r"(.*?)(?: - at `\$\.?(.*)`)?", text, re.DOTALL)
-    assert found is not None
-    what = found[1].replace("`", "")
+    match = re.fullmatch(r"(.*?)(?: - at `\$\.?(.*)`)?", text, re.DOTALL)
+    assert match is not None
+    what = match[1].replace("`", "")
     what = what[:1].lower() + what[1:]
-    return f"{found[2]}: {what}" if found[2] else what
+    return f"{match[2]}: {what}" if match[2] else what

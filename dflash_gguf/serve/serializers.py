@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..config import DecodeConfig
-from ..sampling.noise import Chances
+from ..sampling.noise import TokenLogprobs
 from ..text.tokenizer import Tokenizer
-from .completion_choice import Choice, Event, meta_info, progressed, timed, usage
-from .messages import Account, Stepped
+from .completion_choice import CompletionChoice, Event, meta_info, progressed, timings_of, usage
+from .messages import ResultStats, Stepped
 
 FINGERPRINT = "b1-dflash-gguf"
 """llama-server's begin with a b and a number, which clients look for."""
@@ -21,29 +21,29 @@ LOWEST_LOGPROB = -9999.0
 """In place of minus infinity, which JSON has not."""
 
 
-class Form(Protocol):
+class WireFormat(Protocol):
     """A way to write answers."""
 
     is_openai: bool
 
-    def whole(self, choices: Sequence[Choice]) -> Any:
+    def whole(self, choices: Sequence[CompletionChoice]) -> Any:
         """All of it in one."""
 
-    def progress(self, choice: Choice, progress: Event) -> Event:
+    def progress(self, choice: CompletionChoice, progress: Event) -> Event:
         """An event about the prompt."""
 
-    def step(self, choice: Choice, step: Stepped, *, is_first: bool) -> Iterator[Event]:
+    def step(self, choice: CompletionChoice, step: Stepped, *, is_first: bool) -> Iterator[Event]:
         """The events of a round."""
 
-    def end(self, choice: Choice) -> Iterator[Event]:
+    def end(self, choice: CompletionChoice) -> Iterator[Event]:
         """The events when an answer is over."""
 
-    def finish(self, choices: Sequence[Choice]) -> Iterator[Event]:
+    def finish(self, choices: Sequence[CompletionChoice]) -> Iterator[Event]:
         """The events when all are over."""
 
 
 @dataclass
-class Common:
+class ResponseContext:
     """What every form knows."""
 
     model: str
@@ -65,7 +65,7 @@ class Common:
         data = self.piece(token)
         return {"id": token, "token": data.decode("utf-8", "replace"), "bytes": list(data)}
 
-    def logprobs(self, tokens: Sequence[int], chances: Sequence[Chances]) -> list[Event]:
+    def logprobs(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[Event]:
         """Log-probabilities of tokens, and of the best beside them."""
         return [
             {
@@ -75,60 +75,60 @@ class Common:
                     {**self.named(other), "logprob": _finite(value)} for other, value in chance.top
                 ],
             }
-            for token, chance in zip(tokens, chances, strict=True)
+            for token, chance in zip(tokens, logprobs, strict=True)
         ]
 
 
-class Chat:
+class ChatFormat:
     """OpenAI's chat completions."""
 
     is_openai = True
 
-    def __init__(self, common: Common, *, has_meta_info: bool = False) -> None:
+    def __init__(self, context: ResponseContext, *, has_meta_info: bool = False) -> None:
         """has_meta_info: the whole answer says how it was drafted, as SGLang's does."""
-        self._common = common
+        self._context = context
         self._has_meta_info = has_meta_info
         self._id = f"chatcmpl-{secrets.token_urlsafe(18)}"
         self._created = int(time.time())
 
-    def whole(self, choices: Sequence[Choice]) -> Event:
+    def whole(self, choices: Sequence[CompletionChoice]) -> Event:
         """One object."""
-        found = self._head("chat.completion")
-        found["choices"] = [self._choice(choice) for choice in choices]
-        found["usage"] = usage(choices)
-        if choices[0].account is not None:
-            found |= timed(choices[0].account)
+        response = self._head("chat.completion")
+        response["choices"] = [self._choice(choice) for choice in choices]
+        response["usage"] = usage(choices)
+        if choices[0].stats is not None:
+            response |= timings_of(choices[0].stats)
         if self._has_meta_info:
-            found["meta_info"] = meta_info(choices)
-        return found | _verbose(self._common)
+            response["meta_info"] = meta_info(choices)
+        return response | _verbose(self._context)
 
-    def _choice(self, choice: Choice) -> Event:
+    def _choice(self, choice: CompletionChoice) -> Event:
         message: Event = {"role": "assistant", "content": "".join(choice.text)}
         if thoughts := "".join(choice.reasoning):
             message["reasoning_content"] = thoughts
-        found: Event = {
+        entry: Event = {
             "index": choice.index,
             "message": message,
-            "logprobs": self._logprobs(choice.config, choice.tokens, choice.chances),
+            "logprobs": self._logprobs(choice.config, choice.tokens, choice.logprobs),
             "finish_reason": choice.finish_reason,
         }
-        if self._common.return_tokens:
-            found["tokens"] = choice.tokens
-        return found
+        if self._context.return_tokens:
+            entry["tokens"] = choice.tokens
+        return entry
 
     def _logprobs(
-        self, config: DecodeConfig, tokens: Sequence[int], chances: Sequence[Chances]
+        self, config: DecodeConfig, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs]
     ) -> Event | None:
         if config.n_probs is None:
             return None
-        return {"content": self._common.logprobs(tokens, chances), "refusal": None}
+        return {"content": self._context.logprobs(tokens, logprobs), "refusal": None}
 
-    def progress(self, choice: Choice, progress: Event) -> Event:
+    def progress(self, choice: CompletionChoice, progress: Event) -> Event:
         """A chunk without words."""
         chunk = self._chunk(choice, {"role": "assistant", "content": None})
         return chunk | progressed(choice, progress)
 
-    def step(self, choice: Choice, step: Stepped, *, is_first: bool) -> Iterator[Event]:
+    def step(self, choice: CompletionChoice, step: Stepped, *, is_first: bool) -> Iterator[Event]:
         """A chunk for the thoughts and one for the words; before all, one for the role."""
         if is_first:
             yield self._chunk(choice, {"role": "assistant", "content": None})
@@ -137,119 +137,121 @@ class Chat:
             deltas.append({"reasoning_content": step.reasoning})
         if step.text:
             deltas.append({"content": step.text})
-        if not deltas and (step.chances or self._common.return_tokens):
+        if not deltas and (step.logprobs or self._context.return_tokens):
             deltas.append({"content": ""})  # tokens whose text is not certain yet have chances
         for number, delta in enumerate(deltas):
             chunk = self._chunk(choice, delta)
             if number == len(deltas) - 1:
-                logprobs = self._logprobs(choice.config, step.tokens, step.chances)
+                logprobs = self._logprobs(choice.config, step.tokens, step.logprobs)
                 chunk["choices"][0]["logprobs"] = logprobs
-                if self._common.return_tokens:
+                if self._context.return_tokens:
                     chunk["choices"][0]["tokens"] = step.tokens
-                if self._common.timings_per_token and step.account is not None:
-                    chunk |= timed(step.account)
+                if self._context.timings_per_token and step.stats is not None:
+                    chunk |= timings_of(step.stats)
             yield chunk
 
-    def end(self, choice: Choice) -> Iterator[Event]:
+    def end(self, choice: CompletionChoice) -> Iterator[Event]:
         """The chunk with the reason."""
         chunk = self._chunk(choice, {})
         chunk["choices"][0]["finish_reason"] = choice.finish_reason
-        if choice.account is not None:
-            chunk |= timed(choice.account)
-        yield chunk | _verbose(self._common)
+        if choice.stats is not None:
+            chunk |= timings_of(choice.stats)
+        yield chunk | _verbose(self._context)
 
-    def finish(self, choices: Sequence[Choice]) -> Iterator[Event]:
+    def finish(self, choices: Sequence[CompletionChoice]) -> Iterator[Event]:
         """The counts, where they are asked for."""
-        if self._common.include_usage:
-            found = self._head("chat.completion.chunk")
-            found |= {"choices": [], "usage": usage(choices)}
-            if choices[0].account is not None:
-                found |= timed(choices[0].account)
-            yield found
+        if self._context.include_usage:
+            chunk = self._head("chat.completion.chunk")
+            chunk |= {"choices": [], "usage": usage(choices)}
+            if choices[0].stats is not None:
+                chunk |= timings_of(choices[0].stats)
+            yield chunk
 
-    def _chunk(self, choice: Choice, delta: Event) -> Event:
-        found = self._head("chat.completion.chunk")
+    def _chunk(self, choice: CompletionChoice, delta: Event) -> Event:
+        chunk = self._head("chat.completion.chunk")
         part: Event = {"index": choice.index, "delta": delta, "finish_reason": None}
-        return found | {"choices": [part]}
+        return chunk | {"choices": [part]}
 
     def _head(self, kind: str) -> Event:
         return {
             "id": self._id,
             "object": kind,
             "created": self._created,
-            "model": self._common.model,
+            "model": self._context.model,
             "system_fingerprint": FINGERPRINT,
         }
 
 
-class Completions:
+class CompletionFormat:
     """OpenAI's text completions."""
 
     is_openai = True
 
-    def __init__(self, common: Common, echoes: Sequence[str] | None) -> None:
+    def __init__(self, context: ResponseContext, echoes: Sequence[str] | None) -> None:
         """echoes: the prompts, where the answer is to begin with its own."""
-        self._common = common
+        self._context = context
         self._echoes = echoes
         self._id = f"cmpl-{secrets.token_urlsafe(18)}"
         self._created = int(time.time())
 
-    def whole(self, choices: Sequence[Choice]) -> Event:
+    def whole(self, choices: Sequence[CompletionChoice]) -> Event:
         """One object."""
-        found = self._head() | {
+        response = self._head() | {
             "choices": [
                 self._part(
                     choice,
                     self._echo(choice) + "".join(choice.text),
                     choice.finish_reason,
-                    self._logprobs(choice, choice.tokens, choice.chances, 0),
+                    self._logprobs(choice, choice.tokens, choice.logprobs, 0),
                 )
                 for choice in choices
             ],
             "usage": usage(choices),
         }
-        if self._common.return_tokens:
-            for part, choice in zip(found["choices"], choices, strict=True):
+        if self._context.return_tokens:
+            for part, choice in zip(response["choices"], choices, strict=True):
                 part["tokens"] = choice.tokens
-        if choices[0].account is not None:
-            found |= timed(choices[0].account)
-        return found | _verbose(self._common)
+        if choices[0].stats is not None:
+            response |= timings_of(choices[0].stats)
+        return response | _verbose(self._context)
 
-    def progress(self, choice: Choice, progress: Event) -> Event:
+    def progress(self, choice: CompletionChoice, progress: Event) -> Event:
         """A chunk without words."""
-        found = self._head() | {"choices": [self._part(choice, "", None, None)]}
-        return found | progressed(choice, progress)
+        chunk = self._head() | {"choices": [self._part(choice, "", None, None)]}
+        return chunk | progressed(choice, progress)
 
-    def step(self, choice: Choice, step: Stepped, *, is_first: bool) -> Iterator[Event]:
+    def step(self, choice: CompletionChoice, step: Stepped, *, is_first: bool) -> Iterator[Event]:
         """A chunk."""
         text = (self._echo(choice) if is_first else "") + step.text
-        if not (text or step.chances or self._common.return_tokens):
+        if not (text or step.logprobs or self._context.return_tokens):
             return
         n_before = len(choice.tokens) - len(step.tokens)
-        logprobs = self._logprobs(choice, step.tokens, step.chances, n_before)
-        found = self._head() | {"choices": [self._part(choice, text, None, logprobs)]}
-        if self._common.return_tokens:
-            found["choices"][0]["tokens"] = step.tokens
-        if self._common.timings_per_token and step.account is not None:
-            found |= timed(step.account)
-        yield found
+        logprobs = self._logprobs(choice, step.tokens, step.logprobs, n_before)
+        chunk = self._head() | {"choices": [self._part(choice, text, None, logprobs)]}
+        if self._context.return_tokens:
+            chunk["choices"][0]["tokens"] = step.tokens
+        if self._context.timings_per_token and step.stats is not None:
+            chunk |= timings_of(step.stats)
+        yield chunk
 
-    def end(self, choice: Choice) -> Iterator[Event]:
+    def end(self, choice: CompletionChoice) -> Iterator[Event]:
         """The chunk with the reason."""
-        found = self._head() | {"choices": [self._part(choice, "", choice.finish_reason, None)]}
-        if choice.account is not None:
-            found |= timed(choice.account)
-        yield found | _verbose(self._common)
+        chunk = self._head() | {"choices": [self._part(choice, "", choice.finish_reason, None)]}
+        if choice.stats is not None:
+            chunk |= timings_of(choice.stats)
+        yield chunk | _verbose(self._context)
 
-    def finish(self, choices: Sequence[Choice]) -> Iterator[Event]:
+    def finish(self, choices: Sequence[CompletionChoice]) -> Iterator[Event]:
         """The counts, where they are asked for."""
-        if self._common.include_usage:
+        if self._context.include_usage:
             yield self._head() | {"choices": [], "usage": usage(choices)}
 
-    def _echo(self, choice: Choice) -> str:
+    def _echo(self, choice: CompletionChoice) -> str:
         return "" if self._echoes is None else self._echoes[choice.prompt]
 
-    def _part(self, choice: Choice, text: str, reason: str | None, logprobs: Event | None) -> Event:
+    def _part(
+        self, choice: CompletionChoice, text: str, reason: str | None, logprobs: Event | None
+    ) -> Event:
         return {
             "index": choice.index,
             "text": text,
@@ -258,14 +260,18 @@ class Completions:
         }
 
     def _logprobs(
-        self, choice: Choice, tokens: Sequence[int], chances: Sequence[Chances], n_before: int
+        self,
+        choice: CompletionChoice,
+        tokens: Sequence[int],
+        logprobs: Sequence[TokenLogprobs],
+        n_before: int,
     ) -> Event | None:
         """Offsets count characters of the tokens' own texts."""
         if choice.config.n_probs is None:
             return None
-        entries = self._common.logprobs(tokens, chances)
+        entries = self._context.logprobs(tokens, logprobs)
         offset = len(self._echo(choice)) + sum(
-            len(self._common.named(token)["token"]) for token in choice.tokens[:n_before]
+            len(self._context.named(token)["token"]) for token in choice.tokens[:n_before]
         )
         offsets = []
         for entry in entries:
@@ -286,70 +292,70 @@ class Completions:
             "id": self._id,
             "object": "text_completion",
             "created": self._created,
-            "model": self._common.model,
+            "model": self._context.model,
             "system_fingerprint": FINGERPRINT,
         }
 
 
-class Native:
+class LlamaServerFormat:
     """llama-server's own completions."""
 
     is_openai = False
 
     def __init__(
         self,
-        common: Common,
+        context: ResponseContext,
         prompts: Sequence[str],
         stop_tokens: Sequence[int],
         fields: Sequence[str] | None,
     ) -> None:
         """prompts: their text as it is evaluated. fields: those of an answer that are wanted."""
-        self._common = common
+        self._context = context
         self._prompts = prompts
         self._stop_tokens = stop_tokens
         self._fields = fields
 
-    def whole(self, choices: Sequence[Choice]) -> Any:
+    def whole(self, choices: Sequence[CompletionChoice]) -> Any:
         """One object, or a list of several."""
-        found = []
+        entries = []
         for choice in choices:
             entry = self._final(choice)
             entry["content"] = "".join(choice.text)
-            entry["tokens"] = choice.tokens if self._common.return_tokens else []
+            entry["tokens"] = choice.tokens if self._context.return_tokens else []
             if choice.config.n_probs:
                 entry["completion_probabilities"] = self._probabilities(
-                    choice.config, choice.tokens, choice.chances
+                    choice.config, choice.tokens, choice.logprobs
                 )
-            found.append(picked(entry, self._fields))
-        return found if len(found) > 1 else found[0]
+            entries.append(select_fields(entry, self._fields))
+        return entries if len(entries) > 1 else entries[0]
 
-    def progress(self, choice: Choice, progress: Event) -> Event:
+    def progress(self, choice: CompletionChoice, progress: Event) -> Event:
         """An event without words."""
-        found = self._event(choice, "", [])
-        return found | progressed(choice, progress)
+        chunk = self._event(choice, "", [])
+        return chunk | progressed(choice, progress)
 
-    def step(self, choice: Choice, step: Stepped, *, is_first: bool) -> Iterator[Event]:  # noqa: ARG002
+    def step(self, choice: CompletionChoice, step: Stepped, *, is_first: bool) -> Iterator[Event]:  # noqa: ARG002
         """An event a token; text that became certain with a round comes with its last one."""
         for number, token in enumerate(step.tokens):
             is_last = number == len(step.tokens) - 1
-            found = self._event(choice, step.text if is_last else "", [token])
+            chunk = self._event(choice, step.text if is_last else "", [token])
             if choice.config.n_probs:
-                found["completion_probabilities"] = self._probabilities(
-                    choice.config, [token], step.chances[number : number + 1]
+                chunk["completion_probabilities"] = self._probabilities(
+                    choice.config, [token], step.logprobs[number : number + 1]
                 )
-            if self._common.timings_per_token and step.account is not None:
-                found |= timed(step.account)
-            yield found
+            if self._context.timings_per_token and step.stats is not None:
+                chunk |= timings_of(step.stats)
+            yield chunk
 
-    def end(self, choice: Choice) -> Iterator[Event]:
+    def end(self, choice: CompletionChoice) -> Iterator[Event]:
         """Everything but the words."""
-        yield picked(self._final(choice) | {"content": "", "tokens": []}, self._fields)
+        yield select_fields(self._final(choice) | {"content": "", "tokens": []}, self._fields)
 
-    def finish(self, choices: Sequence[Choice]) -> Iterator[Event]:  # noqa: ARG002
+    def finish(self, choices: Sequence[CompletionChoice]) -> Iterator[Event]:  # noqa: ARG002
         """Nothing."""
         return iter(())
 
-    def _event(self, choice: Choice, text: str, tokens: Sequence[int]) -> Event:
+    def _event(self, choice: CompletionChoice, text: str, tokens: Sequence[int]) -> Event:
         return {
             "index": choice.index,
             "content": text,
@@ -361,9 +367,9 @@ class Native:
         }
 
     def _probabilities(
-        self, config: DecodeConfig, tokens: Sequence[int], chances: Sequence[Chances]
+        self, config: DecodeConfig, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs]
     ) -> list[Event]:
-        entries = self._common.logprobs(tokens, chances)
+        entries = self._context.logprobs(tokens, logprobs)
         if not config.post_sampling_probs:
             return entries
         for entry in entries:
@@ -373,9 +379,9 @@ class Native:
                 top["prob"] = math.exp(top.pop("logprob"))
         return entries
 
-    def _final(self, choice: Choice) -> Event:
-        account = choice.account
-        assert account is not None
+    def _final(self, choice: CompletionChoice) -> Event:
+        stats = choice.stats
+        assert stats is not None
         kinds = {"token": "eos", "text": "word", "length": "limit", "context": "limit"}
         return {
             "index": choice.index,
@@ -383,21 +389,21 @@ class Native:
             "tokens": [],
             "id_slot": choice.slot,
             "stop": True,
-            "model": self._common.model,
-            "tokens_predicted": account.n_tokens,
-            "tokens_evaluated": account.n_prompt,
-            "generation_settings": self._settings(choice, account),
+            "model": self._context.model,
+            "tokens_predicted": stats.n_tokens,
+            "tokens_evaluated": stats.n_prompt,
+            "generation_settings": self._settings(choice, stats),
             "prompt": self._prompts[choice.prompt],
             "has_new_line": any("\n" in text for text in choice.text),
-            "truncated": account.stop_reason == "context",
-            "stop_type": kinds.get(account.stop_reason, "none"),
-            "stopping_word": account.stop_text or "",
-            "tokens_cached": account.n_prompt + max(account.n_tokens - 1, 0),
-            **timed(account),
+            "truncated": stats.stop_reason == "context",
+            "stop_type": kinds.get(stats.stop_reason, "none"),
+            "stopping_word": stats.stop_text or "",
+            "tokens_cached": stats.n_prompt + max(stats.n_tokens - 1, 0),
+            **timings_of(stats),
         }
 
-    def _settings(self, choice: Choice, account: Account) -> Event:
-        return settings_of(choice.config, account.seed, self._stop_tokens)
+    def _settings(self, choice: CompletionChoice, stats: ResultStats) -> Event:
+        return settings_of(choice.config, stats.seed, self._stop_tokens)
 
 
 def settings_of(config: DecodeConfig, seed: int, stop_tokens: Sequence[int]) -> Event:
@@ -433,11 +439,11 @@ def settings_of(config: DecodeConfig, seed: int, stop_tokens: Sequence[int]) -> 
     }
 
 
-def picked(answer: Event, fields: Sequence[str] | None) -> Event:
+def select_fields(answer: Event, fields: Sequence[str] | None) -> Event:
     """The fields wanted of an answer; "a/b" is field b of field a, by that name."""
     if not fields:
         return answer
-    found = {}
+    chosen = {}
     for path in fields:
         value: Any = answer
         for name in path.split("/"):
@@ -445,12 +451,12 @@ def picked(answer: Event, fields: Sequence[str] | None) -> Event:
                 break
             value = value[name]
         else:
-            found[path] = value
-    return found
+            chosen[path] = value
+    return chosen
 
 
-def _verbose(common: Common) -> Event:
-    prompt = common.verbose_prompt
+def _verbose(context: ResponseContext) -> Event:
+    prompt = context.verbose_prompt
     return {} if prompt is None else {"__verbose": {"prompt": prompt}}
 
 

@@ -12,11 +12,19 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from .completion_choice import Choice
-from .engine_client import BusyError, Engine, Event, Gone, NotReadyError, Quiet, Request
+from .completion_choice import CompletionChoice
+from .engine_client import (
+    BusyError,
+    ClientGone,
+    EngineClient,
+    Event,
+    KeepAlive,
+    NotReadyError,
+    Request,
+)
 from .errors import error_body, error_response
 from .messages import Ended, Failed, Prefilled, Started, Stepped
-from .serializers import Form
+from .serializers import WireFormat
 
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
@@ -40,14 +48,14 @@ class _GoneError(Exception):
     """The client left."""
 
 
-class Answering(Response):
+class GenerationResponse(Response):
     """The answer to a request that generates. What it sends depends on what the engine says."""
 
     def __init__(
         self,
-        engine: Engine,
-        form: Form,
-        choices: Sequence[Choice],
+        engine: EngineClient,
+        wire_format: WireFormat,
+        choices: Sequence[CompletionChoice],
         *,
         is_stream: bool,
         wants_progress: bool,
@@ -61,7 +69,7 @@ class Answering(Response):
         self.background = None
         self.raw_headers = []
         self._engine = engine
-        self._form = form
+        self._wire_format = wire_format
         self._choices = choices
         self._is_stream = is_stream
         self._wants_progress = wants_progress
@@ -96,10 +104,10 @@ class Answering(Response):
 
     def _log(self) -> str:
         """What was answered, for the log."""
-        accounts = [choice.account for choice in self._choices if choice.account is not None]
-        n_prompt = sum(account.n_prompt for account in accounts)
-        n_cached = n_prompt - sum(account.n_prefilled for account in accounts)
-        n_tokens = sum(account.n_tokens for account in accounts)
+        stats = [choice.stats for choice in self._choices if choice.stats is not None]
+        n_prompt = sum(stats.n_prompt for stats in stats)
+        n_cached = n_prompt - sum(stats.n_prefilled for stats in stats)
+        n_tokens = sum(stats.n_tokens for stats in stats)
         return f"prompt {n_prompt} ({n_cached} cached), answer {n_tokens}"
 
     async def _whole(self, request: Request, scope: Scope, receive: Receive, send: Send) -> None:
@@ -109,7 +117,7 @@ class Answering(Response):
         except _FailedError as error:
             await error_response(error, error.status)(scope, receive, send)
             return
-        data = encode(self._form.whole(self._choices))
+        data = encode(self._wire_format.whole(self._choices))
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(data)).encode()),
@@ -137,35 +145,35 @@ class Answering(Response):
             await self._send(send, b"data: " + encode(body) + b"\n\n", is_last=True)
             return
         await self._begin(send)
-        data = b"".join(map(_event, self._form.finish(self._choices)))
-        await self._send(send, data + (DONE if self._form.is_openai else b""), is_last=True)
+        data = b"".join(map(_event, self._wire_format.finish(self._choices)))
+        await self._send(send, data + (DONE if self._wire_format.is_openai else b""), is_last=True)
 
     def _written(self, request: Request, event: Event, seen: set[int]) -> bytes:
         """The bytes of what the engine says."""
-        if isinstance(event, Quiet):
+        if isinstance(event, KeepAlive):
             return KEEP_ALIVE
         choice = self._take(request, event)
         if choice is None:
             return b""
-        form, found = self._form, b""
+        wire_format, data = self._wire_format, b""
         if isinstance(event, Prefilled):
             progress = choice.progress(event) if self._wants_progress else None
-            found = b"" if progress is None else _event(form.progress(choice, progress))
+            data = b"" if progress is None else _event(wire_format.progress(choice, progress))
         elif isinstance(event, Stepped):
-            events = form.step(choice, event, is_first=choice.index not in seen)
+            events = wire_format.step(choice, event, is_first=choice.index not in seen)
             seen.add(choice.index)
-            found = b"".join(map(_event, events))
+            data = b"".join(map(_event, events))
         elif isinstance(event, Ended):
-            found = b"".join(map(_event, form.end(choice)))
-        return found
+            data = b"".join(map(_event, wire_format.end(choice)))
+        return data
 
-    def _take(self, request: Request, event: Event) -> Choice | None:
+    def _take(self, request: Request, event: Event) -> CompletionChoice | None:
         """Keeps what the engine says of a choice; that choice.
 
         Raises:
             _GoneError, _FailedError.
         """
-        if isinstance(event, Gone):
+        if isinstance(event, ClientGone):
             raise _GoneError
         if isinstance(event, Failed):
             raise _FailedError(event)
@@ -177,7 +185,7 @@ class Answering(Response):
         elif isinstance(event, Stepped):
             choice.add(event)
         elif isinstance(event, Ended):
-            choice.account = event.account
+            choice.stats = event.stats
         return choice
 
     async def _begin(self, send: Send) -> None:
@@ -207,7 +215,7 @@ class Answering(Response):
             elif now - self._heard >= self._keep_alive_s and request.events.empty():
                 self._heard = now
                 if self._is_stream:
-                    request.events.put_nowait(Quiet())
+                    request.events.put_nowait(KeepAlive())
 
 
 async def _watch(receive: Receive, request: Request) -> None:
@@ -216,7 +224,7 @@ async def _watch(receive: Receive, request: Request) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
         request.cancel()
-        request.events.put_nowait(Gone())
+        request.events.put_nowait(ClientGone())
 
 
 def _event(value: Any) -> bytes:

@@ -34,7 +34,6 @@ from ..stream import Stream
 from ..text.chat import ChatPrompt
 from ..text.reasoning import Format
 from .messages import (
-    Account,
     Cancel,
     Channel,
     Ended,
@@ -45,6 +44,7 @@ from .messages import (
     Prefilled,
     Ready,
     Refused,
+    ResultStats,
     Run,
     SlotAction,
     SlotDone,
@@ -198,9 +198,9 @@ class Worker:
     def _open(self, job: Job) -> None:
         run = job.run
         prompt = list(run.tokens)
-        if run.reasoning is not None or run.turns:
+        if run.reasoning is not None or run.turn_boundaries:
             reasoning = None if run.reasoning is None else Format(*run.reasoning)
-            prompt = ChatPrompt(prompt, reasoning, run.turns)
+            prompt = ChatPrompt(prompt, reasoning, run.turn_boundaries)
         job.stream = self._decoder.stream(
             prompt,
             DecodeConfig(**run.config),
@@ -235,23 +235,23 @@ class Worker:
             self._end(job)
 
     def _tell(self, job: Job, stream: Stream, step: Step) -> None:
-        account = Account.of(stream.result()) if job.run.wants_account else None
-        tokens, chances = list(step.tokens), list(step.chances)
-        self._say(Stepped(job.run.id, tokens, step.text, step.reasoning, chances, account))
+        stats = ResultStats.of(stream.result()) if job.run.wants_stats else None
+        tokens, logprobs = list(step.tokens), list(step.logprobs)
+        self._say(Stepped(job.run.id, tokens, step.text, step.reasoning, logprobs, stats))
 
     def _end(self, job: Job) -> None:
         run = job.run
         if job.stream is None:  # cancelled before it began
-            account = Account(
+            stats = ResultStats(
                 len(run.tokens), 0, 0, 0, 0, 0.0, 0.0, "cancelled", None, 0, "none", 0, 0, {}, None
             )
         else:
             job.stream.close()
             result = job.stream.result()
-            account = Account.of(result)
+            stats = ResultStats.of(result)
             self._texts[job.slot] = [*run.tokens, *result.tokens][:-1]
         self._remove(job)
-        self._say(Ended(run.id, account))
+        self._say(Ended(run.id, stats))
         self._tidy()
 
     def _tidy(self) -> None:

@@ -31,9 +31,10 @@ Words, and what they are counted in:
 
 When something is asked again:
 
-    the best way    after `Known.n_kept` rounds, so that deciding is a small part of the time;
-                    where it may not be run, when the account allows it (`Known.n_until`)
+    the best way    after `Known.ttl_rounds` rounds, so that deciding is a small part of the time;
+                    where it may not be run, when the account allows it
+                    (`Known.rounds_until_affordable`)
     a look          when `Known.paid` may lose what it is likely to: a share of the time is earned
     a plain round   when `Known.needs_plain`: what drafts are compared with must be recent
-    copies          after `Asking.pause` rounds, none while they are verified
+    copies          after `ProposalBackoff.pause` rounds, none while they are verified
 """

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..config import DecodeConfig
-from ..native import NewtonRules
+from ..native import CalibrationParams
 
 Floats = NDArray[np.float64]
 
@@ -37,16 +37,16 @@ PRIOR_WEIGHTS = (6.0, 2.0, 6.0, 2.0, 2.0)
 """How strongly they are held to that: the information of about ten outcomes."""
 PULL = 0.2
 """How much weaker the pull back to them is than the first resistance to leaving them."""
-LOWEST = np.array([0.02, -6.0, 0.0, 0.0, -6.0])
-HIGHEST = np.array([4.0, 6.0, 4.0, 8.0, 6.0])
-SPINE_MEMORY = 64
+LOWER = np.array([0.02, -6.0, 0.0, 0.0, -6.0])
+UPPER = np.array([4.0, 6.0, 4.0, 8.0, 6.0])
+TOP1_MEMORY = 64
 """Outcomes of a depth of best candidates after which one weighs 1/e."""
-SPINE_PRIOR, SPINE_WEIGHT = 0.6, 2.0
+TOP1_PRIOR, TOP1_WEIGHT = 0.6, 2.0
 """Of such a candidate being taken, and the outcomes this counts as."""
-LEAST = 1e-300
+MIN_PROB = 1e-300
 """Chance that a path has at least: beyond two hundred positions their product may be rounded to 0.
 """
-LEAST_LOG = -30.0
+MIN_LOG_PROB = -30.0
 """Log-probabilities below are taken for this one: a single surprise shall not outweigh the rest."""
 
 
@@ -69,19 +69,19 @@ class Calibration:
         self._prior = np.array(PRIOR_SAMPLED if is_sampled else PRIOR)
         self._weights = np.empty((0, 5))
         self._information = np.empty((0, 5, 5))
-        self._rules = self._rules_of(self._prior)
+        self._params = self._params_of(self._prior)
 
     def weights(self, n: int) -> Floats:
         """The numbers of depths 1 to n, float64 [n, 5]; unseen depths are like the last seen."""
         return self._of_depths(np.arange(n))
 
-    def log_chances(self, features: Features) -> Floats:
+    def log_probs(self, features: Features) -> Floats:
         """Of every candidate that the target takes it, given its path; float64 [n, k]."""
-        features.log_chances = self._log_chances(features)
-        found: Floats = features.log_chances[:, :-1]
-        return found
+        features.log_probs = self._log_probs(features)
+        of_candidates: Floats = features.log_probs[:, :-1]
+        return of_candidates
 
-    def _log_chances(self, features: Features) -> Floats:
+    def _log_probs(self, features: Features) -> Floats:
         scores: Floats = np.matmul(features.values, self._of_depths(features.depths)[:, :, None])[
             :, :, 0
         ]
@@ -91,7 +91,7 @@ class Calibration:
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Learns from drafts, one after the other; each from its first position on."""
-        slopes, spreads = self._moments(outcomes)
+        gradients, curvatures = self._moments(outcomes)
         counts = [len(outcome.places) for outcome in outcomes]
         while counts:
             self._extend(counts[0])  # as what was learned before it has left the last depth
@@ -99,8 +99,8 @@ class Calibration:
             n = next((i for i, count in enumerate(counts) if count > known), len(counts))
             rows = sum(counts[:n])
             learned = self._weights, self._information
-            self._rules.step(*learned, slopes[:rows], spreads[:rows], counts[:n])
-            slopes, spreads, counts = slopes[rows:], spreads[rows:], counts[n:]
+            self._params.step(*learned, gradients[:rows], curvatures[:rows], counts[:n])
+            gradients, curvatures, counts = gradients[rows:], curvatures[rows:], counts[n:]
 
     def _moments(self, outcomes: Sequence[Outcome]) -> tuple[Floats, Floats]:
         """Slope and curvature of the log-likelihood at all positions of outcomes, in their order.
@@ -115,30 +115,30 @@ class Calibration:
             taken += places
             at += range(n, n + len(places))
             n += len(places)
-        slopes, spreads = np.empty((n, 5)), np.empty((n, 5, 5))
+        gradients, curvatures = np.empty((n, 5)), np.empty((n, 5, 5))
         for features, rows, taken, at in by_features.values():
-            log_chances = features.log_chances
-            if log_chances is None:
-                log_chances = self._log_chances(features)
-            values, chances = features.values[rows], np.exp(log_chances[rows])
-            weighted = chances[:, :, None] * values
+            log_probs = features.log_probs
+            if log_probs is None:
+                log_probs = self._log_probs(features)
+            values, probs = features.values[rows], np.exp(log_probs[rows])
+            weighted = probs[:, :, None] * values
             mean = weighted.sum(axis=1)
-            slopes[at] = values[np.arange(len(rows)), taken] - mean
-            spreads[at] = np.matmul(weighted.transpose(0, 2, 1), values)
-            spreads[at] -= mean[:, :, None] * mean[:, None]
-        return slopes, spreads
+            gradients[at] = values[np.arange(len(rows)), taken] - mean
+            curvatures[at] = np.matmul(weighted.transpose(0, 2, 1), values)
+            curvatures[at] -= mean[:, :, None] * mean[:, None]
+        return gradients, curvatures
 
     @staticmethod
-    def _rules_of(prior: Floats) -> NewtonRules:
-        held = np.array(PRIOR_WEIGHTS)
-        return NewtonRules(prior, held, PULL * held, LOWEST, HIGHEST, 1.0 / MEMORY)
+    def _params_of(prior: Floats) -> CalibrationParams:
+        precision = np.array(PRIOR_WEIGHTS)
+        return CalibrationParams(prior, precision, PULL * precision, LOWER, UPPER, 1.0 / MEMORY)
 
     def _of_depths(self, depths: NDArray[np.intp]) -> Floats:
         """The numbers of depths, from 0 on."""
         if not len(self._weights):
             return np.tile(self._prior, (len(depths), 1))
-        found: Floats = self._weights[np.minimum(depths, len(self._weights) - 1)]
-        return found
+        weights: Floats = self._weights[np.minimum(depths, len(self._weights) - 1)]
+        return weights
 
     def _extend(self, n: int) -> None:
         for _ in range(len(self._weights), n):
@@ -157,20 +157,22 @@ class Calibration:
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Calibration:
         """What `to_dict` gave; KeyError, TypeError or ValueError for anything else."""
-        found = cls()
-        found._prior = np.array(stored["prior"], dtype=np.float64).reshape(5)
-        found._rules = cls._rules_of(found._prior)
-        found._weights = np.array(stored["weights"], dtype=np.float64).reshape(-1, 5)
-        found._information = np.array(stored["information"], dtype=np.float64).reshape(-1, 5, 5)
-        if len(found._weights) != len(found._information):
+        calibration = cls()
+        calibration._prior = np.array(stored["prior"], dtype=np.float64).reshape(5)
+        calibration._params = cls._params_of(calibration._prior)
+        calibration._weights = np.array(stored["weights"], dtype=np.float64).reshape(-1, 5)
+        calibration._information = np.array(stored["information"], dtype=np.float64).reshape(
+            -1, 5, 5
+        )
+        if len(calibration._weights) != len(calibration._information):
             raise ValueError("a calibration of unequal parts")
-        parts = found._prior, found._weights, found._information
+        parts = calibration._prior, calibration._weights, calibration._information
         if not all(np.isfinite(part).all() for part in parts):
             raise ValueError("a calibration that is not finite")
-        return found
+        return calibration
 
 
-class Spine:
+class Top1Acceptance:
     """How often the target took best candidates, by depth, where it took those before as well.
 
     What was long ago counts less.
@@ -185,7 +187,7 @@ class Spine:
         """Learns from a chain of candidates and what the target chose in their places."""
         self._extend(len(candidates))
         self._paths.clear()
-        keep = 1.0 - 1.0 / SPINE_MEMORY
+        keep = 1.0 - 1.0 / TOP1_MEMORY
         for depth, (candidate, token) in enumerate(zip(candidates, chosen, strict=False)):
             self._tried[depth] = keep * self._tried[depth] + 1.0
             self._taken[depth] = keep * self._taken[depth] + (candidate == token)
@@ -199,24 +201,24 @@ class Spine:
         """
         if len(self._paths) < n:
             self._extend(n)
-            path, chance = 1.0, SPINE_PRIOR
+            path, prob = 1.0, TOP1_PRIOR
             self._paths = []
             for taken, tried in zip(self._taken, self._tried, strict=True):
-                chance = (taken + SPINE_WEIGHT * chance) / (tried + SPINE_WEIGHT)
-                path *= chance
+                prob = (taken + TOP1_WEIGHT * prob) / (tried + TOP1_WEIGHT)
+                path *= prob
                 self._paths.append(path)
         return self._paths[:n]
 
     def log_paths(self, n: int) -> list[float]:
         """Their logarithms."""
-        return [math.log(max(path, LEAST)) for path in self.paths(n)]
+        return [math.log(max(path, MIN_PROB)) for path in self.paths(n)]
 
     def to_dict(self) -> list[list[float]]:
         """Tried and taken, by depth."""
         return [list(self._tried), list(self._taken)]
 
     @classmethod
-    def from_dict(cls, stored: Sequence[Sequence[float]]) -> Spine:
+    def from_dict(cls, stored: Sequence[Sequence[float]]) -> Top1Acceptance:
         """What `to_dict` gave. ValueError or TypeError for anything else."""
         spine = cls()
         for tried, taken in zip(*stored, strict=True):
@@ -237,39 +239,49 @@ class Calibrations:
 
     def __init__(self) -> None:
         self._known: dict[str, Calibration] = {}
-        self._spines: dict[str, Spine] = {}
+        self._top1: dict[str, Top1Acceptance] = {}
 
     def of(self, config: DecodeConfig) -> Calibration:
         """The calibration of a way to draw."""
-        way = way_to_draw(config)
-        if way not in self._known:
-            self._known[way] = Calibration(is_sampled=config.temperature > 0.0)
-        return self._known[way]
+        sampling_class = sampling_class_of(config)
+        if sampling_class not in self._known:
+            self._known[sampling_class] = Calibration(is_sampled=config.temperature > 0.0)
+        return self._known[sampling_class]
 
-    def spine(self, config: DecodeConfig) -> Spine:
+    def top1(self, config: DecodeConfig) -> Top1Acceptance:
         """How often best candidates are taken in a way to draw."""
-        way = way_to_draw(config)
-        if way not in self._spines:
-            self._spines[way] = Spine()
-        return self._spines[way]
+        sampling_class = sampling_class_of(config)
+        if sampling_class not in self._top1:
+            self._top1[sampling_class] = Top1Acceptance()
+        return self._top1[sampling_class]
 
     def to_dict(self) -> dict[str, Any]:
         """All that was learned, as plain values."""
         return {
-            "ranked": {way: known.to_dict() for way, known in self._known.items()},
-            "spines": {way: spine.to_dict() for way, spine in self._spines.items()},
+            "ranked": {
+                sampling_class: known.to_dict() for sampling_class, known in self._known.items()
+            },
+            "spines": {
+                sampling_class: spine.to_dict() for sampling_class, spine in self._top1.items()
+            },
         }
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Calibrations:
         """What `to_dict` gave; KeyError, TypeError or ValueError for anything else."""
-        found = cls()
-        found._known = {way: Calibration.from_dict(x) for way, x in stored["ranked"].items()}
-        found._spines = {way: Spine.from_dict(x) for way, x in stored["spines"].items()}
-        return found
+        calibrations = cls()
+        calibrations._known = {
+            sampling_class: Calibration.from_dict(x)
+            for sampling_class, x in stored["ranked"].items()
+        }
+        calibrations._top1 = {
+            sampling_class: Top1Acceptance.from_dict(x)
+            for sampling_class, x in stored["spines"].items()
+        }
+        return calibrations
 
 
-def way_to_draw(config: DecodeConfig) -> str:
+def sampling_class_of(config: DecodeConfig) -> str:
     """What of a config decides how often candidates are taken, as a key."""
     return f"{config.temperature:g}{' penalised' if config.has_penalties else ''}"
 
@@ -291,10 +303,10 @@ class Features:
         """
         n, k = log_q.shape
         self.depths: NDArray[np.intp] = np.arange(n) if depths is None else depths
-        self.log_chances: Floats | None = None  # what these were last taken to mean, [n, k + 1]
+        self.log_probs: Floats | None = None  # what these were last taken to mean, [n, k + 1]
         self.values = np.zeros((n, k + 1, 5))
         rest = 1.0 - np.exp(log_q).sum(axis=1)
-        self.values[:, :k, 0] = np.maximum(log_q, LEAST_LOG)
+        self.values[:, :k, 0] = np.maximum(log_q, MIN_LOG_PROB)
         self.values[:, k, 0] = np.log(np.maximum(rest, 1e-6))
         self.values[:, :k, 1] = 1.0
         self.values[np.arange(n), log_q.argmax(axis=1), 4] = 1.0

@@ -28,11 +28,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..native import ANYTHING, Worth, pick
-from .controller_state import MEMORY, Asking, Known
+from ..native import NO_THRESHOLD, BreakEven, select_nodes
+from .controller_state import MEMORY, Known, ProposalBackoff
 from .cost_model import Round
 from .prices import Prices
-from .proposers.proposer import BRIEF, CHAIN, TREE, Proposer, Request
+from .proposers.proposer import CHAIN, TOP1, TREE, Proposer, Request
 from .tree import Tree
 
 DOUBTED = 0.8
@@ -50,7 +50,7 @@ class Way:
     shape: str
 
 
-class Rule:
+class Controller:
     """Chooses twice a round: before the draft how long it is, after it what is verified.
 
     n_nodes: that it would verify of one sequence now, at most. longest: positions of a proposal at
@@ -60,9 +60,9 @@ class Rule:
     n_nodes: int
     longest: int
 
-    def worth(self, done: Round) -> Worth:  # noqa: ARG002
+    def break_even(self, done: Round) -> BreakEven:  # noqa: ARG002
         """What is proposed must promise, by those whom it costs no pass."""
-        return ANYTHING
+        return NO_THRESHOLD
 
     def is_due(self, done: Round) -> bool:  # noqa: ARG002
         """Whether the choice for this round takes time."""
@@ -75,7 +75,7 @@ class Rule:
         """
         raise NotImplementedError
 
-    def pick(self, done: Round, trees: Sequence[Tree], limits: Sequence[int]) -> list[Tree]:
+    def select_nodes(self, done: Round, trees: Sequence[Tree], limits: Sequence[int]) -> list[Tree]:
         """What is verified of each tree: so many nodes below the root at most, or none.
 
         trees: of those for whom anything is proposed.
@@ -100,11 +100,11 @@ class Rule:
         return 0
 
 
-class Fixed(Rule):
+class FixedController(Controller):
     """The same size every round, less only where the answer or the context ends."""
 
     def __init__(self, shape: str, size: int, longest: int, least: int = 0) -> None:
-        """shape: CHAIN, TREE or SPINE. size: nodes. longest: positions.
+        """shape: CHAIN, TREE or MAIN_CHAIN. size: nodes. longest: positions.
 
         least: nodes; fewer are dropped.
         """
@@ -116,11 +116,11 @@ class Fixed(Rule):
         limit = max(request.limit for request in requests)
         return self._way if min(limit, self._way.n_positions) >= self._least else None
 
-    def pick(self, done: Round, trees: Sequence[Tree], limits: Sequence[int]) -> list[Tree]:  # noqa: ARG002
+    def select_nodes(self, done: Round, trees: Sequence[Tree], limits: Sequence[int]) -> list[Tree]:  # noqa: ARG002
         """The likeliest chain, or the likeliest nodes."""
         is_chain = self._way.shape == CHAIN
         found = [
-            (tree.spine() if is_chain else tree).first(min(self.n_nodes, limit))
+            (tree.main_chain() if is_chain else tree).first(min(self.n_nodes, limit))
             for tree, limit in zip(trees, limits, strict=True)
         ]
         return [tree if tree.n_drafted >= self._least else tree.first(0) for tree in found]
@@ -130,19 +130,19 @@ class Fixed(Rule):
 class Decision:
     """What is drafted for some rounds of as many sequences.
 
-    n_kept: rounds until it is made anew. way: None: nothing that costs a pass. is_look: whether
+    ttl_rounds: rounds until it is made anew. way: None: nothing that costs a pass. is_look: whether
     that is to see what it brings. rate: tokens a second of the best way to decode; 0: not known
     yet. gain: tokens a round that the way wins over plain decoding.
     """
 
-    n_kept: int = 0
+    ttl_rounds: int = 0
     way: Way | None = None
     is_look: bool = False
     rate: float = 0.0
     gain: float = 0.0
 
 
-class Auto(Rule):
+class AutoController(Controller):
     """What pays for itself, for the answers of one engine."""
 
     def __init__(
@@ -162,19 +162,19 @@ class Auto(Rule):
         self._decisions: dict[tuple[int, int], Decision] = {}  # by how many decode and are asked
         self._decision = Decision()  # this round's
         self._to_compare = False  # whether this round is plain to see what one takes
-        self._asked = ANYTHING  # what this round's copies were cut by
-        self._asking = Asking(known)
+        self._asked = NO_THRESHOLD  # what this round's copies were cut by
+        self._backoff = ProposalBackoff(known)
         self.n_nodes = self._prices.most_nodes
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Another answer: what was decided in the one before is kept as long as it was to be.
 
         Not what was to be run only once more, which may have been for how little was left.
         """
         for decision in self._decisions.values():
-            if decision.n_kept == 1:
-                decision.n_kept = 0
-        self._asking.begin()
+            if decision.ttl_rounds == 1:
+                decision.ttl_rounds = 0
+        self._backoff.start()
 
     def _of(self, done: Round) -> Decision:
         """What was decided for rounds like this one; answers come and go, and come again."""
@@ -182,19 +182,19 @@ class Auto(Rule):
 
     # ---- before the draft
 
-    def worth(self, done: Round) -> Worth:
+    def break_even(self, done: Round) -> BreakEven:
         """What a pass costs; beside the nodes of a draft others come cheaper."""
         decision = self._of(done)
         if decision.rate == 0.0 or decision.way is not None:
-            self._asked = ANYTHING
+            self._asked = NO_THRESHOLD
         else:
-            self._asked = self._prices.worth(done, decision.rate)
+            self._asked = self._prices.break_even(done, decision.rate)
             self.n_nodes = self._prices.most_nodes
         return self._asked
 
     def is_due(self, done: Round) -> bool:
         """Whether a decision is made now."""
-        return self._of(done).n_kept == 0
+        return self._of(done).ttl_rounds == 0
 
     def choose(self, done: Round, requests: Sequence[Request], paid: Proposer | None) -> Way | None:
         """The way that was decided on lately, or the best now; now and then a look."""
@@ -232,32 +232,37 @@ class Auto(Rule):
             return Decision(1)
         plain_s = max(costs.plain_s(done.position, n), 1e-9)
         rate = max(n / plain_s, known.rate.of(n))
-        plain = Decision(max(known.n_kept, MEMORY), rate=rate)
+        plain = Decision(max(known.ttl_rounds, MEMORY), rate=rate)
         asked = [request for request in requests if paid and paid.name not in request.failed]
         if paid is None or not asked:
             return plain  # costs are all that can change
-        outlook = np.mean([paid.outlook(request.sampler) for request in asked], axis=0)
-        tokens, seconds, way = self._best_way(done, outlook, limit)
+        expected_path_probs = np.mean(
+            [paid.expected_path_probs(request.scorer) for request in asked], axis=0
+        )
+        tokens, seconds, way = self._best_way(done, expected_path_probs, limit)
         if way is None:
-            return replace(plain, n_kept=known.n_kept)
+            return replace(plain, ttl_rounds=known.ttl_rounds)
         loss = seconds / plain_s - tokens / n  # plain rounds
         if not known.promise.is_proven:  # what is expected is no more than a guess
             loss = max(loss, seconds / plain_s - 1.0)
         if loss < 0.0 and known.paid.is_repaid_by(-loss):
             gain, rate = tokens * plain_s / seconds - n, max(tokens / seconds, rate)
-            return Decision(known.n_kept, way, rate=rate, gain=gain)
+            return Decision(known.ttl_rounds, way, rate=rate, gain=gain)
         if loss >= 0.0 and known.paid.may_lose(loss):
             return Decision(1, way, is_look=True, rate=rate)
         # Near an answer's end drafts are short; the next answer is to see to longer ones.
-        n_until = known.n_until(loss, n) if limit >= self._lengths[-1] else 0
-        return replace(plain, n_kept=max(plain.n_kept, n_until))
+        rounds_until_affordable = (
+            known.rounds_until_affordable(loss, n) if limit >= self._lengths[-1] else 0
+        )
+        return replace(plain, ttl_rounds=max(plain.ttl_rounds, rounds_until_affordable))
 
     def _best_way(
-        self, done: Round, outlook: Sequence[float], limit: int
+        self, done: Round, expected_path_probs: Sequence[float], limit: int
     ) -> tuple[float, float, Way | None]:
         """Tokens and seconds of the round with the draft that promises most tokens a second.
 
-        outlook: chances of the paths of brief chains, which cost less than ranked ones and trees.
+        expected_path_probs: chances of the paths of brief chains, which cost less than ranked ones
+        and trees.
         """
         costs, n, n_asked = self._costs, done.n_sequences, done.n_asked
         if not self._lengths:
@@ -265,29 +270,31 @@ class Auto(Rule):
         # By kind: ranked chains, ranked trees, brief chains. By length, and then by nodes.
         drafts = np.full((3, len(self._lengths)), math.inf)
         first = bisect_left(self._lengths, self._least)
-        for is_brief, kinds in ((False, [0, 1]), (True, [2])):
+        for is_top1, kinds in ((False, [0, 1]), (True, [2])):
             # One length beyond those that were run: what is far is guessed.
-            longest = costs.most_draft_rows(is_brief) // n_asked - 1
+            longest = costs.most_draft_rows(is_top1) // n_asked - 1
             n_known = max(bisect_right(self._lengths, longest), first)
             for at, length in enumerate(self._lengths[: n_known + 1]):
                 if self._least <= length <= limit:
-                    drafts[kinds, at] = costs.draft_s(n_asked * (length + 1), is_brief)
+                    drafts[kinds, at] = costs.draft_s(n_asked * (length + 1), is_top1)
         chains, trees = self._prices.seconds(done, n_asked)
         passes = np.array([chains, trees, chains])
-        tokens = n + n_asked * self._known.promise.table(outlook, self._lengths, self._sizes)
+        tokens = n + n_asked * self._known.promise.table(
+            expected_path_probs, self._lengths, self._sizes
+        )
         seconds = drafts[:, :, None] + passes[:, None, :] + tokens * costs.sample_s
         rates = tokens / np.maximum(seconds, 1e-9)
         best = np.unravel_index(rates.argmax(), rates.shape)  # ranked ones first, if equal
         if rates[best] == 0.0:
             return 0.0, 0.0, None
-        way = Way(self._lengths[best[1]], BRIEF if best[0] == 2 else TREE)
+        way = Way(self._lengths[best[1]], TOP1 if best[0] == 2 else TREE)
         return float(tokens[best]), max(float(seconds[best]), 1e-9), way
 
     # ---- after it
 
-    def pick(self, done: Round, trees: Sequence[Tree], limits: Sequence[int]) -> list[Tree]:
+    def select_nodes(self, done: Round, trees: Sequence[Tree], limits: Sequence[int]) -> list[Tree]:
         """The nodes that are worth their rows; a look verifies some at least."""
-        if done.n_positions and not done.is_brief and not done.is_mixed:
+        if done.n_positions and not done.is_top1 and not done.has_both_kinds:
             for tree in trees:
                 self._known.promise.add(tree, done.n_positions, self._lengths, self._sizes)
         value, found = self._best(done, trees, limits)
@@ -296,7 +303,7 @@ class Auto(Rule):
         else:
             is_worth = not self._to_compare and self._may_verify(done, value)
             if is_worth or (value > 0.0 and self._known.needs_plain(value / done.n_sequences)):
-                self._asking.pays(done, value / self._decision.rate)
+                self._backoff.pays(done, value / self._decision.rate)
         return found if found and is_worth else [tree.first(0) for tree in trees]
 
     def _may_verify(self, done: Round, value: float) -> bool:
@@ -315,26 +322,30 @@ class Auto(Rule):
         if not trees or self._decision.rate == 0.0:
             return 0.0, []
         trust = 1.0 if done.n_positions else min(self._known.copied.value / DOUBTED, 1.0)
-        worth = self._prices.worth(done, self._decision.rate)
-        if worth is self._asked and trust == 1.0:  # such trees are what `pick` would find
+        break_even = self._prices.break_even(done, self._decision.rate)
+        if (
+            break_even is self._asked and trust == 1.0
+        ):  # such trees are what `select_nodes` would find
             size = sum([tree.n_drafted for tree in trees])
             if size in self._sizes:
-                prices = worth.chains if all(tree.is_chain for tree in trees) else worth.trees
+                prices = (
+                    break_even.chains if all(tree.is_chain for tree in trees) else break_even.trees
+                )
                 value = sum([tree.n_expected for tree in trees]) - prices[self._sizes.index(size)]
                 return value, list(trees)
-        picked = pick(
+        selection = select_nodes(
             [tree.parents for tree in trees],
-            [tree.log_chances for tree in trees],
+            [tree.log_probs for tree in trees],
             limits,
-            worth,
+            break_even,
             trust=trust,
-            least=-math.inf if self._decision.is_look else 0.0,
+            min_value=-math.inf if self._decision.is_look else 0.0,
         )
-        if not any(picked.counts):
+        if not any(selection.counts):
             return 0.0, []
-        parts = trees if picked.is_tree else [tree.spine() for tree in trees]
-        found = [part.first(n) for part, n in zip(parts, picked.counts, strict=True)]
-        return picked.value, found
+        parts = trees if selection.is_tree else [tree.main_chain() for tree in trees]
+        found = [part.first(n) for part, n in zip(parts, selection.counts, strict=True)]
+        return selection.value, found
 
     # ---- after the round
 
@@ -342,21 +353,25 @@ class Auto(Rule):
         """Passes the round on. What has just been run for the first time is run once more."""
         self._known.observe(done)
         decision = self._of(done)
-        decision.n_kept = max(decision.n_kept - done.n_rounds, 0)
+        decision.ttl_rounds = max(decision.ttl_rounds - done.n_rounds, 0)
         if done.n_positions and not done.n_drafted:
-            decision.n_kept = 0  # what was decided has just failed
+            decision.ttl_rounds = 0  # what was decided has just failed
         may_repeat = not decision.is_look or self._known.paid.may_lose(0.0)
-        if done.n_positions and may_repeat and not (done.is_shared or self._costs.is_warm(done)):
-            decision.n_kept = max(decision.n_kept, 1)
+        if (
+            done.n_positions
+            and may_repeat
+            and not (done.is_timing_shared or self._costs.is_warm(done))
+        ):
+            decision.ttl_rounds = max(decision.ttl_rounds, 1)
 
     def keeps_plain(self, done: Round, n_plain: int) -> bool:
         """Whether it was decided to."""
         decision = self._of(done)
-        return n_plain < decision.n_kept and decision.way is None and decision.rate > 0.0
+        return n_plain < decision.ttl_rounds and decision.way is None and decision.rate > 0.0
 
     def pause(self, done: Round, host_s: float) -> int:
         """As many as make asking a hundredth of their time, by how often it was in vain lately."""
-        return self._asking.pause(done, host_s)
+        return self._backoff.pause(done, host_s)
 
 
 def ladder(steps: Sequence[int], *ends: int) -> tuple[int, ...]:

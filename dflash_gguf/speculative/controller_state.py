@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 
-from .cost_model import Costs, Round
+from .cost_model import CostModel, Round
 from .promise import Promise, Trust
-from .statistics import Median
+from .statistics import RunningMedian
 
 SHARE = 0.01
 """Share of one answer's running time that drafts may lose, and as much again for copies. The sum is
@@ -34,14 +34,14 @@ MEMORY = 16
 N_HOPELESS = 8
 """Drafts in a row of which nothing was accepted, after which drafts earn a quarter of their share.
 """
-MOST_PAUSE = 24
+MAX_PAUSE = 24
 """Plain rounds in which nobody is asked at most: a copy begins so much later."""
-N_VAIN = 4
+N_MISSES = 4
 """Texts asked about in vain, after which one rests until asking took a hundredth of the time.
 Sooner one rests less, as a copy goes on a few tokens after a change. Played on recorded answers,
 beside a whole rest at once: single answers are 0 to 6 % faster where they are edits, 0 to 2 % else;
 2 to 16 at once 0.4 % on average over all kinds (from -4 to 8 %)."""
-MOST_KEPT = 256
+MAX_TTL_ROUNDS = 256
 """Rounds after which a decision is made anew at the latest."""
 
 
@@ -105,12 +105,12 @@ class Known:
     those that cost none: what copies win is not for the drafter to lose.
     """
 
-    def __init__(self, costs: Costs | None = None) -> None:
+    def __init__(self, costs: CostModel | None = None) -> None:
         """costs: what was measured before, if anything was."""
-        self.costs = costs or Costs()
+        self.costs = costs or CostModel()
         self.promise = Promise()
         self.copied = Trust(TRUSTED, 2 * MEMORY)
-        self.asking = Median()
+        self.asking = RunningMedian()
         self.rate = Rate()
         self.paid, self.free = Account(), Account()
         self._choose_s = 0.0  # of a decision, on average
@@ -119,15 +119,17 @@ class Known:
         self._was_plain = True
 
     @property
-    def n_kept(self) -> int:
+    def ttl_rounds(self) -> int:
         """Rounds that a decision is kept for, so that making it is a small part of them."""
         plain_s = self.costs.plain_s(0) if self.costs.knows_plain else 0.0
-        return math.ceil(min(max(self._choose_s / max(DECIDING * plain_s, 1e-9), 1.0), MOST_KEPT))
+        return math.ceil(
+            min(max(self._choose_s / max(DECIDING * plain_s, 1e-9), 1.0), MAX_TTL_ROUNDS)
+        )
 
-    def n_until(self, loss: float, n_sequences: int) -> int:
+    def rounds_until_affordable(self, loss: float, n_sequences: int) -> int:
         """Rounds until drafts may lose so much, or gain it if it is less than 0."""
         rounds = self.paid.lacks(loss) / self._paid_share(n_sequences)
-        return math.ceil(min(rounds, MOST_KEPT))
+        return math.ceil(min(rounds, MAX_TTL_ROUNDS))
 
     def _paid_share(self, n_sequences: int) -> float:
         """Of the time, what drafts may lose."""
@@ -152,16 +154,16 @@ class Known:
             self._choose_s += weight * (done.choose_s - self._choose_s)
         self._compare(done)
         if plain_s > 0.0:
-            if done.is_shared:
+            if done.is_timing_shared:
                 done = costs.expected(done)
             seconds = self._usual_s(done, plain_s)
             self._book(done, seconds, plain_s)
             self.rate.observe(done, seconds, plain_s)
-        elif not done.is_shared:
+        elif not done.is_timing_shared:
             self.rate.observe(done, done.seconds, 0.0)
         # What drafting needed has left the target's weights and state out of the CPU's caches.
         is_cold = done.is_plain and done.n_rounds == 1 and not self._was_plain and plain_s > 0.0
-        if not (is_cold or done.is_shared):
+        if not (is_cold or done.is_timing_shared):
             self._file(done)
         self._since_plain = 0 if done.is_plain and not is_cold else self._since_plain + 1
         self._since_draft = 0 if done.n_positions else self._since_draft + done.n_rounds
@@ -169,7 +171,7 @@ class Known:
 
     def _compare(self, done: Round) -> None:
         """What was accepted, with what was expected to be."""
-        if done.n_expected > 0.0 and not done.is_mixed:
+        if done.n_expected > 0.0 and not done.has_both_kinds:
             if not done.n_positions:
                 self.copied.observe(done.n_expected, done.n_accepted)
             elif done.n_drafted:
@@ -194,8 +196,8 @@ class Known:
         n, rounds = done.n_sequences, seconds / plain_s
         self.paid.book(-rounds * self._paid_share(n))
         self.free.book(-rounds * share(n))
-        if done.is_mixed:  # what others proposed as well would have come without the draft
-            n_won = done.n_accepted - done.n_copied
+        if done.has_both_kinds:  # what others proposed as well would have come without the draft
+            n_won = done.n_accepted - done.n_lookup_accepted
             self.paid.book(min(done.draft_s, seconds) / plain_s - n_won / n)
         elif not done.is_plain:
             account = self.paid if done.n_positions else self.free
@@ -207,11 +209,11 @@ class Known:
         if self._since_filed >= MEMORY or not self.costs.is_settled(done):
             self._since_filed = 0
             # After a pause a draft also takes up all rows that were decoded meanwhile.
-            is_usual = self._since_draft < MEMORY or not self.costs.most_draft_rows(done.is_brief)
+            is_usual = self._since_draft < MEMORY or not self.costs.most_draft_rows(done.is_top1)
             self.costs.observe(done, with_draft=is_usual)
 
 
-class Asking:
+class ProposalBackoff:
     """How long nobody is asked for copies, as asking takes a while too: less often if in vain.
 
     That is also where they bring less than asking for them takes, as beside many others.
@@ -221,11 +223,11 @@ class Asking:
         self._known = known
         self._paying: Round | None = None  # the last round in which asking was worth it
         self._n_asked = 1  # texts of the last round
-        self._n_vain = 0  # texts that were asked about since
+        self._n_misses = 0  # texts that were asked about since
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """One text becomes another, in which there may be more to copy."""
-        self._n_vain -= self._n_vain // self._n_asked
+        self._n_misses -= self._n_misses // self._n_asked
 
     def pays(self, done: Round, saved_s: float) -> None:
         """There are copies that save so much time: be it later, where a plain round is due."""
@@ -238,10 +240,10 @@ class Asking:
         if host_s > 0.0:
             known.asking.add(host_s)
         if self._paying is done:
-            self._n_vain = 0
+            self._n_misses = 0
             return 0
         n_sequences = done.n_sequences
         least_s = share(n_sequences) * known.costs.plain_s(done.position, n_sequences)
-        n = known.asking.value / max(least_s, 1e-9) * self._n_vain / N_VAIN
-        self._n_vain = min(self._n_vain + done.n_asked, N_VAIN * MOST_PAUSE)
-        return int(min(n, MOST_PAUSE))
+        n = known.asking.value / max(least_s, 1e-9) * self._n_misses / N_MISSES
+        self._n_misses = min(self._n_misses + done.n_asked, N_MISSES * MAX_PAUSE)
+        return int(min(n, MAX_PAUSE))

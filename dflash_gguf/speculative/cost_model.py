@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from .statistics import Experts, Line, Median
+from .statistics import ExpertCosts, Interpolator, RunningMedian
 from .tree import Tree
 
 NOISE = 0.15
 """Part of a plain pass by which contexts must differ for it to be more than chance."""
 CELLS = 256
 """Cells of the first bucket; each further one is twice as wide."""
-MOVED = 0.03
+SIGNIFICANT_CHANGE = 0.03
 """Part of a time by which it must change for what follows from it to be counted anew at once: less
 than passes of one size differ by chance, and of the first nine of a size one in three is more."""
 PASSES = ("chains", "trees", "plain")
@@ -31,16 +31,17 @@ class Round:
     """What a round did and took: one pass for one sequence or several.
 
     position: tokens in the caches before it, those of all its sequences. n_sequences: of them, each
-    with a token at least; n_others: those of these that nobody was asked for.
-    is_shared: whether its pass did more than that, so that its seconds do not say what it costs.
+    with a token at least; n_undrafted: those of these that nobody was asked for.
+    is_timing_shared: whether its pass did more than that, so that its seconds do not say what it
+    costs.
     n_rounds: plain rounds that this stands for, one after the other.
-    n_positions: places a drafter filled for each that drafted, n_spared: rows that it had less as
-    some need fewer places or none; is_brief: whether only with best candidates; is_mixed: whether
-    others had proposed as well.
+    n_positions: places a drafter filled for each that drafted, n_draft_rows_saved: rows that it had
+    less as some need fewer places or none; is_top1: whether only with best candidates;
+    has_both_kinds: whether others had proposed as well.
     n_drafted: nodes verified below the roots. is_tree: whether they were more than chains.
-    n_expected: those that were expected to be accepted. n_accepted: those that were; n_copied: of a
-    mixed round's those that others had proposed as well. Where nothing was verified of what was
-    proposed, both are of the candidates for the next token.
+    n_expected: those that were expected to be accepted. n_accepted: those that were;
+    n_lookup_accepted: of a mixed round's those that others had proposed as well. Where nothing was
+    verified of what was proposed, both are of the candidates for the next token.
     n_tokens: tokens the round added to answers.
     n_experts: that the pass touched, of all layers; 0: none, or nobody counted them.
     Seconds: choose_s, the decision what to draft, where one was made; draft_s, candidates and their
@@ -49,17 +50,17 @@ class Round:
 
     position: int
     n_sequences: int = 1
-    n_others: int = 0
-    is_shared: bool = False
+    n_undrafted: int = 0
+    is_timing_shared: bool = False
     n_positions: int = 0
-    n_spared: int = 0
-    is_brief: bool = False
-    is_mixed: bool = False
+    n_draft_rows_saved: int = 0
+    is_top1: bool = False
+    has_both_kinds: bool = False
     n_drafted: int = 0
     is_tree: bool = False
     n_expected: float = 0.0
     n_accepted: int = 0
-    n_copied: int = 0
+    n_lookup_accepted: int = 0
     n_tokens: int = 0
     n_experts: int = 0
     choose_s: float = 0.0
@@ -68,14 +69,14 @@ class Round:
     sample_s: float = 0.0
     n_rounds: int = 1
 
-    def adds(self, other: Round) -> None:
+    def add_plain(self, other: Round) -> None:
         """Takes up another plain round."""
         self.n_rounds += other.n_rounds
         self.n_tokens += other.n_tokens
         self.pass_s += other.pass_s
         self.sample_s += other.sample_s
 
-    def verifies(self, tree: Tree) -> None:
+    def add_tree(self, tree: Tree) -> None:
         """Adds what the target is given of one sequence."""
         self.n_drafted += tree.n_drafted
         self.is_tree |= not tree.is_chain
@@ -94,12 +95,12 @@ class Round:
     @property
     def n_asked(self) -> int:
         """Sequences that candidates are wanted for."""
-        return self.n_sequences - self.n_others
+        return self.n_sequences - self.n_undrafted
 
     @property
     def n_draft_rows(self) -> int:
         """Rows of the drafter's pass: of each sequence the last token and the places after it."""
-        return self.n_asked * (self.n_positions + 1) - self.n_spared
+        return self.n_asked * (self.n_positions + 1) - self.n_draft_rows_saved
 
     @property
     def kind(self) -> str:
@@ -112,37 +113,39 @@ class Round:
         return self.choose_s + self.draft_s + self.pass_s + self.sample_s
 
 
-Buckets = dict[int, Median]
+Buckets = dict[int, RunningMedian]
 """Times of passes of as many rows, by the tokens in the caches."""
 
 
-class Costs:
+class CostModel:
     """Seconds of passes by rows and the tokens in the caches: plain ones, chains, trees and drafts.
 
     Rows of several sequences take longer than as many of one, which is known from plain passes, a
     row for each; more rows are taken to cost what they cost one sequence. Of verified passes of
     several it is kept what they took beyond that, which holds for other sizes and numbers of
-    sequences until these are measured. n_observed: rounds filed by this process. n_moved: how often
+    sequences until these are measured. n_observed: rounds filed by this process. version: how often
     what is told has changed by more than a little.
     """
 
     def __init__(self, n_first: int = 1) -> None:
         """n_first: runs of a shape that are slower than those to come."""
         self.n_first = n_first
-        self.n_observed = self.n_moved = 0
+        self.n_observed = self.version = 0
         self.first_s = 0.0
         """What the first pass of a size took beyond the second, lately."""
         self._times: dict[str, dict[int, Buckets]] = {
             kind: {} for kind in (*PASSES, "brief", "ranked")
         }
-        self._beyond: dict[tuple[int, bool], dict[int, Median]] = {}  # by sequences, trees; nodes
-        self._sample, self._ask = Median(), Median()
-        self.experts = Experts()
+        self._multi_sequence_residual: dict[
+            tuple[int, bool], dict[int, RunningMedian]
+        ] = {}  # by sequences, trees; nodes
+        self._sample, self._ask = RunningMedian(), RunningMedian()
+        self.experts = ExpertCosts()
         # What follows from the times, as it is asked for more often than they change.
         self._warm: dict[str, set[int]] = {kind: set() for kind in self._times}
         self.most_rows = 0
         """Rows of the largest pass that was run more than once."""
-        self._lines: dict[str, dict[int, Line]] = {kind: {} for kind in self._times}
+        self._lines: dict[str, dict[int, Interpolator]] = {kind: {} for kind in self._times}
 
     @property
     def knows_plain(self) -> bool:
@@ -152,7 +155,9 @@ class Costs:
     @property
     def knows_trees(self) -> bool:
         """Whether any were run; they are taken to cost what chains do until then."""
-        return bool(self._times["trees"]) or any(is_tree for _, is_tree in self._beyond)
+        return bool(self._times["trees"]) or any(
+            is_tree for _, is_tree in self._multi_sequence_residual
+        )
 
     def knows_plain_of(self, n_sequences: int) -> bool:
         """Whether such rounds were of as many sequences, or of less than twice as many."""
@@ -169,23 +174,23 @@ class Costs:
         """Choosing one token."""
         return self._sample.value
 
-    def give_way(self, *kinds: str) -> None:
+    def mark_stale(self, *kinds: str) -> None:
         """What was measured so far of some kinds gives way to what comes, if anything does."""
         for kind in kinds:
             for buckets in self._times[kind].values():
                 for median in buckets.values():
-                    median.give_way()
+                    median.mark_stale()
 
-    def begin(self) -> None:
+    def end_warm_up(self) -> None:
         """What was measured so far gives way to what rounds of answers take."""
-        self.give_way(*self._times)
+        self.mark_stale(*self._times)
         self._warm["plain"].clear()  # with which drafting is compared
-        self.experts.give_way()
-        self._sample, self._ask = Median(), Median()
+        self.experts.mark_stale()
+        self._sample, self._ask = RunningMedian(), RunningMedian()
 
-    def most_draft_rows(self, is_brief: bool) -> int:
+    def most_draft_rows(self, is_top1: bool) -> int:
         """Rows of the largest draft of a kind that was run more than once."""
-        return max(self._warm["brief" if is_brief else "ranked"], default=0)
+        return max(self._warm["brief" if is_top1 else "ranked"], default=0)
 
     def is_warm(self, done: Round) -> bool:
         """Whether rounds like this one have been through their first run."""
@@ -194,7 +199,7 @@ class Costs:
 
     def _is_drafted(self, done: Round) -> bool:
         """Whether its draft, if it has one, was run more than once."""
-        drafts = self._warm["brief" if done.is_brief else "ranked"]
+        drafts = self._warm["brief" if done.is_top1 else "ranked"]
         return not done.n_positions or done.n_draft_rows in drafts
 
     def is_settled(self, done: Round) -> bool:
@@ -202,7 +207,7 @@ class Costs:
         if not self._is_drafted(done):
             return False
         if done.n_drafted and done.n_sequences > 1:
-            known = self._beyond.get((done.n_sequences, done.is_tree), {})
+            known = self._multi_sequence_residual.get((done.n_sequences, done.is_tree), {})
             median = known.get(done.n_drafted)
         else:
             median = self._times[_kind(done)].get(done.n_rows, {}).get(_bucket(done.position))
@@ -212,7 +217,9 @@ class Costs:
         """Whether such passes were run more than once."""
         warm = self._warm
         if n_rows > n_sequences > 1:
-            median = self._beyond.get((n_sequences, is_tree), {}).get(n_rows - n_sequences)
+            median = self._multi_sequence_residual.get((n_sequences, is_tree), {}).get(
+                n_rows - n_sequences
+            )
             return median is not None and median.is_warm
         if is_tree:
             return n_rows in warm["trees"]
@@ -223,7 +230,7 @@ class Costs:
         self.n_observed += 1
         pass_s, bucket = done.pass_s / done.n_rounds, _bucket(done.position)
         if done.n_drafted and done.n_sequences > 1:
-            self._file_beyond(done, pass_s)
+            self._observe_residual(done, pass_s)
         else:
             median = self._median(_kind(done), done.n_rows, bucket)
             first_s = median.value if not median.is_warm else 0.0
@@ -234,14 +241,14 @@ class Costs:
             if first_s > 0.0 and median.is_warm:
                 self.first_s += (max(first_s - pass_s, 0.0) - self.first_s) / 2.0
         if done.n_positions and with_draft:
-            self._file("brief" if done.is_brief else "ranked", done.n_draft_rows, 0, done.draft_s)
+            self._file("brief" if done.is_top1 else "ranked", done.n_draft_rows, 0, done.draft_s)
         if done.n_drafted and not done.n_positions:
             self._ask.add(done.draft_s)
         self._sample.add(done.sample_s / max(done.n_tokens, 1))
 
-    def draft_s(self, n_rows: int, is_brief: bool) -> float:
+    def draft_s(self, n_rows: int, is_top1: bool) -> float:
         """Drafts of so many rows; of a kind that was never run, as of the other."""
-        kinds = ("brief", "ranked") if is_brief else ("ranked", "brief")
+        kinds = ("brief", "ranked") if is_top1 else ("ranked", "brief")
         kind = next((kind for kind in kinds if self._times[kind]), kinds[0])
         return self._line(kind, 0).at(n_rows)
 
@@ -263,7 +270,9 @@ class Costs:
         if n_sequences > 1 and self.knows_plain_of(n_sequences):
             apart_s = self._line("plain", bucket).at(n_sequences)
             apart_s -= self._line("chains", bucket).at(n_sequences)
-            beyond = self._beyond_s(n_sequences, is_tree, [n - n_sequences for n in counts])
+            beyond = self._multi_sequence_residual_s(
+                n_sequences, is_tree, [n - n_sequences for n in counts]
+            )
             found = [max(s + apart_s + more, 0.0) for s, more in zip(found, beyond, strict=True)]
         return found
 
@@ -280,7 +289,9 @@ class Costs:
             found.append(trees.at(rows) * more)
         return found
 
-    def _beyond_s(self, n_sequences: int, is_tree: bool, counts: Sequence[int]) -> Sequence[float]:
+    def _multi_sequence_residual_s(
+        self, n_sequences: int, is_tree: bool, counts: Sequence[int]
+    ) -> Sequence[float]:
         """What verifying so many nodes of several sequences takes beyond what one's passes tell.
 
         What was measured; else on lines between sizes that were often enough for no single time to
@@ -290,7 +301,7 @@ class Costs:
             return [0.0] * len(counts)
         sure = {
             key: [(n, median.value) for n, median in sorted(known.items()) if median.is_sure]
-            for key, known in self._beyond.items()
+            for key, known in self._multi_sequence_residual.items()
             if is_tree or not key[1]
         }
         nearest = min(
@@ -303,20 +314,20 @@ class Costs:
             sizes, seconds = zip(*sure[nearest], strict=True)
             between = np.interp(counts, sizes, seconds)
             found = {n: float(s) for n, s in zip(counts, between, strict=True)} | found
-        own = self._beyond.get((n_sequences, is_tree), {})
+        own = self._multi_sequence_residual.get((n_sequences, is_tree), {})
         found |= {n: median.value for n, median in own.items() if median.is_warm}
         return [found.get(n, 0.0) for n in counts]
 
-    def _file_beyond(self, done: Round, pass_s: float) -> None:
+    def _observe_residual(self, done: Round, pass_s: float) -> None:
         n, position = done.n_sequences, done.position
         told_s = self._alone_s(_bucket(position), (done.n_rows,), done.is_tree)[0]
         told_s += self.pass_s(position, n, n_sequences=n) - self.pass_s(position, n)
-        known = self._beyond.setdefault((n, done.is_tree), {})
-        median = known.setdefault(done.n_drafted, Median(self.n_first))
+        known = self._multi_sequence_residual.setdefault((n, done.is_tree), {})
+        median = known.setdefault(done.n_drafted, RunningMedian(self.n_first))
         before = median.value, median.is_warm, median.is_sure
         median.add(pass_s - told_s)
-        is_little = abs(median.value - before[0]) <= MOVED * told_s
-        self.n_moved += not is_little or (median.is_warm, median.is_sure) != before[1:]
+        is_little = abs(median.value - before[0]) <= SIGNIFICANT_CHANGE * told_s
+        self.version += not is_little or (median.is_warm, median.is_sure) != before[1:]
         if median.is_warm:
             self.most_rows = max(self.most_rows, done.n_rows)
         if done.n_experts:
@@ -328,7 +339,7 @@ class Costs:
         pass_s = self.pass_s(done.position, done.n_rows, done.is_tree, done.n_sequences)
         return replace(
             done,
-            draft_s=self.draft_s(done.n_draft_rows, done.is_brief) if done.n_positions else 0.0,
+            draft_s=self.draft_s(done.n_draft_rows, done.is_top1) if done.n_positions else 0.0,
             pass_s=done.n_rounds * pass_s,
             sample_s=done.n_tokens * self.sample_s,
         )
@@ -338,7 +349,7 @@ class Costs:
         pass_s = self._line("plain", _bucket(position)).at(n_sequences)
         return pass_s + n_sequences * self._sample.value
 
-    def _line(self, kind: str, bucket: int) -> Line:
+    def _line(self, kind: str, bucket: int) -> Interpolator:
         """Seconds by rows.
 
         A row count that was not run in this bucket takes the nearest one's, and what a plain pass
@@ -360,12 +371,12 @@ class Costs:
                 more = more if abs(more) > NOISE * here and kind in PASSES else 0.0
                 more += self.experts.more_s(median, rows)
                 points.append((rows, max(median.value + more, 0.0), median.is_warm))
-            line = self._lines[kind][bucket] = Line(points)
+            line = self._lines[kind][bucket] = Interpolator(points)
         return line
 
-    def _median(self, kind: str, n_rows: int, bucket: int) -> Median:
+    def _median(self, kind: str, n_rows: int, bucket: int) -> RunningMedian:
         buckets = self._times[kind].setdefault(n_rows, {})
-        return buckets.setdefault(bucket, Median(self.n_first))
+        return buckets.setdefault(bucket, RunningMedian(self.n_first))
 
     def _file(
         self, kind: str, n_rows: int, bucket: int, seconds: float, n_experts: float = 0.0
@@ -376,8 +387,8 @@ class Costs:
         if (median.value, median.is_warm) != before:
             # What plain rounds take tells how much longer others take in other contexts.
             self._forget_lines(*(PASSES if kind == "plain" else (kind,)))
-            is_little = abs(median.value - before[0]) <= MOVED * before[0]
-            self.n_moved += not is_little or median.is_warm != before[1]
+            is_little = abs(median.value - before[0]) <= SIGNIFICANT_CHANGE * before[0]
+            self.version += not is_little or median.is_warm != before[1]
         if median.is_warm:
             self._mark_warm(kind, n_rows)
 
@@ -403,7 +414,7 @@ class Costs:
         }
         found["beyond"] = [
             [n_sequences, is_tree, n, median.value]
-            for (n_sequences, is_tree), known in sorted(self._beyond.items())
+            for (n_sequences, is_tree), known in sorted(self._multi_sequence_residual.items())
             for n, median in sorted(known.items())
             if median.is_warm
         ]
@@ -411,20 +422,22 @@ class Costs:
         return found | {"experts": self.experts.to_list()}
 
     @classmethod
-    def from_dict(cls, stored: dict[str, Any], n_first: int = 1) -> Costs:
+    def from_dict(cls, stored: dict[str, Any], n_first: int = 1) -> CostModel:
         """What `to_dict` gave; KeyError, ValueError or TypeError for anything else."""
         costs = cls(n_first)
         for kind, known in costs._times.items():
             for rows, bucket, *measured in stored[kind]:
-                known.setdefault(_count(rows), {})[int(bucket)] = Median.known(*measured)
+                known.setdefault(_count(rows), {})[int(bucket)] = RunningMedian.known(*measured)
                 costs._mark_warm(kind, int(rows))
         for n_sequences, is_tree, n, seconds in stored["beyond"]:
-            beyond = costs._beyond.setdefault((_count(n_sequences), bool(is_tree)), {})
-            beyond[_count(n)] = Median.known(seconds, least=-1e6)
+            beyond = costs._multi_sequence_residual.setdefault(
+                (_count(n_sequences), bool(is_tree)), {}
+            )
+            beyond[_count(n)] = RunningMedian.known(seconds, least=-1e6)
             costs.most_rows = max(costs.most_rows, n_sequences + n)
-        costs._sample = Median.known(stored["sample"])
-        costs._ask = Median.known(stored["ask"])
-        costs.experts = Experts.from_list(stored["experts"])
+        costs._sample = RunningMedian.known(stored["sample"])
+        costs._ask = RunningMedian.known(stored["ask"])
+        costs.experts = ExpertCosts.from_list(stored["experts"])
         return costs
 
 
@@ -442,7 +455,7 @@ def _bucket(position: int) -> int:
     return (position // CELLS).bit_length()
 
 
-def _nearest(buckets: Buckets, bucket: int) -> tuple[int, Median]:
+def _nearest(buckets: Buckets, bucket: int) -> tuple[int, RunningMedian]:
     """The median of the bucket, or of the nearest; warm ones first."""
     here = buckets.get(bucket)
     if here is not None and here.is_warm:

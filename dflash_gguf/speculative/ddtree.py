@@ -1,8 +1,8 @@
 """Trees of drafters that give candidates for each of the coming positions, whatever stands before.
 
-Every sequence of candidates is then a node, and its chance is the product of theirs. `grow` takes
-the likeliest nodes one after the other; a node's parent is likelier than the node, so it comes
-first.
+Every sequence of candidates is then a node, and its chance is the product of theirs.
+`best_first_tree` takes the likeliest nodes one after the other; a node's parent is likelier than
+the node, so it comes first.
 
 Source: Ringel & Romano, DDTree, arXiv 2604.12989.
 """
@@ -21,24 +21,24 @@ from .tree import Tree
 
 
 @dataclass(frozen=True, slots=True)
-class Candidates:
+class PositionCandidates:
     """What may follow the last token, position by position.
 
     tokens: integers [n, k], distinct within a row.
-    log_chances: float64 [n, k], at most 0, falling within a row: the log of the chance that the
+    log_probs: float64 [n, k], at most 0, falling within a row: the log of the chance that the
         target takes the token, given that it took the path before it. -inf: not a candidate.
     """
 
     tokens: NDArray[np.integer[Any]]
-    log_chances: NDArray[np.float64]
+    log_probs: NDArray[np.float64]
 
     def __len__(self) -> int:
         return len(self.tokens)
 
 
-def chain(root: int, candidates: Candidates, length: int) -> Tree:
+def chain(root: int, candidates: PositionCandidates, length: int) -> Tree:
     """The best candidate of each of the first `length` positions, up to one that has none."""
-    ids, steps = candidates.tokens[:length, 0].tolist(), candidates.log_chances[:length, 0].tolist()
+    ids, steps = candidates.tokens[:length, 0].tolist(), candidates.log_probs[:length, 0].tolist()
     tokens, paths = [root], [0.0]
     for token, step in zip(ids, steps, strict=True):
         if step == -math.inf:
@@ -49,15 +49,17 @@ def chain(root: int, candidates: Candidates, length: int) -> Tree:
     return Tree(tokens, list(range(-1, n - 1)), list(range(n)), paths)
 
 
-def grow(root: int, candidates: Candidates, budget: int, *, spine: bool = False) -> Tree:
+def best_first_tree(
+    root: int, candidates: PositionCandidates, budget: int, *, main_chain: bool = False
+) -> Tree:
     """The `budget` likeliest nodes below the root; fewer if there are no more.
 
     spine: the chain of best candidates comes first, whole, and the likeliest of the rest after it.
     """
-    ids, steps = candidates.tokens.tolist(), candidates.log_chances.tolist()
+    ids, steps = candidates.tokens.tolist(), candidates.log_probs.tolist()
     n, k = candidates.tokens.shape
-    tree = chain(root, candidates, budget if spine else 0)
-    tokens, parents, depths, paths = tree.tokens, tree.parents, tree.depths, tree.log_chances
+    tree = chain(root, candidates, budget if main_chain else 0)
+    tokens, parents, depths, paths = tree.tokens, tree.parents, tree.depths, tree.log_probs
     # Entries: minus the path's log-chance, the earlier one on ties, parent, rank among siblings.
     heap: list[tuple[float, int, int, int]] = []
     for node in range(len(tokens)):

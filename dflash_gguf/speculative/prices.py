@@ -6,8 +6,8 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
-from ..native import Worth
-from .cost_model import Costs, Round
+from ..native import BreakEven
+from .cost_model import CostModel, Round
 
 N_USES = 16
 """Passes over which a size that was never run pays for its first one, which builds a graph."""
@@ -20,33 +20,33 @@ known within a few hundredths only, and the best of many sizes is the one that w
 class Prices:
     """Costs of passes with as many candidates as steps of a ladder."""
 
-    def __init__(self, costs: Costs, sizes: Sequence[int], least: int) -> None:
+    def __init__(self, costs: CostModel, sizes: Sequence[int], least: int) -> None:
         """sizes: the ladder. least: candidates; fewer are dropped."""
         self._costs, self._sizes, self._least = costs, sizes, least
         self._first = bisect_left(sizes, least)  # size that is not dropped
-        self._worths: dict[tuple[int, bool, float], Worth] = {}  # by `worth`'s arguments
-        self._n_moved = 0  # costs when they were counted
+        self._tables: dict[tuple[int, bool, float], BreakEven] = {}  # by `break_even`'s arguments
+        self._version = 0  # costs when they were counted
         self.most_nodes = 0
         """A step of the ladder beyond the largest pass that was run: what is far is guessed."""
         self.forget()
 
     def forget(self) -> None:
         """Tokens are counted anew when they are asked for."""
-        self._worths.clear()
-        self._n_moved, most_rows = self._costs.n_moved, self._costs.most_rows
+        self._tables.clear()
+        self._version, most_rows = self._costs.version, self._costs.most_rows
         beyond = (size for size in self._sizes[self._first :] if size >= most_rows)
         self.most_nodes = next(beyond, self._sizes[-1])
 
-    def worth(self, done: Round, rate: float) -> Worth:
+    def break_even(self, done: Round, rate: float) -> BreakEven:
         """Tokens that candidates must bring, by their number, where `rate` of them a second can be.
 
         A plain round takes no candidates up; and more rows take no less, whatever was measured.
         """
-        if self._n_moved != self._costs.n_moved:
+        if self._version != self._costs.version:
             self.forget()  # a size that was told too little would be taken for long
         has_draft, n = done.n_positions > 0, done.n_sequences
         key = n, has_draft, rate
-        if key not in self._worths:
+        if key not in self._tables:
             costs = self._costs
             plain_s = costs.pass_s(done.position, n, n_sequences=n)
             extra = 0.0 if has_draft else rate * costs.ask_s + MARGIN * n
@@ -57,8 +57,8 @@ class Prices:
                 ]
                 for passes in self.seconds(done, 1)
             ]
-            self._worths[key] = Worth(self._sizes, *prices)
-        return self._worths[key]
+            self._tables[key] = BreakEven(self._sizes, *prices)
+        return self._tables[key]
 
     def seconds(self, done: Round, n_nodes: int) -> list[list[float]]:
         """Of chains and of trees of each size of the ladder, that many times n_nodes.

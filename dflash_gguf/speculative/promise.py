@@ -1,7 +1,7 @@
 """What drafts promise before they are made: tokens by how long they are and how much is verified.
 
-A chain promises what its outlook says. A tree also promises what is beside that, which is a mean
-over the trees drafted lately, as far as such promises were kept.
+A chain promises what its expected_path_probs says. A tree also promises what is beside that, which
+is a mean over the trees drafted lately, as far as such promises were kept.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .ddtree import Candidates, grow
+from .ddtree import PositionCandidates, best_first_tree
 from .tree import Tree
 
 Floats = NDArray[np.float64]
@@ -70,13 +70,14 @@ class Promise:
         """Whether some candidates were accepted lately."""
         return self._trust.accepted >= 2.0 * self.TRUST_WEIGHT
 
-    def table(self, outlook: Sequence[float], lengths: Sizes, sizes: Sizes) -> Floats:
+    def table(self, expected_path_probs: Sequence[float], lengths: Sizes, sizes: Sizes) -> Floats:
         """Tokens beyond the first of chains, trees and brief chains, float64 [3, length, size].
 
-        outlook: chances of the paths of brief chains, which are no better than ranked ones. Before
-        a tree was drafted, what is beside its chain is taken to follow from how sure that is.
+        expected_path_probs: chances of the paths of brief chains, which are no better than ranked
+        ones. Before a tree was drafted, what is beside its chain is taken to follow from how sure
+        that is.
         """
-        path = np.array(outlook[: lengths[-1]])
+        path = np.array(expected_path_probs[: lengths[-1]])
         chains, trees, brief = _gains(path, None, lengths, sizes)[[0, 1, 0]]
         found, _ = self._tables.get((lengths, sizes), (None, 0))
         if found is None:
@@ -91,14 +92,14 @@ class Promise:
         """Takes up a draft of n positions. tree: its likeliest nodes."""
         key = lengths, sizes
         table, n_seen = self._tables.get(key, (np.zeros(()), 0))
-        spine = list(map(math.exp, tree.spine().log_chances[1:])) or [0.0]
-        last = spine[-1] / spine[-2] if len(spine) > 1 else spine[-1]
+        main_chain = list(map(math.exp, tree.main_chain().log_probs[1:])) or [0.0]
+        last = main_chain[-1] / main_chain[-2] if len(main_chain) > 1 else main_chain[-1]
         # What was not drafted, or was too unlikely to be among the nodes, goes on in like manner.
-        last = last if len(spine) >= n else 0.0
-        while len(spine) < lengths[-1]:
-            spine.append(spine[-1] * last)
+        last = last if len(main_chain) >= n else 0.0
+        while len(main_chain) < lengths[-1]:
+            main_chain.append(main_chain[-1] * last)
         n_seen = min(n_seen + 1, MEMORY)
-        gains = _gains(np.array(spine), tree, lengths, sizes)
+        gains = _gains(np.array(main_chain), tree, lengths, sizes)
         self._tables[key] = table + (gains - table) / n_seen, n_seen
 
     def to_dict(self) -> dict[str, float]:
@@ -117,15 +118,15 @@ class Promise:
         self._trust.observe(n_expected, n_accepted)
 
 
-def _gains(spine: Floats, tree: Tree | None, lengths: Sizes, sizes: Sizes) -> Floats:
+def _gains(main_chain: Floats, tree: Tree | None, lengths: Sizes, sizes: Sizes) -> Floats:
     """Tokens beyond the first that one draft promises, [2, length, size]."""
-    chain = np.concatenate([[0.0], np.cumsum(spine)])
+    chain = np.concatenate([[0.0], np.cumsum(main_chain)])
     nodes = np.minimum(np.array(lengths)[:, None], np.array(sizes)[None, :])
     table = np.stack([chain[nodes]] * 2)
     if tree is not None and tree.n_drafted:
-        depths, chances = np.array(tree.depths[1:]), np.exp(tree.log_chances[1:])
+        depths, probs = np.array(tree.depths[1:]), np.exp(tree.log_probs[1:])
         for row, length in enumerate(lengths):
-            found = np.cumsum(chances[depths <= length])
+            found = np.cumsum(probs[depths <= length])
             table[1, row] = np.maximum(
                 table[1, row], found[np.minimum(sizes, len(found)) - 1] if len(found) else 0.0
             )
@@ -140,10 +141,10 @@ def _beside(sureness: int, lengths: Sizes, sizes: Sizes) -> Floats:
     the one before each.
     """
     best = sureness / 20.0
-    chances = np.array([best, *(1.0 - best) * 0.5 ** np.arange(1, 8)])
-    steps = np.log(np.maximum(np.tile(chances, (lengths[-1], 1)), 1e-9))
-    tokens = np.tile(np.arange(len(chances)), (lengths[-1], 1))
-    tree = grow(0, Candidates(tokens, steps), sizes[-1])
+    probs = np.array([best, *(1.0 - best) * 0.5 ** np.arange(1, 8)])
+    steps = np.log(np.maximum(np.tile(probs, (lengths[-1], 1)), 1e-9))
+    tokens = np.tile(np.arange(len(probs)), (lengths[-1], 1))
+    tree = best_first_tree(0, PositionCandidates(tokens, steps), sizes[-1])
     chains, trees = _gains(np.exp(np.cumsum(steps[:, 0])), tree, lengths, sizes)
     found: Floats = trees - chains
     return found

@@ -17,14 +17,14 @@ from typing import Any
 from .. import _cache_dir
 from ..config import AUTO_TREE_BUDGET, TREE_BUDGET, DecodeConfig
 from ..native import MAX_VERIFY, Error, Sequence
-from ..sampling.noise import Sampler
+from ..sampling.noise import DraftScorer
 from ..text.gguf_metadata import files_of
-from .calibration import way_to_draw
-from .controller import Auto, Fixed, Rule
+from .calibration import sampling_class_of
+from .controller import AutoController, Controller, FixedController
 from .controller_state import Known
-from .cost_model import Costs, Round
-from .proposers.proposer import BRIEF, CHAIN, SPINE, TREE, Proposer, Request, named
-from .proposers.registry import proposers_of
+from .cost_model import CostModel, Round
+from .proposers.proposer import CHAIN, MAIN_CHAIN, TOP1, TREE, Proposer, Request, select_proposers
+from .proposers.registry import create_proposers
 
 ROOM = 32
 """Rows that a verify is given room for from the start, where there is memory."""
@@ -51,38 +51,38 @@ class CostFile:
         name = hashlib.sha256("\n".join(self._identity).encode()).hexdigest()[:16]
         self._name = f"costs-{name}.json"
 
-    def load(self, n_first: int = 1) -> tuple[Costs, dict[str, Any]]:
+    def load(self, n_first: int = 1) -> tuple[CostModel, dict[str, Any]]:
         """What was measured before, and what proposers have learned, by their names.
 
-        Empty if nothing was, or if it makes no sense. n_first: as of `Costs`.
+        Empty if nothing was, or if it makes no sense. n_first: as of `CostModel`.
         """
         stored = _cache_dir.read(self._name, self._identity)
         if stored is not None:
             with contextlib.suppress(*_cache_dir.SENSELESS):
-                return Costs.from_dict(stored["costs"], n_first), dict(stored["learned"])
-        return Costs(n_first), {}
+                return CostModel.from_dict(stored["costs"], n_first), dict(stored["learned"])
+        return CostModel(n_first), {}
 
-    def store(self, costs: Costs, learned: Mapping[str, Any]) -> None:
+    def store(self, costs: CostModel, learned: Mapping[str, Any]) -> None:
         """Keeps both."""
         value = {"costs": costs.to_dict(), "learned": dict(learned)}
         _cache_dir.write(self._name, self._identity, value)
 
 
-class Drafting:
+class SpeculativeRuntime:
     """The proposers of an engine; what is learned outlives answers, and the process in a file."""
 
     def __init__(
         self,
         sequence: Sequence,
         cost_file: CostFile | None = None,
-        most_rows: int = MAX_VERIFY,
+        max_verify_rows: int = MAX_VERIFY,
     ) -> None:
         """cost_file: where this pair's costs are kept. most_rows: of a verify by default."""
         # ggml's CUDA backend captures a graph as it runs for the second time.
         engine = sequence.engine
         n_first = 2 if engine.model.backend.startswith("CUDA") else 1
-        self.proposers = proposers_of(sequence)
-        costs, learned = cost_file.load(n_first) if cost_file else (Costs(n_first), {})
+        self.proposers = create_proposers(sequence)
+        costs, learned = cost_file.load(n_first) if cost_file else (CostModel(n_first), {})
         self.known = Known(costs)
         for proposer in self.proposers:
             with contextlib.suppress(*_cache_dir.SENSELESS):
@@ -91,19 +91,19 @@ class Drafting:
             self.known.promise.learn(learned["promise"])
         self._sequence, self._engine = sequence, engine
         self._cost_file = cost_file
-        self._most_rows = most_rows
+        self._max_verify_rows = max_verify_rows
         self._n_stored = costs.n_observed
-        self._last: tuple[Any, Auto] = (None, Auto(self.known, 0, 1))
+        self._last: tuple[Any, AutoController] = (None, AutoController(self.known, 0, 1))
 
-    def rule(self, config: DecodeConfig) -> tuple[list[Proposer], Rule | None]:
+    def controller(self, config: DecodeConfig) -> tuple[list[Proposer], Controller | None]:
         """Who drafts in an answer, and how much; no rule for plain decoding.
 
         Errors: ValueError if what was asked for cannot be.
         """
         if config.draft == "none":
             return [], None
-        proposers = named(self.proposers, config.draft_type)
-        paid = next((proposer for proposer in proposers if not proposer.is_free), None)
+        proposers = select_proposers(self.proposers, config.draft_type)
+        paid = next((proposer for proposer in proposers if proposer.needs_forward), None)
         if config.draft != "auto" and config.draft_type is None and paid is not None:
             proposers = [paid]  # what is fixed is the drafter's, unless others are asked for
         if not proposers:
@@ -116,21 +116,23 @@ class Drafting:
                 raise ValueError(f"{name} is {value}, this drafter drafts at most {longest}")
         longest = config.draft_max or longest
         if config.draft == "chain":
-            return proposers, Fixed(CHAIN, longest, longest, config.draft_min)
+            return proposers, FixedController(CHAIN, longest, longest, config.draft_min)
         if config.draft == "tree":
             most = config.tree_budget or TREE_BUDGET
-            shape = SPINE if config.tree_spine else TREE
-            return proposers, Fixed(shape, most, longest, config.draft_min)
+            shape = MAIN_CHAIN if config.tree_main_chain else TREE
+            return proposers, FixedController(shape, most, longest, config.draft_min)
         most = config.tree_budget or AUTO_TREE_BUDGET
         self.make_room(min(most + 1, ROOM), is_needed=False)
         drafted, deepest = longest if paid is not None else 0, config.draft_max or most
         sizes = drafted, most, config.draft_min, deepest
         names = tuple(proposer.name for proposer in proposers)
-        key = sizes, names, way_to_draw(config)
+        key = sizes, names, sampling_class_of(config)
         if key != self._last[0]:
-            rule = Auto(self.known, drafted, most, config.draft_min, deepest=deepest)
-            self._last = key, rule
-        self._last[1].begin()
+            controller = AutoController(
+                self.known, drafted, most, config.draft_min, deepest=deepest
+            )
+            self._last = key, controller
+        self._last[1].start()
         return proposers, self._last[1]
 
     def measure(self) -> None:
@@ -139,14 +141,14 @@ class Drafting:
         The sequence is empty afterwards.
         """
         sequence = self._sequence
-        n_rows = min(ROOM, self._most_rows, sequence.n_ctx - 2 * N_PROMPT)
+        n_rows = min(ROOM, self._max_verify_rows, sequence.n_ctx - 2 * N_PROMPT)
         if self.known.costs.knows_plain or n_rows < 2:
             return
         self.make_room(n_rows, is_needed=False)
         prompt = [token % self._engine.model.n_vocab for token in range(N_PROMPT)]
-        paid = next((proposer for proposer in self.proposers if not proposer.is_free), None)
+        paid = next((proposer for proposer in self.proposers if proposer.needs_forward), None)
 
-        request = Request(sequence, prompt, Sampler(DecodeConfig()))
+        request = Request(sequence, prompt, DraftScorer(DecodeConfig()))
 
         n_vocab = self._engine.model.n_vocab
 
@@ -154,7 +156,7 @@ class Drafting:
             started = drafted = time.perf_counter()
             if done.n_positions and paid is not None:
                 request.n_positions = request.n_nodes = done.n_positions
-                request.shape = BRIEF if done.is_brief else TREE
+                request.shape = TOP1 if done.is_top1 else TREE
                 paid.propose([request])
                 request.notes.clear()
                 drafted = time.perf_counter()
@@ -176,8 +178,8 @@ class Drafting:
         run_alike = partial(run, are_alike=True)
         try:
             for proposer in self.proposers:  # whose first calls take longer as well
-                proposer.begin(request)
-                if proposer.is_free:
+                proposer.start(request)
+                if not proposer.needs_forward:
                     proposer.propose([request])
                 proposer.forget(sequence)
             sequence.prefill(prompt).argmax()
@@ -186,21 +188,21 @@ class Drafting:
                 self.known, min(n_rows, self._engine.max_verify), longest, run, MEASURE_S, run_alike
             )
         except Error:  # who answers will be told
-            self.known.costs = Costs(self.known.costs.n_first)
+            self.known.costs = CostModel(self.known.costs.n_first)
         finally:
             sequence.reset()
 
     def make_room(self, n_rows: int, *, is_needed: bool) -> None:
         """Lets a round verify so many rows; where it can do with fewer, as many as there may be."""
         if not is_needed:
-            n_rows = min(n_rows, self._most_rows)
+            n_rows = min(n_rows, self._max_verify_rows)
         if n_rows > self._engine.max_verify:
             try:
                 self._engine.reserve_verify(n_rows)
             except Error:
                 if is_needed:
                     raise
-                self._most_rows = self._engine.max_verify  # others took what was free
+                self._max_verify_rows = self._engine.max_verify  # others took what was free
 
     def forget(self, sequences: Iterable[Sequence]) -> None:
         """Forgets the texts of sequences."""
@@ -235,35 +237,35 @@ def measure(
     costs, spent_s, plain_s = known.costs, 0.0, 0.0
     shapes = [(0, True), (7, True), (3, True), (7, False), (1, True), (3, False), (15, True)]
     shapes += [(8, True), (16, True)]  # kernels begin another part of their rows there
-    for n, is_brief in shapes:
+    for n, is_top1 in shapes:
         # A pass of many rows may take as long as several plain ones.
         likely_s = (costs.n_first + 1) * plain_s * (1.0 + n / 4.0)
-        if n >= n_rows or (not is_brief and n > longest) or spent_s + likely_s > most_s:
+        if n >= n_rows or (not is_top1 and n > longest) or spent_s + likely_s > most_s:
             continue
         runs = [run] * (costs.n_first + (1 if n else N_PLAIN))
-        if n and run_alike and costs.experts.are_there and not costs.experts.are_costed:
+        if n and run_alike and costs.experts.has_experts and not costs.experts.has_costs:
             runs.append(run_alike)
         for fill in runs:
-            done = Round(0, n_positions=min(n, longest), is_brief=is_brief, n_drafted=n, n_tokens=1)
-            done.is_tree = not is_brief
+            done = Round(0, n_positions=min(n, longest), is_top1=is_top1, n_drafted=n, n_tokens=1)
+            done.is_tree = not is_top1
             fill(done)
             costs.observe(done)
             spent_s += done.seconds
         plain_s = plain_s or costs.plain_s(0)
     # Chains once more: what disturbs a single time would mislead until such a pass is run again.
-    for n, is_brief in shapes:
+    for n, is_top1 in shapes:
         likely_s = plain_s * (1.0 + n / 4.0)
-        if n and is_brief and costs.knows_pass(n + 1) and spent_s + likely_s <= most_s:
+        if n and is_top1 and costs.knows_pass(n + 1) and spent_s + likely_s <= most_s:
             run(done := Round(0, n_drafted=n, n_tokens=1))
             costs.observe(done)
             spent_s += done.seconds
     # Plain rounds anew: the first of all passes are slow, as the weights have just been read.
     if spent_s + N_PLAIN * plain_s <= most_s:
-        costs.give_way("plain")
+        costs.mark_stale("plain")
         for _ in range(N_PLAIN):
             run(done := Round(0, n_tokens=1))
             costs.observe(done)
-    costs.begin()
+    costs.end_warm_up()
 
 
 def _file_identity(path: str) -> str:

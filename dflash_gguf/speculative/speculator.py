@@ -20,10 +20,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..native import Worth
-from .controller import Rule
+from ..native import BreakEven
+from .controller import Controller
 from .cost_model import Round
-from .proposers.proposer import BRIEF, TREE, Proposer, Request
+from .proposers.proposer import TOP1, TREE, Proposer, Request
 
 Progress = Callable[[int, int], None]
 """Called with (tokens done, tokens in all) between micro-batches. It may raise, to cancel."""
@@ -32,7 +32,7 @@ Clock = Callable[[str], AbstractContextManager[object]]
 """Gives what times a with block, by the name of a phase."""
 
 
-class Rows(Protocol):
+class RowsLike(Protocol):
     """The target's scores of one pass, one row per token asked for; valid until the next pass."""
 
     def argmax(self, index: int = -1) -> int:
@@ -53,17 +53,19 @@ def untimed(_phase: str) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-class Speculation:
+class Speculator:
     """What rounds verify: candidates of proposers, those that a rule picks.
 
     All is for lists of requests, one for each sequence that the next pass serves.
     """
 
-    def __init__(self, proposers: Sequence[Proposer], rule: Rule, clock: Clock = untimed) -> None:
+    def __init__(
+        self, proposers: Sequence[Proposer], controller: Controller, clock: Clock = untimed
+    ) -> None:
         """clock: of "choose", "draft" and "tree"."""
-        self._proposers, self._rule, self._clock = proposers, rule, clock
-        self._free = [proposer for proposer in proposers if proposer.is_free]
-        self._paid = [proposer for proposer in proposers if not proposer.is_free]
+        self._proposers, self._controller, self._clock = proposers, controller, clock
+        self._free = [proposer for proposer in proposers if not proposer.needs_forward]
+        self._paid = [proposer for proposer in proposers if proposer.needs_forward]
         self.n_pause = 0
         """Plain rounds that are due before all need be asked again: `pass_over` counts them."""
         self._new: dict[Request, int] = {}  # that decode since, and for how many rounds
@@ -71,12 +73,12 @@ class Speculation:
         self._plain: dict[tuple[int, int, bool], Round] = {}
         self._is_quiet, self._host_s = False, 0.0
 
-    def begin(self, request: Request) -> None:
+    def start(self, request: Request) -> None:
         """An answer begins, with its prompt in `seen`."""
         for proposer in self._proposers:
-            proposer.begin(request)
+            proposer.start(request)
 
-    def decodes(self, request: Request) -> None:
+    def start_decoding(self, request: Request) -> None:
         """An answer decodes from the next round on: it is asked, even where the others rest."""
         self._new[request] = 0
 
@@ -94,9 +96,9 @@ class Speculation:
     def propose(self, done: Round, requests: Sequence[Request]) -> None:
         """Gives each request its tree, None for a plain row. Fills in what was drafted."""
         started = time.perf_counter()
-        rule, clock = self._rule, self._clock
+        controller, clock = self._controller, self._clock
         rests = self.n_pause > 0 and any(request not in self._new for request in requests)
-        if rests and self._paid and rule.is_due(done):
+        if rests and self._paid and controller.is_due(done):
             rests = False  # drafts may pay for so many
         self._host_s = 0.0
         asked = requests
@@ -108,41 +110,41 @@ class Speculation:
             if request.proposed:
                 request.proposed.clear()
         with clock("tree"):
-            worth = rule.worth(done)
-            drafting = self._limit(asked, worth)
+            break_even = controller.break_even(done)
+            drafting = self._limit(asked, break_even)
             has_free = self._ask(self._free, drafting)
         if rests:
             if not has_free:
                 return
-            drafting = self._limit(requests, worth)
+            drafting = self._limit(requests, break_even)
         if not drafting:
             return
         self._new.clear()
-        self._is_quiet = not has_free and rule.keeps_plain(done, self._n_plain(done))
+        self._is_quiet = not has_free and controller.keeps_plain(done, self._n_plain(done))
         if self._is_quiet:
             self._host_s = time.perf_counter() - started
             return
         self._end_rest()
         paid = self._paid[0] if self._paid else None
-        is_due = rule.is_due(done)
+        is_due = controller.is_due(done)
         if is_due:
             with clock("choose"):
-                way = rule.choose(done, drafting, paid)
+                way = controller.choose(done, drafting, paid)
         else:
-            way = rule.choose(done, drafting, paid)
+            way = controller.choose(done, drafting, paid)
         if way is not None and paid is not None:
             n = min(way.n_positions, paid.max_draft)
-            done.n_positions, done.is_brief, done.is_mixed = n, way.shape == BRIEF, has_free
+            done.n_positions, done.is_top1, done.has_both_kinds = n, way.shape == TOP1, has_free
             for request in drafting:
                 request.n_positions = min(request.limit, n)
                 request.shape = way.shape
             n_rows = sum([request.n_positions + 1 for request in drafting])
-            done.n_spared = done.n_asked * (n + 1) - n_rows
+            done.n_draft_rows_saved = done.n_asked * (n + 1) - n_rows
             with clock("draft"):
                 has_free |= self._ask(self._paid, drafting)
         if has_free:
             with clock("tree"):
-                self._pick(done, drafting)
+                self._select_nodes(done, drafting)
         self._host_s = 0.0 if is_due or rests else time.perf_counter() - started
 
     def observe(
@@ -161,17 +163,17 @@ class Speculation:
                     proposer.observe(request, chosen)
         if done.is_plain:
             self._compare(done, requests, tokens)
-        if done.is_mixed:
+        if done.has_both_kinds:
             free = {proposer.name for proposer in self._free}
-            done.n_copied = sum(
+            done.n_lookup_accepted = sum(
                 n_taken
                 for request, chosen in zip(requests, tokens, strict=True)
                 for name, _, n_taken in request.credits(chosen)
                 if name in free
             )
-        self._rule.observe(done)
-        if not done.n_positions and self._rule.keeps_plain(done, 0):
-            self.n_pause = self._rule.pause(done, self._host_s)
+        self._controller.observe(done)
+        if not done.n_positions and self._controller.keeps_plain(done, 0):
+            self.n_pause = self._controller.pause(done, self._host_s)
 
     def _compare(
         self, done: Round, requests: Sequence[Request], tokens: Sequence[Sequence[int]]
@@ -181,7 +183,7 @@ class Speculation:
             if request.proposed:
                 tree = request.merged()
                 firsts = [at for at, parent in enumerate(tree.parents) if parent == 0]
-                done.n_expected += sum(math.exp(tree.log_chances[at]) for at in firsts)
+                done.n_expected += sum(math.exp(tree.log_probs[at]) for at in firsts)
                 done.n_accepted += any(tree.tokens[at] == chosen[0] for at in firsts)
 
     @property
@@ -194,17 +196,17 @@ class Speculation:
         n, n_pause = done.n_rounds, self.n_pause - done.n_rounds
         if self._new:
             self._new = {new: at + n for new, at in self._new.items() if at + n <= NEW}
-        kind = done.n_sequences, done.n_others, done.is_shared
+        kind = done.n_sequences, done.n_undrafted, done.is_timing_shared
         plain = self._plain.pop(kind, None)
         if plain is None:
             plain = replace(done, draft_s=0.0)  # of those that were asked in vain
         else:
-            plain.adds(done)
+            plain.add_plain(done)
         self._plain[kind] = plain
         if self._is_quiet:
             self._is_quiet = False
             # Where rounds are brief, even asking for copies is too much to be done in each.
-            n_pause = self._rule.pause(done, self._host_s)
+            n_pause = self._controller.pause(done, self._host_s)
         self.n_pause = n_pause
 
     def end(self) -> None:
@@ -219,22 +221,25 @@ class Speculation:
     def _tell(self) -> None:
         untold, self._plain = self._plain, {}
         for plain in untold.values():
-            self._rule.observe(plain)
+            self._controller.observe(plain)
 
     def _n_plain(self, done: Round) -> int:
         """Rounds of as many sequences that the rule has not heard of."""
-        n, n_others = done.n_sequences, done.n_others
-        found = (self._plain.get((n, n_others, is_shared)) for is_shared in (False, True))
+        n, n_undrafted = done.n_sequences, done.n_undrafted
+        found = (
+            self._plain.get((n, n_undrafted, is_timing_shared))
+            for is_timing_shared in (False, True)
+        )
         return sum(plain.n_rounds for plain in found if plain is not None)
 
-    def _limit(self, requests: Sequence[Request], worth: Worth) -> list[Request]:
+    def _limit(self, requests: Sequence[Request], break_even: BreakEven) -> list[Request]:
         """Those of whom anything may be verified, with how much that is at most."""
-        n_nodes, longest, found = self._rule.n_nodes, self._rule.longest, []
+        n_nodes, longest, found = self._controller.n_nodes, self._controller.longest, []
         for request in requests:
             if (limit := request.limit) > 0:
                 request.n_nodes = min(request.n_room - 1, n_nodes)
                 request.n_positions, request.shape = min(limit, longest), TREE
-                request.worth = worth
+                request.break_even = break_even
                 found.append(request)
         return found
 
@@ -254,11 +259,13 @@ class Speculation:
                     is_any = True
         return is_any
 
-    def _pick(self, done: Round, requests: Sequence[Request]) -> None:
+    def _select_nodes(self, done: Round, requests: Sequence[Request]) -> None:
         proposed = [request for request in requests if request.proposed]
         trees = [request.merged() for request in proposed]
         limits = [request.n_room - 1 for request in proposed]
-        for request, tree in zip(proposed, self._rule.pick(done, trees, limits), strict=True):
+        for request, tree in zip(
+            proposed, self._controller.select_nodes(done, trees, limits), strict=True
+        ):
             if tree.n_drafted:
                 request.tree = tree
-                done.verifies(tree)
+                done.add_tree(tree)

@@ -21,7 +21,7 @@ N_KEPT = 3
 """Times that a stored median counts as when it is loaded again."""
 
 
-class Median:
+class RunningMedian:
     """Median of the last times. The first ones do not count once there are others.
 
     The first run of a shape builds its graph and warms its kernels; where graphs are captured, the
@@ -38,7 +38,7 @@ class Median:
         """Seconds, and the experts that a pass which took so long has touched."""
 
     @classmethod
-    def known(cls, seconds: float, n_experts: float = 0.0, least: float = 0.0) -> Median:
+    def known(cls, seconds: float, n_experts: float = 0.0, least: float = 0.0) -> RunningMedian:
         """One that was measured in another process; new times soon outweigh it.
 
         Errors: ValueError for less than `least`, or for more than a time can be.
@@ -65,7 +65,7 @@ class Median:
         """Whether a further time replaces one."""
         return len(self._times) == N_TIMES
 
-    def give_way(self) -> None:
+    def mark_stale(self) -> None:
         """The next time takes the place of those before, which were not of answers."""
         self._times.clear()
 
@@ -84,7 +84,7 @@ class Median:
         self.value, self.n_experts = (low[0] + high[0]) / 2.0, (low[1] + high[1]) / 2.0
 
 
-class Experts:
+class ExpertCosts:
     """Of a mixture: how many of them n rows touch, and what each costs.
 
     k times the experts of one row where nothing is shared is n times; the rows of a text share
@@ -108,12 +108,12 @@ class Experts:
         return max(self._products, 0.0) / max(self._squares + self._of_row**2, 1.0)
 
     @property
-    def are_there(self) -> bool:
+    def has_experts(self) -> bool:
         """Whether a row touches any."""
         return self._of_row > 0.0
 
     @property
-    def are_costed(self) -> bool:
+    def has_costs(self) -> bool:
         """Whether passes of as many rows and other numbers of experts were compared."""
         return self._squares > 0.0
 
@@ -121,17 +121,17 @@ class Experts:
         """What so many rows are likely to touch."""
         return float(self._of_row * n_rows ** (self._growth * self._bend(n_rows)))
 
-    def more_s(self, median: Median, n_rows: int) -> float:
+    def more_s(self, median: RunningMedian, n_rows: int) -> float:
         """What a pass is likely to take beyond a time that was measured."""
-        if median.n_experts == 0.0 or not self.are_there:
+        if median.n_experts == 0.0 or not self.has_experts:
             return 0.0
         return self.cost_s * (self.expected(n_rows) - median.n_experts)
 
-    def give_way(self) -> None:
+    def mark_stale(self) -> None:
         """What rows touch was seen of no text so far."""
         self._n_seen = min(self._n_seen, 1)
 
-    def observe(self, n_rows: int, n_experts: int, seconds: float, median: Median) -> None:
+    def observe(self, n_rows: int, n_experts: int, seconds: float, median: RunningMedian) -> None:
         """Learns from a pass. median: what is known of others of as many rows."""
         if n_rows == 1:
             self._of_row = float(n_experts)
@@ -154,7 +154,7 @@ class Experts:
         return [self._of_row, self._growth, max(self._products, 0.0), self._squares]
 
     @classmethod
-    def from_list(cls, stored: Iterable[float]) -> Experts:
+    def from_list(cls, stored: Iterable[float]) -> ExpertCosts:
         """What `to_list` gave; ValueError or TypeError for anything else."""
         experts = cls()
         of_row, growth, products, squares = stored
@@ -166,7 +166,7 @@ class Experts:
         return experts
 
 
-class Line:
+class Interpolator:
     """Costs on straight lines between what is known, beyond as they rose so far.
 
     Beyond, the last step alone would mislead: it may be where a kernel ends.

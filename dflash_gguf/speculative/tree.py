@@ -17,14 +17,14 @@ class Tree:
 
     Nobody changes one that is made; it is not frozen, as that takes several times as long to make.
 
-    tokens, parents, depths, log_chances: [n]; the root has parent -1, depth 0 and chance 1.
-    log_chances: of the whole path from the root to the node.
+    tokens, parents, depths, log_probs: [n]; the root has parent -1, depth 0 and chance 1.
+    log_probs: of the whole path from the root to the node.
     """
 
     tokens: list[int]
     parents: list[int]
     depths: list[int]
-    log_chances: list[float]
+    log_probs: list[float]
     _children: dict[tuple[int, int], int] = field(default_factory=dict, compare=False)
 
     @classmethod
@@ -37,10 +37,10 @@ class Tree:
         return cls(list(tokens), list(parents), depths, [0.0] * len(tokens))
 
     @classmethod
-    def chain(cls, tokens: Sequence[int], log_chances: Sequence[float]) -> Tree:
+    def chain(cls, tokens: Sequence[int], log_probs: Sequence[float]) -> Tree:
         """A chain with the log-chances of its paths; both [n], with the root."""
         n = len(tokens)
-        return cls(list(tokens), list(range(-1, n - 1)), list(range(n)), list(log_chances))
+        return cls(list(tokens), list(range(-1, n - 1)), list(range(n)), list(log_probs))
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -58,7 +58,7 @@ class Tree:
     @property
     def n_expected(self) -> float:
         """Nodes that the target is expected to accept."""
-        return sum(map(math.exp, self.log_chances)) - 1.0
+        return sum(map(math.exp, self.log_probs)) - 1.0
 
     def child(self, node: int, token: int) -> int | None:
         """The child of a node that is this token, None if there is none."""
@@ -100,9 +100,9 @@ class Tree:
         n = n_drafted + 1
         if n >= len(self):
             return self
-        return Tree(self.tokens[:n], self.parents[:n], self.depths[:n], self.log_chances[:n])
+        return Tree(self.tokens[:n], self.parents[:n], self.depths[:n], self.log_probs[:n])
 
-    def spine(self) -> Tree:
+    def main_chain(self) -> Tree:
         """The chain that follows the first child of every node: the likeliest one."""
         if self.is_chain:
             return self
@@ -110,7 +110,7 @@ class Tree:
         for node, parent in enumerate(self.parents):
             if parent == path[-1]:
                 path.append(node)
-        return Tree.chain([self.tokens[i] for i in path], [self.log_chances[i] for i in path])
+        return Tree.chain([self.tokens[i] for i in path], [self.log_probs[i] for i in path])
 
 
 def merged(trees: Sequence[Tree]) -> Tree:
@@ -122,14 +122,14 @@ def merged(trees: Sequence[Tree]) -> Tree:
     if len(trees) == 1:
         return trees[0]
     nodes: dict[tuple[int, int], int] = {}
-    tokens, parents, depths, chances = [trees[0].tokens[0]], [-1], [0], [0.0]
+    tokens, parents, depths, probs = [trees[0].tokens[0]], [-1], [0], [0.0]
     for tree in trees:
         place = [0]
         for node in range(1, len(tree)):
-            parent, token, chance = (
+            parent, token, prob = (
                 place[tree.parents[node]],
                 tree.tokens[node],
-                tree.log_chances[node],
+                tree.log_probs[node],
             )
             at = nodes.setdefault((parent, token), len(tokens))
             place.append(at)
@@ -137,16 +137,16 @@ def merged(trees: Sequence[Tree]) -> Tree:
                 tokens.append(token)
                 parents.append(parent)
                 depths.append(depths[parent] + 1)
-                chances.append(chance)
-            elif chance > chances[at]:
-                chances[at] = chance
+                probs.append(prob)
+            elif prob > probs[at]:
+                probs[at] = prob
     # Nodes are made after their parents, so a stable sort keeps that order on ties.
-    order = sorted(range(len(tokens)), key=lambda node: -chances[node])
+    order = sorted(range(len(tokens)), key=lambda node: -probs[node])
     number = {node: i for i, node in enumerate(order)}
     number[-1] = -1
     return Tree(
         [tokens[node] for node in order],
         [number[parents[node]] for node in order],
         [depths[node] for node in order],
-        [chances[node] for node in order],
+        [probs[node] for node in order],
     )

@@ -26,15 +26,15 @@ class ChatPrompt(list[int]):
     """Token ids of a conversation up to where the answer begins."""
 
     def __init__(
-        self, tokens: Iterable[int], reasoning: Format | None, turns: Iterable[int] = ()
+        self, tokens: Iterable[int], reasoning: Format | None, turn_boundaries: Iterable[int] = ()
     ) -> None:
         """reasoning: how an answer marks its thoughts; None if the template marks none.
 
-        turns: positions where a later prompt of the conversation may part from this one.
+        turn_boundaries: positions where a later prompt of the conversation may part from this one.
         """
         super().__init__(tokens)
         self.reasoning = reasoning
-        self.turns = tuple(turns)
+        self.turn_boundaries = tuple(turn_boundaries)
 
 
 class _Generation(jinja2.ext.Extension):
@@ -102,15 +102,15 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
     def text_of(self, pieces: Iterable[str]) -> str:
         """The pieces of a prompt in one, checked as they are made."""
-        found: list[str] = []
+        parts: list[str] = []
         n_characters = 0
         for piece in pieces:
             self._check_time()
             n_characters += len(piece)
             if n_characters > MAX_PROMPT_CHARACTERS:
                 raise ValueError(f"it makes more than {MAX_PROMPT_CHARACTERS} characters")
-            found.append(piece)
-        return "".join(found)
+            parts.append(piece)
+        return "".join(parts)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """Every turn of a loop that does anything comes by here, or by one of the next two."""

@@ -51,16 +51,16 @@ _U64 = struct.Struct("<Q")
 
 def files_of(path: str) -> list[str]:
     """The files of a model: this one, and those that follow it if it is the first of several."""
-    found = re.search(r"-00001-of-(\d{5})\.gguf$", path)
-    if found is None:
+    match = re.search(r"-00001-of-(\d{5})\.gguf$", path)
+    if match is None:
         return [path]
-    prefix, n = path[: found.start()], int(found[1])
+    prefix, n = path[: match.start()], int(match[1])
     others = (prefix + SPLIT_ENDING % (i, n) for i in range(2, n + 1))
     return [path, *takewhile(os.path.exists, others)]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class MetadataEntry:
     """Where a value lies: `start` is behind the type codes and the length of an array.
 
     type: GGUF type code; item_type and count: those of an array, else type and 1.
@@ -81,7 +81,7 @@ class Entry:
         return f"array of {name}" if self.type == ARRAY else name
 
 
-class Metadata:
+class GgufMetadata:
     """The metadata of one file. ValueError names the file and what is wrong with it.
 
     Typed reads return None where the key is missing and raise ValueError where its type differs.
@@ -97,7 +97,7 @@ class Metadata:
             if size < 24:
                 raise ValueError(f"{self.path}: has {size} bytes, too short for a GGUF file")
             self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, MetadataEntry] = {}
         self._string_ends: dict[str, list[int]] = {}
         try:
             self._walk()
@@ -109,7 +109,7 @@ class Metadata:
         """Unmaps the file; entries remain, values can no longer be read."""
         self._data.close()
 
-    def __enter__(self) -> Metadata:
+    def __enter__(self) -> GgufMetadata:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -170,14 +170,14 @@ class Metadata:
         entry = self.entries[key]
         return self._data[entry.begin : entry.end]
 
-    def _typed(self, key: str, code: int) -> Entry | None:
+    def _typed(self, key: str, code: int) -> MetadataEntry | None:
         entry = self.entries.get(key)
         if entry is not None and entry.type != code:
             expected = TYPE_NAMES[code]
             raise ValueError(f"{self.path}: {key} is {entry.type_name}, expected {expected}")
         return entry
 
-    def _scalar(self, entry: Entry) -> Any:
+    def _scalar(self, entry: MetadataEntry) -> Any:
         return struct.unpack_from("<" + SCALARS[entry.type], self._data, entry.start)[0]
 
     def _walk(self) -> None:
@@ -217,7 +217,7 @@ class Metadata:
         else:
             what = "an array of arrays" if item_type == ARRAY else f"of unknown type {item_type}"
             raise ValueError(f"{self.path}: {key} is {what}")
-        self.entries[key] = Entry(code, item_type, count, begin, start, end)
+        self.entries[key] = MetadataEntry(code, item_type, count, begin, start, end)
         return end
 
     def _walk_strings(self, key: str, start: int, count: int) -> int:

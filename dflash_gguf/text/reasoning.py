@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple, Protocol
 
 
-class Part(NamedTuple):
+class TextSegment(NamedTuple):
     """A piece of what was generated."""
 
     text: str
@@ -21,10 +21,10 @@ class Part(NamedTuple):
 class Splitter(Protocol):
     """Tells thoughts from the answer in text that comes in pieces, however it was cut."""
 
-    def push(self, text: str) -> list[Part]:
+    def push(self, text: str) -> list[TextSegment]:
         """Adds text; what is certain of it."""
 
-    def finish(self) -> list[Part]:
+    def finish(self) -> list[TextSegment]:
         """What was held back, at the end of the text."""
 
 
@@ -83,16 +83,16 @@ class Block:
         self._skips_space = is_open
         """A part begins after the white space that follows a mark."""
 
-    def push(self, text: str) -> list[Part]:
+    def push(self, text: str) -> list[TextSegment]:
         """Adds text; what is certain of it."""
         self._held += text
         return [part for part in self._parts(at_end=False) if part.text]
 
-    def finish(self) -> list[Part]:
+    def finish(self) -> list[TextSegment]:
         """What was held back, at the end of the text."""
         return [part for part in self._parts(at_end=True) if part.text]
 
-    def _parts(self, at_end: bool) -> Iterator[Part]:
+    def _parts(self, at_end: bool) -> Iterator[TextSegment]:
         if self._place == "before":
             text = self._held.lstrip()
             if text.startswith(self._opening):
@@ -111,7 +111,7 @@ class Block:
                 else _certain(self._held, self._closing)
             )
             thoughts = self._held[:n].rstrip()
-            yield Part(thoughts, is_reasoning=True)
+            yield TextSegment(thoughts, is_reasoning=True)
             if at >= 0:
                 self._enter("after", self._held[at + len(self._closing) :])
             else:
@@ -119,7 +119,7 @@ class Block:
         if self._place == "after":
             self._skip_space()
             text, self._held = self._held, ""
-            yield Part(text)
+            yield TextSegment(text)
 
     def _enter(self, place: Literal["inside", "after"], text: str) -> None:
         self._place, self._held, self._skips_space = place, text, True
@@ -152,43 +152,45 @@ class Harmony:
         self._in_header = True
         self._is_reasoning = False
 
-    def push(self, text: str) -> list[Part]:
+    def push(self, text: str) -> list[TextSegment]:
         """Adds text; what is certain of it."""
         self._held += text
         return [part for part in self._parts() if part.text]
 
-    def finish(self) -> list[Part]:
+    def finish(self) -> list[TextSegment]:
         """What was held back, at the end of the text."""
-        held, self._held = self._held, ""
-        return [Part(held, self._is_reasoning and not self._in_header)] if held else []
+        rest, self._held = self._held, ""
+        return [TextSegment(rest, self._is_reasoning and not self._in_header)] if rest else []
 
-    def _parts(self) -> Iterator[Part]:
+    def _parts(self) -> Iterator[TextSegment]:
         while True:
             marks = (self.MESSAGE,) if self._in_header else self.ENDS
-            found = [(at, mark) for mark in marks if (at := self._held.find(mark)) >= 0]
-            if not found:
+            places = [(at, mark) for mark in marks if (at := self._held.find(mark)) >= 0]
+            if not places:
                 break
-            at, mark = min(found)
+            at, mark = min(places)
             before, self._held = self._held[:at], self._held[at + len(mark) :]
             if self._in_header:
                 yield from self._begin(before)
             else:
-                yield Part(before, self._is_reasoning)
+                yield TextSegment(before, self._is_reasoning)
             self._in_header = not self._in_header
         if self._in_header and len(self._held) <= self.MAX_HEADER:
             return
         if self._in_header:
             self._in_header = self._is_reasoning = False
         n = min(_certain(self._held, mark) for mark in self.ENDS)
-        yield Part(self._held[:n], self._is_reasoning)
+        yield TextSegment(self._held[:n], self._is_reasoning)
         self._held = self._held[n:]
 
-    def _begin(self, header: str) -> Iterator[Part]:
+    def _begin(self, header: str) -> Iterator[TextSegment]:
         channel = _CHANNEL.search(header)
         is_call = " to=" in header
         self._is_reasoning = channel is not None and channel[1] == "analysis" and not is_call
         if is_call:
-            yield Part(header.removeprefix("<|start|>").removeprefix("assistant") + self.MESSAGE)
+            yield TextSegment(
+                header.removeprefix("<|start|>").removeprefix("assistant") + self.MESSAGE
+            )
 
 
 def _certain(text: str, mark: str) -> int:

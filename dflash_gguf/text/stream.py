@@ -55,8 +55,8 @@ class StopMatcher:
 
     def finish(self) -> str:
         """Returns what was held back and did not become a stop text."""
-        held, self._held = self._held, ""
-        return held
+        rest, self._held = self._held, ""
+        return rest
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..convert.schema import Key
 from .chat import ChatPrompt, Message, last_asked, render
-from .gguf_metadata import Metadata
+from .gguf_metadata import GgufMetadata
 from .reasoning import Format, format_of
 from .vocabulary import GPT2, NORMAL, Vocabulary, read_vocabulary
 
@@ -80,7 +80,7 @@ class Tokenizer:
 
         Errors: OSError; ValueError that names the file and what is wrong with it.
         """
-        with Metadata(path) as file:
+        with GgufMetadata(path) as file:
             vocabulary = read_vocabulary(file)
         return None if vocabulary is None else cls(vocabulary, os.fspath(path))
 
@@ -190,13 +190,15 @@ class Tokenizer:
         bos = self.special_text(Key.TOKENIZER_BOS_ID)
         add_special = bos is None or not text.startswith(bos)
         tokens = self.tokenize(text, add_special=add_special)
-        turns: list[int] = []
+        turn_boundaries: list[int] = []
         if asked and (at := text.rfind(asked)) >= 0:
             for end in (at, at + len(asked)):
                 before = self.tokenize(text[:end], add_special=add_special)
                 pairs = zip(before, tokens, strict=False)
-                turns.append(next((i for i, (a, b) in enumerate(pairs) if a != b), len(before)))
-        return ChatPrompt(tokens, self.chat_format(text, template=template), turns)
+                turn_boundaries.append(
+                    next((i for i, (a, b) in enumerate(pairs) if a != b), len(before))
+                )
+        return ChatPrompt(tokens, self.chat_format(text, template=template), turn_boundaries)
 
     def chat_format(self, text: str, *, template: str | None = None) -> Format | None:
         """How answers to a prompt of `chat_text` mark thoughts; None if they do not."""

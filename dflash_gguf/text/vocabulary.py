@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..convert.schema import Key
-from .gguf_metadata import Metadata
+from .gguf_metadata import GgufMetadata
 
 GPT2, SPM, GEMMA4 = "gpt2", "llama", "gemma4"
 MODELS = (GPT2, SPM, GEMMA4)
@@ -83,7 +83,7 @@ class Vocabulary:
         return struct.pack("<4sIQQ", b"GGUF", 3, 0, len(entries)) + b"".join(entries)
 
 
-def read_vocabulary(file: Metadata) -> Vocabulary | None:
+def read_vocabulary(file: GgufMetadata) -> Vocabulary | None:
     """The tokenizer of a file, None if it has none. ValueError names the first thing wrong."""
     model = file.text(Key.TOKENIZER_MODEL)
     if model is None or model in WITHOUT_VOCABULARY:
@@ -119,7 +119,7 @@ def read_vocabulary(file: Metadata) -> Vocabulary | None:
     )
 
 
-def _tokens(file: Metadata) -> list[bytes]:
+def _tokens(file: GgufMetadata) -> list[bytes]:
     key = Key.TOKENIZER_TOKENS
     tokens = file.texts(key)
     if not tokens:
@@ -130,7 +130,7 @@ def _tokens(file: Metadata) -> list[bytes]:
     return tokens
 
 
-def _unique(file: Metadata, tokens: list[bytes]) -> frozenset[bytes]:
+def _unique(file: GgufMetadata, tokens: list[bytes]) -> frozenset[bytes]:
     """The texts as a set; llama.cpp gives an empty one the name of its id."""
     named = (
         [text or b"[EMPTY_%d]" % token for token, text in enumerate(tokens)]
@@ -149,7 +149,7 @@ def _unique(file: Metadata, tokens: list[bytes]) -> frozenset[bytes]:
 
 
 def _types(
-    file: Metadata, tokens: list[bytes]
+    file: GgufMetadata, tokens: list[bytes]
 ) -> np.ndarray[tuple[int], np.dtype[np.int32]] | None:
     key = Key.TOKENIZER_TOKEN_TYPE
     types = file.array(key, "int32")
@@ -166,7 +166,7 @@ def _types(
     return types
 
 
-def _check_scores(file: Metadata, model: str, n_tokens: int) -> None:
+def _check_scores(file: GgufMetadata, model: str, n_tokens: int) -> None:
     key = Key.TOKENIZER_SCORES
     scores = file.array(key, "float32", "int32")
     if scores is None:
@@ -179,7 +179,7 @@ def _check_scores(file: Metadata, model: str, n_tokens: int) -> None:
         raise _error(file, key, f"gives token {bad} the score {scores[bad]}")
 
 
-def _check_bytes(file: Metadata, known: frozenset[bytes]) -> None:
+def _check_bytes(file: GgufMetadata, known: frozenset[bytes]) -> None:
     """Text without a token of its own is encoded byte by byte, so every byte needs a token."""
     for byte in range(256):
         if b"<0x%02X>" % byte not in known and bytes([byte]) not in known:
@@ -187,7 +187,7 @@ def _check_bytes(file: Metadata, known: frozenset[bytes]) -> None:
             raise _error(file, Key.TOKENIZER_TOKENS, what)
 
 
-def _check_merges(file: Metadata, known: frozenset[bytes], *, may_lack: bool) -> None:
+def _check_merges(file: GgufMetadata, known: frozenset[bytes], *, may_lack: bool) -> None:
     key = Key.TOKENIZER_MERGES
     merges = file.texts(key)
     if merges is None:
@@ -206,7 +206,7 @@ def _check_merges(file: Metadata, known: frozenset[bytes], *, may_lack: bool) ->
             raise _error(file, key, what)
 
 
-def _ids(file: Metadata, n_tokens: int) -> dict[str, int]:
+def _ids(file: GgufMetadata, n_tokens: int) -> dict[str, int]:
     ids = {}
     for key in USED_IDS + UNUSED_IDS:
         value = file.integer(key)
@@ -219,7 +219,7 @@ def _ids(file: Metadata, n_tokens: int) -> dict[str, int]:
     return ids
 
 
-def _flags(file: Metadata, model: str, ids: dict[str, int]) -> dict[str, bool]:
+def _flags(file: GgufMetadata, model: str, ids: dict[str, int]) -> dict[str, bool]:
     """The boolean settings; llama.cpp aborts if it is to add a token that has no id."""
     flags = {}
     for key, id_key in (
@@ -240,12 +240,12 @@ def _flags(file: Metadata, model: str, ids: dict[str, int]) -> dict[str, bool]:
     return flags
 
 
-def _suppressed(file: Metadata, n_tokens: int) -> frozenset[int]:
+def _suppressed(file: GgufMetadata, n_tokens: int) -> frozenset[int]:
     ids = file.array(Key.TOKENIZER_SUPPRESS_TOKENS, "int32")
     return frozenset() if ids is None else frozenset(i for i in ids.tolist() if 0 <= i < n_tokens)
 
 
-def _templates(file: Metadata) -> dict[str, str]:
+def _templates(file: GgufMetadata) -> dict[str, str]:
     """Chat templates by name; a key that is not text is an error like any other."""
     templates = {}
     for key in file.entries:
@@ -263,7 +263,7 @@ def _is_byte_name(text: bytes) -> bool:
     )
 
 
-def _check_utf8(file: Metadata, key: str, texts: Iterable[bytes]) -> None:
+def _check_utf8(file: GgufMetadata, key: str, texts: Iterable[bytes]) -> None:
     """One pass over all: a line break between texts cannot complete a broken character."""
     texts = list(texts)
     try:
@@ -277,12 +277,12 @@ def _check_utf8(file: Metadata, key: str, texts: Iterable[bytes]) -> None:
                 raise _error(file, key, what) from None
 
 
-def _check_count(file: Metadata, key: str, count: int, n_tokens: int) -> None:
+def _check_count(file: GgufMetadata, key: str, count: int, n_tokens: int) -> None:
     if count != n_tokens:
         raise _error(file, key, f"has {count} entries, the vocabulary has {n_tokens} tokens")
 
 
-def _error(file: Metadata, key: str, what: str) -> ValueError:
+def _error(file: GgufMetadata, key: str, what: str) -> ValueError:
     return ValueError(f"{file.path}: {key} {what}")
 
 

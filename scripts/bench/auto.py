@@ -58,9 +58,9 @@ import dflash_gguf
 from dflash_gguf import bundled
 from dflash_gguf.bench.summary import ratio_interval
 from dflash_gguf.decoder import Decoder
-from dflash_gguf.native import MAX_VERIFY, Copies, Draft
+from dflash_gguf.native import MAX_VERIFY, Draft, SuffixIndex
 from dflash_gguf.outputs import Result
-from dflash_gguf.speculative.cost_model import Costs
+from dflash_gguf.speculative.cost_model import CostModel
 from dflash_gguf.speculative.proposers.dflash import DFlash
 from dflash_gguf.speculative.proposers.proposer import Request
 from dflash_gguf.speculative.tree import Tree
@@ -143,7 +143,7 @@ def right_edit(number: int, decoder: Decoder) -> list[int]:
 
 def force(engine: Any, text: list[int]) -> None:
     """Has an engine draw a text, prompt and answer, whatever its rows are."""
-    engine.choose = lambda walks: [text[walk.position :] for walk in walks]
+    engine.sample = lambda walks: [text[walk.position :] for walk in walks]
 
 
 def copied_share(prompt: Sequence[int], answer: Sequence[int]) -> float:
@@ -156,9 +156,9 @@ def copied_share(prompt: Sequence[int], answer: Sequence[int]) -> float:
     return sum(is_copied) / max(len(answer), 1)
 
 
-def bound(prompt: list[int], answer: list[int], costs: Costs) -> tuple[float, float]:
+def bound(prompt: list[int], answer: list[int], costs: CostModel) -> tuple[float, float]:
     """Returns the seconds of an answer, plainly and by the best use of copies in hindsight."""
-    copies, n, position = Copies(1 << 16), len(answer) - 1, len(prompt)
+    copies, n, position = SuffixIndex(1 << 16), len(answer) - 1, len(prompt)
     copies.append(prompt)
     n_right = []  # of the copies after each token but the last
     for at in range(n):
@@ -184,7 +184,7 @@ class Partly(DFlash):
         """Prompt and answer."""
 
     def _tree(self, request: Request, draft: Draft) -> Tree:
-        coming = self.answer[len(request.seen) :][: len(draft.tokens)]
+        coming = self.answer[len(request.history) :][: len(draft.tokens)]
         for position, token in enumerate(coming):
             if self._dice.random() < self._share:
                 draft.tokens[position, 0] = token
@@ -272,7 +272,7 @@ class Total:
         }
 
 
-class Asking:
+class ProposalBackoff:
     """Decoders of one pair, a setting each, and prompts of one kind for them."""
 
     def __init__(
@@ -298,7 +298,7 @@ class Asking:
         if self._kind.startswith("right-"):
             # Where its weights lie makes one of two equal decoders faster: they change places, and
             # what one learns the other knows.
-            first, *others = (decoder._drafting for decoder in self.decoders)
+            first, *others = (decoder._speculative for decoder in self.decoders)
             at = next(i for i, x in enumerate(first.proposers) if isinstance(x, DFlash))
             share = float(self._kind.removeprefix("right-"))
             self._partly = first.proposers[at] = Partly(first.proposers[at].max_draft, share)
@@ -345,7 +345,7 @@ class Asking:
 def measure(name: str, kind: str, args: argparse.Namespace) -> Figures:
     """Measures one pair and kind of prompts, in this process."""
     named = ["auto"] if kind.startswith("right-") else args.settings.split(",")
-    asking = Asking(name, kind, ["plain", *named], args)
+    asking = ProposalBackoff(name, kind, ["plain", *named], args)
     totals = {setting: Total() for setting in ("plain", *named)}
     accepted: Counter[str] = Counter()
     rounds: Counter[str] = Counter()
@@ -365,7 +365,7 @@ def measure(name: str, kind: str, args: argparse.Namespace) -> Figures:
         rounds.update(results[named[0]].rounds_by_draft or {})
     found: Figures = {}
     if args.bound:
-        costs = asking.decoders[-1]._drafting.known.costs
+        costs = asking.decoders[-1]._speculative.known.costs
         pairs = [bound(prompt, tokens, costs) for prompt, tokens in answers if len(tokens) > 1]
         found["bound"] = round(sum(plain for plain, _ in pairs) / sum(best for _, best in pairs), 3)
         base = costs.pass_s(300, 1)

@@ -46,9 +46,9 @@ from dflash_gguf import native
 from dflash_gguf.config import DecodeConfig
 from dflash_gguf.engine.scheduler import Scheduler
 from dflash_gguf.engine.writing import Writing
-from dflash_gguf.kv_cache.prefix_cache import Prefixes
-from dflash_gguf.native import Draft, DraftRequest, Item, Walk
-from dflash_gguf.speculative.controller import Auto, Fixed, Rule
+from dflash_gguf.kv_cache.prefix_cache import PrefixCache
+from dflash_gguf.native import BatchEntry, Draft, DraftRequest, SampleRequest
+from dflash_gguf.speculative.controller import AutoController, Controller, FixedController
 from dflash_gguf.speculative.controller_state import Known
 from dflash_gguf.speculative.proposers import proposer
 from dflash_gguf.speculative.proposers.dflash import DFlash
@@ -90,8 +90,8 @@ class SimulatedEngine:
 
     max_verify = 256
     max_draft_rows = 1 << 20
-    n_most_top = n_top = n_experts = 0
-    divides_prefixes = True
+    max_top_k = n_top = n_experts = 0
+    partial_prefix_ok = True
     prefix_bytes = 0
     n_free_cells = 1 << 20
 
@@ -101,17 +101,17 @@ class SimulatedEngine:
         self.n_parallel, self.n_vocab = n_parallel, n_vocab
         self.n_ctx = n_tokens + BLOCK + 2
         self.waited_s = 0.0
-        self._ran: dict[Any, tuple[Item, Rows]] = {}
+        self._ran: dict[Any, tuple[BatchEntry, Rows]] = {}
         self._rng = np.random.default_rng(1)
         self._script = self._rng.integers(0, n_vocab, self.n_ctx).tolist()
         self._noise = self._rng.standard_normal(n_vocab).astype(np.float32)
         self._chance = chance
 
-    def keep_top(self, k: int) -> bool:  # noqa: ARG002
+    def set_top_k(self, k: int) -> bool:  # noqa: ARG002
         """Returns False, as an engine on a CPU does."""
         return False
 
-    def run(self, items: Sequence[Item]) -> list[Rows]:
+    def run(self, items: Sequence[BatchEntry]) -> list[Rows]:
         """Runs one pass of the target."""
         n_rows = sum(len(item.tokens) for item in items)
         self._wait(MS["pass"] + MS["row"] * (n_rows - 1))
@@ -121,11 +121,11 @@ class SimulatedEngine:
         )
         return rows
 
-    def choose(self, walks: Sequence[Walk]) -> list[list[int]]:
+    def choose(self, requests: Sequence[SampleRequest]) -> list[list[int]]:
         """Draws tokens, down the trees."""
-        return [self._walk(walk) for walk in walks]
+        return [self._walk(walk) for walk in requests]
 
-    def _walk(self, walk: Walk) -> list[int]:
+    def _walk(self, walk: SampleRequest) -> list[int]:
         item, rows = self._ran[walk.sequence]
         drawn: list[int] = []
 
@@ -134,10 +134,10 @@ class SimulatedEngine:
                 drawn.append(rows.argmax(node))
             else:
                 row, position = rows.logits(node), walk.position + len(drawn)
-                drawn.append(walk.sampler.choose(row, walk.seen, position)[0])
+                drawn.append(walk.sampler.sample(row, walk.history, position)[0])
             return drawn[-1]
 
-        nodes = item.tokens if item.verifies else item.tokens[-1:]
+        nodes = item.tokens if item.is_verify else item.tokens[-1:]
         Tree.of(nodes, item.parents).follow(choose, lambda _: False)
         return drawn
 
@@ -151,9 +151,9 @@ class SimulatedEngine:
         for sequence, nodes in paths:
             sequence.position += nodes if isinstance(nodes, int) else len(nodes)
 
-    def _rows_of(self, item: Item) -> Rows:
+    def _rows_of(self, item: BatchEntry) -> Rows:
         sequence: Any = item.sequence
-        if not item.verifies:
+        if not item.is_verify:
             sequence.position += len(item.tokens)
             return Rows([self._script[sequence.position]], self._noise)
         depths = list(range(len(item.tokens)))
@@ -194,7 +194,7 @@ class SimulatedSequence:
         """Returns no tokens: nobody begins with a prefix."""
         return []
 
-    def wanted_cells(self, n: int) -> int:  # noqa: ARG002
+    def cells_needed(self, n: int) -> int:  # noqa: ARG002
         """Returns 0: there are always enough cells."""
         return 0
 
@@ -224,12 +224,12 @@ def simulated(setting: str, n: int, args: argparse.Namespace) -> Figures:
     engine: Any = SimulatedEngine(n, n_tokens, args.vocabulary, args.chance)
     first: Any = SimulatedSequence(engine)
     another: Any = SimulatedSequence
-    scheduler = Scheduler(first, Prefixes(engine, 0), another)
-    rules: dict[str, Rule | None] = {
+    scheduler = Scheduler(first, PrefixCache(engine, 0), another)
+    rules: dict[str, Controller | None] = {
         "none": None,
-        "chain": Fixed(proposer.CHAIN, BLOCK, BLOCK),
-        "tree": Fixed(proposer.TREE, TREE, BLOCK),
-        "auto": Auto(Known(), BLOCK, TREE),
+        "chain": FixedController(proposer.CHAIN, BLOCK, BLOCK),
+        "tree": FixedController(proposer.TREE, TREE, BLOCK),
+        "auto": AutoController(Known(), BLOCK, TREE),
     }
     jobs = []
     for i in range(n):
@@ -349,11 +349,11 @@ class NullClock(CoreClock):
         if name == "choose":
             return [self._drawn(*pair) for pair in zip(values, result, strict=True)]
         if name == "run":
-            self._verified = {x.sequence: x for x in values if x.verifies}
+            self._verified = {x.sequence: x for x in values if x.is_verify}
             self.n_passes += 1
             self.n_verifies += bool(self._verified)
             self.n_items += len(values)
-            self.n_filled += any(len(x.tokens) > 1 and not x.verifies for x in values)
+            self.n_filled += any(len(x.tokens) > 1 and not x.is_verify for x in values)
         return result
 
     def _waits(self, name: str, items: Any) -> float:

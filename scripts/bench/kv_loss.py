@@ -7,7 +7,7 @@ half of each is scored. For every pair of K and V types: the mean Kullback-Leibl
 the same engine with f16 K/V, and how often both put the same token first. Both engines rotate what
 they quantise by a Hadamard transform, so their losses should agree: kl_difference is the mean of
 ours less theirs over all positions, and its standard error. LLAMA_ATTN_ROT_DISABLE=1 in the
-environment takes the transform from llama.cpp, which shows what it is worth. With a drafter: tokens
+environment takes the transform from llama.cpp and so shows its gain. With a drafter: tokens
 a round of the text's first chunks continued by 64 tokens, greedily, a whole block drafted each
 time. The last line is one JSON object.
 """
@@ -66,7 +66,7 @@ def scored_rows(engine: Engine, chunks: list[list[int]]) -> list[Logits]:
 def losses(
     expected: list[Logits], found: list[Logits]
 ) -> tuple[dict[str, float], NDArray[np.float64]]:
-    """Compares logits with those that f16 K/V give.
+    """Compares logits with those of f16 K/V.
 
     Returns the mean divergence with the share of positions with the same first token, and the
     divergence at each position.

@@ -41,7 +41,7 @@ from dflash_gguf import native
 from dflash_gguf.bench.prompts import Prompt
 from dflash_gguf.bench.summary import ratio_interval
 from dflash_gguf.bench.url import bodies
-from dflash_gguf.native import Engine, Item, LoadConfig, Model, Sequence
+from dflash_gguf.native import BatchEntry, Engine, LoadConfig, Model, Sequence
 
 N_PROMPT = 128
 N_WARM = 60
@@ -73,7 +73,7 @@ class Ours:
     def round(self) -> None:
         """Takes a token for each."""
         pairs = zip(self._sequences, self._last, strict=False)
-        rows = self.engine.run([Item(sequence, [token]) for sequence, token in pairs])
+        rows = self.engine.run([BatchEntry(sequence, [token]) for sequence, token in pairs])
         self._last = [row.argmax() for row in rows]
 
 
@@ -220,7 +220,7 @@ def answers_of(n: int, args: argparse.Namespace, peers: dict[str, Running]) -> F
 
 
 def beside(args: argparse.Namespace) -> Figures:
-    """Measures what a long prompt costs the answers beside it, and they it.
+    """Measures the slowdown of a long prompt and of the answers beside it.
 
     Others are slower the longer they are, so they are held against the same tokens of the same
     answers without the prompt. Three decoders take turns, so that whatever else slows the machine

@@ -24,7 +24,7 @@ from turns import ratio
 from dflash_gguf import native
 from dflash_gguf.bench.measure import verify
 from dflash_gguf.engine.account import Phase
-from dflash_gguf.speculative.speculator import Clock, Rows, untimed
+from dflash_gguf.speculative.speculator import Clock, RowsLike, untimed
 from dflash_gguf.speculative.tree import Tree
 
 GREEDY = ("--samplers", "top_k", "--top-k", "1")
@@ -207,7 +207,7 @@ def forced_round(
     """
     last = tree.tokens[0]
 
-    def choose(rows: Rows, node: int) -> int:
+    def choose(rows: RowsLike, node: int) -> int:
         nonlocal last
         with clock("choose"):
             last = rows.argmax(node)

@@ -36,7 +36,7 @@ from turns import facts, in_turns
 
 import dflash_gguf
 from dflash_gguf.bench.prompts import Prompt
-from dflash_gguf.bench.url import Server, bodies, load
+from dflash_gguf.bench.url import ServerClient, bodies, load
 
 OURS, THEIRS, BATCH = "dflash-serve", "llama-server", "generate_batch"
 START_S = 300
@@ -54,7 +54,7 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-class Running(Server):
+class Running(ServerClient):
     """A server of ours or theirs."""
 
     def __init__(self, url: str, pid: int) -> None:
@@ -157,7 +157,7 @@ def throughput(
     }
 
 
-def chat(server: Server, n_turns: int, n_words: int, n_tokens: int) -> list[dict[str, float]]:
+def chat(server: ServerClient, n_turns: int, n_words: int, n_tokens: int) -> list[dict[str, float]]:
     """Returns each turn's milliseconds to its first token, and its tokens computed and found.
 
     The answer of a turn becomes part of the next prompt.

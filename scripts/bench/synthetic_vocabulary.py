@@ -7,7 +7,7 @@ from pathlib import Path
 from dflash_gguf.convert.plan import Metadata
 from dflash_gguf.convert.schema import Key
 
-from dflash_gguf.text.gguf_metadata import Metadata as TargetMetadata
+from dflash_gguf.text.gguf_metadata import GgufMetadata
 
 NORMAL, CONTROL = 1, 3  # llama.h, enum llama_token_type
 
@@ -30,7 +30,7 @@ def invented_vocabulary(meta: Metadata, n_vocab: int) -> None:
 
 def copied_vocabulary(meta: Metadata, target: Path) -> None:
     """The target's; where it has no mask token, its last token becomes that."""
-    with TargetMetadata(target) as file:
+    with GgufMetadata(target) as file:
         for name, entry in file.entries.items():
             if not name.startswith("tokenizer.") or name == Key.TOKENIZER_CHAT_TEMPLATE:
                 continue

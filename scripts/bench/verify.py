@@ -32,7 +32,7 @@ from turns import Figures, facts, seconds_of
 
 from dflash_gguf import native
 from dflash_gguf.config import LoadConfig
-from dflash_gguf.speculative.cost_model import Costs, Round
+from dflash_gguf.speculative.cost_model import CostModel, Round
 from dflash_gguf.speculative.tree import Tree
 
 N_CTX = 1024
@@ -145,7 +145,7 @@ def expected(path: Path, args: argparse.Namespace) -> Figures:
     """Returns the mean and median error of expected times, as parts of the measured ones."""
     sequence, rng = open_sequence(path, args.threads, SIZES[-1]), np.random.default_rng(0)
     engine = sequence.engine
-    known = {"rows": Costs(), "experts": Costs()}
+    known = {"rows": CostModel(), "experts": CostModel()}
     errors: dict[str, list[float]] = {name: [] for name in known}
     touched: dict[str, dict[int, list[int]]] = {}
     for number in range(-(-args.passes // N_PASSES)):

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from dflash_gguf.speculative.ddtree import Candidates, chain, grow
+from dflash_gguf.speculative.ddtree import PositionCandidates, best_first_tree, chain
 from dflash_gguf.speculative.tree import Tree
 
 PUBLISHED = {"chain 15": 7.67, "tree 22": 8.88}
@@ -27,18 +27,18 @@ FIRST_ID = 300
 N_DRAWS = 600
 
 
-def draw(random: np.random.Generator, n_vocab: int) -> Candidates:
+def draw(random: np.random.Generator, n_vocab: int) -> PositionCandidates:
     """Draws the proposal of one round."""
     unsure = random.random(N_POSITIONS) < UNSURE
     ratio = np.where(unsure, RIVAL, CERTAIN)[:, None]
     first = random.integers(FIRST_ID, n_vocab - N_RANKS, N_POSITIONS)[:, None]
     steps = np.log1p(-ratio) + np.arange(N_RANKS) * np.log(ratio)
-    return Candidates(first + np.arange(N_RANKS), steps)
+    return PositionCandidates(first + np.arange(N_RANKS), steps)
 
 
-def shape(candidates: Candidates, kind: str, size: int, root: int = FIRST_ID) -> Tree:
+def shape(candidates: PositionCandidates, kind: str, size: int, root: int = FIRST_ID) -> Tree:
     """The chain or the tree of so many candidates."""
-    build = chain if kind == "chain" else grow
+    build = chain if kind == "chain" else best_first_tree
     return build(root, candidates, size)
 
 
@@ -50,9 +50,9 @@ def tokens_a_round(kind: str, size: int) -> float:
     return float(np.mean([1 + shape(draft, kind, size).n_expected for draft in drafts]))
 
 
-def chosen(candidates: Candidates, random: np.random.Generator) -> Iterator[int]:
+def chosen(candidates: PositionCandidates, random: np.random.Generator) -> Iterator[int]:
     """One draw of the target's choices, position by position."""
-    for tokens, steps in zip(candidates.tokens, candidates.log_chances, strict=True):
+    for tokens, steps in zip(candidates.tokens, candidates.log_probs, strict=True):
         chances = np.exp(steps)
         rank = random.choice(N_RANKS, p=chances / chances.sum())
         yield int(tokens[rank])

@@ -20,7 +20,7 @@ from plain import prefill_seconds
 from rounds import Forced, Milliseconds, Ours, Peer, Theirs, equal_work, medians
 from turns import ratio
 
-from dflash_gguf.text.gguf_metadata import Metadata
+from dflash_gguf.text.gguf_metadata import GgufMetadata
 from gpu import null_gpu
 from gpu.acceptance import FIRST_ID
 from gpu.setting import Figures, Setting
@@ -137,7 +137,7 @@ def _rates(tokens_per_s: Sequence[float]) -> Figures:
 
 
 def _random(setting: Setting, n: int, seed: int) -> Tokens:
-    with Metadata(setting.target) as file:
+    with GgufMetadata(setting.target) as file:
         n_vocab = file.entries["tokenizer.ggml.tokens"].count
     return np.random.default_rng(seed).integers(FIRST_ID, n_vocab, n, dtype=np.int32)
 

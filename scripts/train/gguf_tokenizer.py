@@ -12,7 +12,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from dflash_gguf.text.gguf_metadata import Metadata
+from dflash_gguf.text.gguf_metadata import GgufMetadata
 
 from .vocabulary import SPLIT
 
@@ -39,7 +39,7 @@ def read_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     Raises:
         ValueError, OSError: the file is damaged, or its tokenizer is of another kind.
     """
-    with Metadata(path) as metadata:
+    with GgufMetadata(path) as metadata:
         pre = metadata.text("tokenizer.ggml.pre")
         texts = metadata.texts("tokenizer.ggml.tokens") or []
         merges = metadata.texts("tokenizer.ggml.merges") or []

@@ -188,7 +188,7 @@ def _law(device: native.Sequence) -> Figures:
         config = DecodeConfig(max_tokens=N_ANSWER, draft="none", **way)
         plain = decoder.generate(prompt, config).tokens
         for draft in ("chain", "tree"):
-            decoder._drafting.proposers = [
+            decoder._speculative.proposers = [
                 _knowing(plain, len(prompt), device.engine.model.n_vocab, draft)
             ]
             margins, result = margins_at_differences(decoder, prompt, config, draft=draft)

@@ -160,7 +160,7 @@ def drawn_config(random: np.random.Generator, longest: int) -> DecodeConfig:
         drawn["draft_min"] = int(random.integers(drawn["draft_max"] + 1)) // 3
     if drawn["draft"] in ("tree", "auto") and random.random() < 0.7:
         drawn["tree_budget"] = int(random.choice((1, 2, 7, 15, 23, 40, 63)))
-        drawn["tree_spine"] = bool(random.random() < 0.3)
+        drawn["tree_main_chain"] = bool(random.random() < 0.3)
     return DecodeConfig(**drawn)
 
 
@@ -191,7 +191,7 @@ class Use:
         self.drafted = Decoder(Sequence(Engine(model, drafter=drafter)), tokenizer)
         alone = Model(str(path), replace(setting.config, n_threads=1))
         self.plain = Decoder(Sequence(Engine(alone)), tokenizer)
-        self.proposers = self.drafted._drafting.proposers
+        self.proposers = self.drafted._speculative.proposers
         self.prompts: list[list[int]] = []
         is_trained = setting.kind == TRAINED
         self.text = tokenizer.tokenize(Path(argparse.__file__).read_text()) if is_trained else None
@@ -228,7 +228,7 @@ class Use:
 
     def _with_types(self, config: DecodeConfig) -> DecodeConfig:
         """Now and then with proposers that were named: all, or one of them."""
-        names = [proposer.name for proposer in self.drafted._drafting.proposers]
+        names = [proposer.name for proposer in self.drafted._speculative.proposers]
         chance = self.random.random()
         if chance < 0.4:
             return replace(config, draft_type=names)
@@ -269,7 +269,7 @@ class Use:
 
     def _choose_proposer(self, expected: Result, n_prompt: int) -> None:
         """The drafter, or something that knows much of the answer."""
-        drafting = self.drafted._drafting
+        drafting = self.drafted._speculative
         drafting.proposers = self.proposers
         if self.random.random() < (0.3 if self.text else 0.7):
             width = int(self.random.integers(1, 5))
@@ -283,7 +283,7 @@ class Use:
                 rank=lambda i: (i // 3 + shift) % width,
                 n_vocab=self.drafted.model.n_vocab,
             )
-            drafting.proposers = [*(x for x in self.proposers if x.is_free), known]
+            drafting.proposers = [*(x for x in self.proposers if not x.needs_forward), known]
 
     def _leave(self, prompt: list[int], config: DecodeConfig) -> Result:
         """Begins an answer and ends it at a random moment."""

@@ -43,13 +43,13 @@ from numpy.typing import NDArray
 
 from dflash_gguf.native import (
     CACHE_TYPES,
-    Checkpoint,
     Engine,
     Error,
     LoadConfig,
     Model,
     Prefix,
     Sequence,
+    SequenceCheckpoint,
 )
 
 sys.path += [
@@ -203,7 +203,7 @@ class Reference:
         self.tokens: list[int] = random.integers(0, N_VOCAB, n).tolist()
         self.base = max(0, prefix - N_AFTER) if prefix > LONG_PREFIX else 0
         self._rows: list[Row] = []
-        self._ends: dict[int, Checkpoint] = {}
+        self._ends: dict[int, SequenceCheckpoint] = {}
         if self.base:
             sequence.prefill(self.tokens[: self.base])
 
@@ -238,7 +238,7 @@ class Column:
         self._longest = replace(first, prefix=max(TABLE_PREFIXES))
         self._reference = models.reference(self._longest)
         self._plain = models.load(self._longest, 1)
-        self._start: Checkpoint | None = None
+        self._start: SequenceCheckpoint | None = None
         self._trees: dict[int, Tree] = {}
 
     def run(self, cases: Iterable[Case]) -> Iterator[tuple[Case, Found]]:
@@ -280,7 +280,7 @@ class Column:
 
 
 def rows_of_paths(
-    plain: Sequence, start: Checkpoint, tokens: list[int], parents: list[int]
+    plain: Sequence, start: SequenceCheckpoint, tokens: list[int], parents: list[int]
 ) -> dict[int, Row]:
     """Every node's row from plain decoding of the path to it."""
     rows: dict[int, Row] = {}
@@ -323,7 +323,7 @@ class Work:
     def __post_init__(self) -> None:
         self.sequence = self.models.load(self.case, self.case.threads)
         self.sequence.engine.reserve_verify(max(WIDTHS))
-        self._divides = self.sequence.engine.divides_prefixes
+        self._divides = self.sequence.engine.partial_prefix_ok
         self.kept: Prefix | None = None
         self.tokens = self.reference.tokens
 
@@ -400,7 +400,7 @@ class Work:
             self.found.compare(*after, f"a step after a path of {len(path)} of {n} after {at}")
             start = plain.take()
 
-    def _same_prefix(self, plain: Sequence) -> Checkpoint:
+    def _same_prefix(self, plain: Sequence) -> SequenceCheckpoint:
         if self.reference.base:
             plain.prefill(self.tokens[: self.reference.base])
         for token in self.tokens[self.reference.base : self.case.prefix]:
@@ -478,7 +478,7 @@ class Work:
 
     def _keep(self) -> None:
         """A prefix of the text that others may begin with."""
-        self.kept = self.sequence.keep()
+        self.kept = self.sequence.snapshot()
 
     def _begin(self, most: int) -> int:
         """With the text's prefix that was kept, as much of it as there is, or with nothing.
@@ -491,9 +491,9 @@ class Work:
         if not holds or self.random.random() < 0.5:
             self.sequence.reset()
         if self.kept and (not is_of_use or self.random.random() < 0.3):
-            self.sequence.engine.spill(self.sequence.engine.n_ctx, 1 << 40)
+            self.sequence.engine.offload(self.sequence.engine.n_ctx, 1 << 40)
         if is_of_use:
-            self.sequence.adopt(self.kept, n)
+            self.sequence.attach(self.kept, n)
         return self.sequence.position
 
     def _by_prefix(self, _end: int) -> int:

@@ -26,7 +26,7 @@ from dflash_gguf.cli.command import main
 from dflash_gguf.config import LoadConfig
 from dflash_gguf.decoder import Decoder
 from dflash_gguf.memory.plan import Planner, plan_of
-from dflash_gguf.native import Drafter, DraftRequest, Engine, Error, Item, Model, Sequence
+from dflash_gguf.native import BatchEntry, Drafter, DraftRequest, Engine, Error, Model, Sequence
 
 KINDS = ("llama", "qwen3moe", "qwen35")
 N_TOKENS = 30
@@ -93,7 +93,7 @@ def check_law(decoder: Decoder, expected: list[int], patch: pytest.MonkeyPatch) 
     for draft, proposer in (("chain", None), ("tree", None), ("chain", known), ("tree", known)):
         with patch.context() as patched:
             if proposer is not None:
-                patched.setattr(decoder._drafting, "proposers", [proposer])
+                patched.setattr(decoder._speculative, "proposers", [proposer])
             found = decoder.generate(PROMPT, draft=draft, max_tokens=N_TOKENS)
         assert list(found.tokens) == expected
         assert proposer is None or found.rounds < N_TOKENS - 5
@@ -169,14 +169,14 @@ def test_draws_copy_the_best_of_a_row_and_no_more(
         rows = decoder.sequence.prefill([1])
         with pytest.raises(Error, match="was not told to pick"):
             rows.top()
-        assert decoder.engine.keep_top(8)
+        assert decoder.engine.set_top_k(8)
         rows = decoder.sequence.prefill([1])
         assert len(rows.top()[0]) == 8
-        decoder.engine.keep_top(2)  # of the passes to come
+        decoder.engine.set_top_k(2)  # of the passes to come
         with pytest.raises(Error, match="the 2 best of row 0: its pass was told to pick 8"):
             rows.top()
         with pytest.raises(Error, match="the 65 best of a row, expected 0 to 64"):
-            decoder.engine.keep_top(65)
+            decoder.engine.set_top_k(65)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen35"])
@@ -355,15 +355,15 @@ def test_prefixes_are_copied(
     device = Sequence(Engine(model, None, Drafter(str(pair_of(kind).drafter), model)))
     tokens = PROMPT * 5
     device.prefill(tokens[:-9]).argmax()
-    prefix = device.keep()
+    prefix = device.snapshot()
     assert prefix.info().own_cells == 0
     rows = [device.decode(token).logits() for token in tokens[-9:]]
     draft = device.draft(5, 3, 4)
     for n in (len(tokens) - 9, len(tokens) - 30):
-        if n < prefix.n_tokens and not device.engine.divides_prefixes:
+        if n < prefix.n_tokens and not device.engine.partial_prefix_ok:
             continue
         device.reset()
-        device.adopt(prefix, n)
+        device.attach(prefix, n)
         assert (device.tokens == tokens[:n]).all()
         if n < prefix.n_tokens:
             device.prefill(tokens[n:-9]).argmax()
@@ -448,8 +448,8 @@ def test_what_is_not_finite_stays_with_its_sequence(
             sequence.prefill(prompt)
 
     def go_on(others: list[int], spoiled: list[int]) -> None:
-        items = [Item(there[i], [i]) for i in others]
-        rows = engine.run([*items, Item(there[1], spoiled)] if spoiled else items)
+        items = [BatchEntry(there[i], [i]) for i in others]
+        rows = engine.run([*items, BatchEntry(there[1], spoiled)] if spoiled else items)
         for i, row in zip(others, rows, strict=False):
             expected = here[i].decode(i).logits()
             np.testing.assert_allclose(row.logits(), expected, rtol=0, atol=CLOSE)
@@ -595,7 +595,7 @@ def test_windows_leave_what_is_behind_them(
     model = Model(str(pair.target), config)
     device = Sequence(Engine(model, None, Drafter(str(pair.drafter), model), 30))
     cpu = Sequence(Engine(Model(str(pair.target), replace(config, **CPU))))
-    assert not device.engine.divides_prefixes and not cpu.engine.divides_prefixes
+    assert not device.engine.partial_prefix_ok and not cpu.engine.partial_prefix_ok
     device.engine.reserve_verify(24)
     tokens: list[int] = []
     close = 0.0
@@ -622,7 +622,7 @@ def test_windows_leave_what_is_behind_them(
 
     prompt = random.integers(0, 300, 333).tolist()
     device.prefill(prompt[:-1]).argmax()
-    kept = device.keep()
+    kept = device.snapshot()
     check(device.prefill(prompt[-1:]).logits(), prompt)
     tokens = list(prompt)
     go_on(600)
@@ -635,7 +635,7 @@ def test_windows_leave_what_is_behind_them(
     tokens = at
     go_on(800)
     assert go_back(device, prompt) == 0  # too far
-    device.adopt(kept, 332)
+    device.attach(kept, 332)
     check(device.prefill(prompt[332:]).logits(), prompt)
     tokens = list(prompt)
     go_on(500)
@@ -653,11 +653,11 @@ def test_a_prompt_beside_verifies_has_masks_for_all_rows(pair_of: Callable[[str]
     a.prefill(PROMPT)
     b.prefill(PROMPT)
     for _ in range(10):  # to the end of the context
-        rows = engine.run([Item(a, [1] * 6), Item(b, [2] * 20, verifies=True)])
+        rows = engine.run([BatchEntry(a, [1] * 6), BatchEntry(b, [2] * 20, is_verify=True)])
         engine.commit([(b, 2)])
     expected = cpu.prefill([*PROMPT, *[1] * 60]).logits()
     np.testing.assert_allclose(rows[0].logits(), expected, rtol=0, atol=CLOSE)
-    c = engine.run([Item(a, [1] * 16), Item(b, [2] * 20, verifies=True)])
+    c = engine.run([BatchEntry(a, [1] * 16), BatchEntry(b, [2] * 20, is_verify=True)])
     expected = cpu.prefill([1] * 16).logits()
     np.testing.assert_allclose(c[0].logits(), expected, rtol=0, atol=CLOSE)
 
@@ -678,7 +678,10 @@ def test_a_drafter_sees_all_of_a_prompt_that_came_in_beside_verifies(
         a.reset()
         b.prefill(PROMPT)
         for n_verified in (3, 6):
-            items = [Item(a, PROMPT[:n_prompt]), Item(b, [2] * n_verified, verifies=True)]
+            items = [
+                BatchEntry(a, PROMPT[:n_prompt]),
+                BatchEntry(b, [2] * n_verified, is_verify=True),
+            ]
             engine.run(items)
             engine.commit([(b, 1)])
             (found,) = engine.draft([DraftRequest(a, 7, 6)], k=8)

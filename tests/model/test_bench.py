@@ -11,7 +11,7 @@ import pytest
 from pairs import make_pair
 
 from dflash_gguf.bench.command import main
-from dflash_gguf.speculative.cost_model import Costs
+from dflash_gguf.speculative.cost_model import CostModel
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_the_command_replays(
     assert lines[-1]["auto_by_best"]["least"] == pytest.approx(
         min(line["auto_by_best"] for line in lines[:2]), abs=1e-4
     )
-    assert Costs.from_dict(lines[-1]["costs"]).knows_plain
+    assert CostModel.from_dict(lines[-1]["costs"]).knows_plain
     assert "auto by the best of each prompt: mean" in err
 
 

@@ -335,7 +335,7 @@ def test_what_is_closed_says_so(tiny_gguf: Tiny) -> None:
     engine = sequence.engine
     engine.close()
     engine.close()
-    for call in (engine.info, engine.memory, lambda: engine.keep_top(1), lambda: Sequence(engine)):
+    for call in (engine.info, engine.memory, lambda: engine.set_top_k(1), lambda: Sequence(engine)):
         with pytest.raises(Error, match="the engine is closed"):
             call()
 
@@ -511,7 +511,7 @@ def test_a_callback_cannot_use_its_sequence(tiny_gguf: Tiny) -> None:
         "verify": lambda: sequence.verify([1]),
         "reserve_verify": lambda: sequence.engine.reserve_verify(4),
         "commit": lambda: sequence.commit(0),
-        "keep_top": lambda: sequence.engine.keep_top(0),
+        "set_top_k": lambda: sequence.engine.set_top_k(0),
         "reset": sequence.reset,
         "truncate": lambda: sequence.truncate(0),
         "take": sequence.take,

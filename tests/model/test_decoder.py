@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dflash_gguf import native
 from dflash_gguf.config import LoadConfig
 from dflash_gguf.decoder import Decoder
-from dflash_gguf.native import Engine, Item, Model, Rows
+from dflash_gguf.native import BatchEntry, Engine, Model, Rows
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen35"])
@@ -24,9 +24,9 @@ def test_a_repeated_prompt_computes_one_token_and_has_the_same_bits(
     rows: list[NDArray[np.float32]] = []
     run = decoder.engine.run
 
-    def watched(items: Sequence[Item]) -> list[Rows]:
+    def watched(items: Sequence[BatchEntry]) -> list[Rows]:
         found = run(items)
-        if decoder.sequence.position == len(prompt) and not items[0].verifies:
+        if decoder.sequence.position == len(prompt) and not items[0].is_verify:
             rows.append(found[0].logits(0))
         return found
 

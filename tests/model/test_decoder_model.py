@@ -10,7 +10,7 @@ import pytest
 from vocabularies import smollm2_file
 
 import dflash_gguf
-from dflash_gguf.sampling.sampler import Drawer
+from dflash_gguf.sampling.sampler import Sampler
 
 pytestmark = pytest.mark.model
 PROMPT = "def fibonacci(n):\n"
@@ -46,9 +46,9 @@ def test_sampled_tokens_are_those_of_the_sampler_on_a_plain_pass(
     tokens = [*prompt, *result.tokens]
     rows = decoder.logits(tokens)
     assert decoder.tokenizer is not None
-    sampler = Drawer(config, banned=decoder.tokenizer.stop_tokens)
+    sampler = Sampler(config, banned=decoder.tokenizer.stop_tokens)
     for position in range(len(prompt), len(tokens)):
-        choice = sampler.choose(rows[position - 1], tokens[:position], position)
+        choice = sampler.sample(rows[position - 1], tokens[:position], position)
         assert choice.token == tokens[position] or choice.margin < 0.1
 
 

@@ -14,7 +14,7 @@ from dflash_gguf.config import DecodeConfig, LoadConfig
 from dflash_gguf.decoder import Decoder
 from dflash_gguf.native import Drafter, Engine, Model, Sequence
 from dflash_gguf.speculative.proposers import registry
-from dflash_gguf.speculative.runtime import Drafting
+from dflash_gguf.speculative.runtime import SpeculativeRuntime
 
 CONFIG = LoadConfig(n_ctx=256, n_threads=1, n_gpu_layers=0)
 PROMPT = [5, 9, 200, 17, 8]
@@ -33,7 +33,7 @@ def test_a_row_is_all_that_a_kind_of_drafter_needs(tiny_gguf: Callable[[str], Pa
         for draft in ("chain", "tree", "auto"):
             found = decoder.generate(PROMPT, draft=draft, max_tokens=120)
             assert found.tokens == plain.tokens
-        echo = next(x for x in decoder._drafting.proposers if x.name == "echo")
+        echo = next(x for x in decoder._speculative.proposers if x.name == "echo")
         assert isinstance(echo, toy_drafter.Echo)
         assert echo.n_proposed > 0 and echo.n_observed > 0
         found = decoder.generate(PROMPT, draft="chain", max_tokens=120)
@@ -44,10 +44,12 @@ def test_a_row_is_all_that_a_kind_of_drafter_needs(tiny_gguf: Callable[[str], Pa
 def test_names_choose_among_kinds(tmp_path: Path) -> None:
     pair = make_pair(tmp_path, "llama")
     model = Model(str(pair.target), CONFIG)
-    drafting = Drafting(Sequence(Engine(model, drafter=Drafter(str(pair.drafter), model))))
+    drafting = SpeculativeRuntime(
+        Sequence(Engine(model, drafter=Drafter(str(pair.drafter), model)))
+    )
 
     def names(**settings: Any) -> list[str]:
-        return [proposer.name for proposer in drafting.rule(DecodeConfig(**settings))[0]]
+        return [proposer.name for proposer in drafting.controller(DecodeConfig(**settings))[0]]
 
     assert {"dflash", "echo"} <= set(names())
     assert names(draft="chain") == ["dflash"]
@@ -56,4 +58,4 @@ def test_names_choose_among_kinds(tmp_path: Path) -> None:
         assert names(draft=draft, draft_type="echo") == ["echo"]
         assert names(draft=draft, draft_type="echo,dflash") == ["dflash", "echo"]
     with pytest.raises(ValueError, match=r"draft_type 'eagle' is not there; .* has: dflash, "):
-        drafting.rule(DecodeConfig(draft_type="eagle"))
+        drafting.controller(DecodeConfig(draft_type="eagle"))

@@ -286,7 +286,7 @@ def test_the_end_of_the_context_inside_a_block(pair_of: Callable[[str], Pair]) -
 def test_rounds_out_of_order_are_refused_by_name(pair_of: Callable[[str], Pair]) -> None:
     sequence = open_pair(pair_of("qwen35"))
     sequence.prefill(random_tokens(5))
-    with pytest.raises(Error, match="1 rows to commit, the open verify has 0"):
+    with pytest.raises(Error, match="1 rows to commit, the pending verify has 0"):
         sequence.commit(1)
     rows = sequence.verify([1, 2, 3])
     waiting = "a verify of 3 rows waits for its commit"
@@ -298,7 +298,7 @@ def test_rounds_out_of_order_are_refused_by_name(pair_of: Callable[[str], Pair])
         sequence.prefill([1])
     with pytest.raises(Error, match=waiting):
         sequence.decode(1)
-    with pytest.raises(Error, match="4 rows to commit, the open verify has 3"):
+    with pytest.raises(Error, match="4 rows to commit, the pending verify has 3"):
         sequence.commit(4)
     with pytest.raises(Error, match="-1 rows to commit"):
         sequence.commit(-1)

@@ -101,7 +101,7 @@ def test_candidates_accepted_at_every_length_change_nothing(
     known = decoder.generate(prompt, plain).tokens
     n_vocab = decoder.model.n_vocab
     proposer = HalfRight(known, len(prompt), lambda r: 3 * r % 8, n_vocab=n_vocab)
-    monkeypatch.setattr(decoder._drafting, "proposers", [proposer])
+    monkeypatch.setattr(decoder._speculative, "proposers", [proposer])
     margins, result = margins_at_differences(decoder, prompt, plain, draft="chain", draft_max=7)
     assert result.accept_histogram is not None
     assert result.tau is not None
@@ -125,7 +125,7 @@ def test_trees_change_nothing(
         rank=lambda i: i % 3,
         n_vocab=decoder.model.n_vocab,
     )
-    monkeypatch.setattr(decoder._drafting, "proposers", [proposer])
+    monkeypatch.setattr(decoder._speculative, "proposers", [proposer])
     margins, result = margins_at_differences(
         decoder, prompt, plain, draft="tree", tree_budget=60, draft_max=3
     )

@@ -53,7 +53,7 @@ def test_trees_give_the_tokens_of_plain_decoding(
         left: Counter[int] = Counter()
         for number, budget in enumerate(BUDGETS):
             drafted = decoder.generate(
-                prompt, draft="tree", tree_budget=budget, tree_spine=number % 2 == 1, **config
+                prompt, draft="tree", tree_budget=budget, tree_main_chain=number % 2 == 1, **config
             )
             assert drafted.tokens == plain.tokens
             width = 1 + number % 4
@@ -66,7 +66,7 @@ def test_trees_give_the_tokens_of_plain_decoding(
                 n_vocab=n_vocab,
             )
             with monkeypatch.context() as patch:
-                patch.setattr(decoder._drafting, "proposers", [proposer])
+                patch.setattr(decoder._speculative, "proposers", [proposer])
                 knowing = decoder.generate(prompt, draft="tree", tree_budget=budget, **config)
             assert knowing.tokens == plain.tokens
             assert n_left(decoder) == len(prompt) + N_TOKENS - 1
@@ -96,7 +96,7 @@ def test_a_path_leaves_the_spine_at_every_depth(
             )
             # Flat candidates favour the short: the first two spines of 15 need a large tree.
             with monkeypatch.context() as patch:
-                patch.setattr(decoder._drafting, "proposers", [proposer])
+                patch.setattr(decoder._speculative, "proposers", [proposer])
                 patch.setattr("half_right.grow", spine_and_branch(depth))
                 result = decoder.generate(prompt, draft="tree", tree_budget=60, max_tokens=17)
             assert result.tokens == plain.tokens
@@ -112,7 +112,7 @@ def test_a_path_leaves_the_spine_at_every_depth(
 
 
 def spine_and_branch(depth: int) -> Any:
-    """A stand-in for `grow`: the spine, and a second one that begins as its sibling at `depth`."""
+    """Stands in for `best_first_tree`: the main chain, and a copy that branches off at `depth`."""
     from dflash_gguf.speculative.ddtree import chain
     from dflash_gguf.speculative.tree import Tree
 
@@ -147,7 +147,7 @@ def test_a_tree_at_the_end_of_the_context(
         for budget in (9, 64):
             assert decoder.generate(prompt, draft="tree", tree_budget=budget).tokens == plain.tokens
             with monkeypatch.context() as patch:
-                patch.setattr(decoder._drafting, "proposers", [proposer])
+                patch.setattr(decoder._speculative, "proposers", [proposer])
                 result = decoder.generate(prompt, draft="tree", tree_budget=budget)
             assert (result.tokens, result.stop_reason) == (plain.tokens, "context")
 
@@ -171,7 +171,7 @@ def test_automatic_drafting_gives_the_tokens_of_plain_decoding(
             )
             assert decoder.generate(prompt, draft="auto", **config).tokens == plain.tokens
             with monkeypatch.context() as patch:
-                patch.setattr(decoder._drafting, "proposers", [proposer])
+                patch.setattr(decoder._speculative, "proposers", [proposer])
                 result = decoder.generate(prompt, draft="auto", **config)
             assert result.tokens == plain.tokens
             assert sum((result.rounds_by_draft or {}).values()) == result.rounds

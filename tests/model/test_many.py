@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoints import KINDS
+from checkpoints import CLASSES, KINDS
 from device import DEVICE
 from pairs import N_UBATCH, go_back, load_target, make_pair, open_pair, random_tokens
 
 from dflash_gguf.config import DecodeConfig
-from dflash_gguf.native import Drafter, DraftRequest, Engine, Error, Item, Sequence
-from dflash_gguf.sampling.sampler import Drawer
+from dflash_gguf.native import BatchEntry, Drafter, DraftRequest, Engine, Error, Sequence
+from dflash_gguf.sampling.sampler import Sampler
 from dflash_gguf.speculative.tree import Tree
 
 pytestmark = pytest.mark.skipif(DEVICE is not None, reason="the same bits are the CPU's")
@@ -88,14 +88,14 @@ class Beside:
                 left -= len(new)
                 if left < 0:
                     break
-                items.append(Item(sequence, new))
+                items.append(BatchEntry(sequence, new))
                 what.append((i, new, None))
             elif kind == 2:
-                items.append(Item(sequence, new, verifies=True))
+                items.append(BatchEntry(sequence, new, is_verify=True))
                 what.append((i, new, [-1, *range(n - 1)]))
             else:
                 parents = [-1, *(self.below(j) for j in range(1, n))]
-                items.append(Item(sequence, new, verifies=True, parents=parents))
+                items.append(BatchEntry(sequence, new, is_verify=True, parents=parents))
                 what.append((i, new, parents))
         if not items:
             return
@@ -138,9 +138,9 @@ class Beside:
                 logit_bias={} if self.chance(3) == 0 else dict.fromkeys(new, 9.0),  # to go deeper
                 seed=self.chance(1 << 20),
             )
-            drawer = Drawer(config, banned=[self.chance(400)])
+            drawer = Sampler(config, banned=[self.chance(400)])
             seen = [*self.tokens[i], *([*new] if parents is None else new[:1])]
-            walks.append(drawer.walk(self.sequences[i], seen, len(rows)))
+            walks.append(drawer.sample_request(self.sequences[i], seen, len(rows)))
             tree = Tree.of(new, parents) if parents else Tree.of([seen[-1]])
             drawn: list[int] = []
 
@@ -152,13 +152,13 @@ class Beside:
                 seen: Any = seen,
             ) -> int:
                 text = [*seen, *drawn]
-                drawn.append(drawer.choose(rows[node], text, len(text)).token)
+                drawn.append(drawer.sample(rows[node], text, len(text)).token)
                 return drawn[-1]
 
             tree.follow(choose, lambda _: False)
             expected.append(drawn)
         if walks:
-            assert self.engine.choose(walks) == expected
+            assert self.engine.sample(walks) == expected
         self.n_drawn += sum(map(len, expected))
         self.n_deep += sum(len(drawn) > 2 for drawn in expected)
 
@@ -202,7 +202,7 @@ class Beside:
             sequence.commit(0)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CLASSES)
 def test_each_has_what_it_has_alone(tmp_path: Path, kind: str) -> None:
     beside = Beside(make_pair(tmp_path, kind), seed=KINDS.index(kind))
     for _ in range(N_STEPS):
@@ -229,26 +229,35 @@ def test_bad_items_run_nothing(tmp_path: Path) -> None:
     a.prefill(random_tokens(200))
     for items, sentence in [
         ([], "nothing to run"),
-        ([Item(a, [1]), Item(a, [2])], "items 0 and 1 are of one sequence"),
-        ([Item(a, [1]), Item(b, [421])], "token id 421 is outside"),
-        ([Item(a, [1]), Item(b, [])], "there are no tokens"),
-        ([Item(a, [1]), Item(b, [1] * 385)], "385 tokens after 0 do not fit into a context of 384"),
-        ([Item(b, [1] * 300)], "320 more cells, and 256 of 512 are free"),
-        ([Item(a, [1] * 9), Item(b, [2] * 9)], "18 tokens to append in one pass, which takes 16"),
-        ([Item(a, [1] * 9, True), Item(b, [2] * 20, True)], "29 rows to verify, there is room for"),
-        ([Item(a, [1]), Item(b, [1, 2], True, [-1, 1])], "parent of node 1"),
+        ([BatchEntry(a, [1]), BatchEntry(a, [2])], "entries 0 and 1 are of one sequence"),
+        ([BatchEntry(a, [1]), BatchEntry(b, [421])], "token id 421 is outside"),
+        ([BatchEntry(a, [1]), BatchEntry(b, [])], "there are no tokens"),
+        (
+            [BatchEntry(a, [1]), BatchEntry(b, [1] * 385)],
+            "385 tokens after 0 do not fit into a context of 384",
+        ),
+        ([BatchEntry(b, [1] * 300)], "320 more cells, and 256 of 512 are free"),
+        (
+            [BatchEntry(a, [1] * 9), BatchEntry(b, [2] * 9)],
+            "18 tokens to append in one pass, which takes 16",
+        ),
+        (
+            [BatchEntry(a, [1] * 9, True), BatchEntry(b, [2] * 20, True)],
+            "29 rows to verify, there is room for",
+        ),
+        ([BatchEntry(a, [1]), BatchEntry(b, [1, 2], True, [-1, 1])], "parent of node 1"),
     ]:
         with pytest.raises(Error, match=sentence):
             engine.run(items)
         assert (a.position, b.position) == (200, 0)
     other = engine_of(make_pair(tmp_path / "other", "llama"), 1)
-    with pytest.raises(Error, match="item 0 is of a sequence of another engine"):
-        other.run([Item(a, [1])])
-    rows = engine.run([Item(a, [1]), Item(b, [1, 2], True)])
+    with pytest.raises(Error, match="entry 0 is of a sequence of another engine"):
+        other.run([BatchEntry(a, [1])])
+    rows = engine.run([BatchEntry(a, [1]), BatchEntry(b, [1, 2], True)])
     with pytest.raises(Error, match="a verify of 2 rows waits for its commit"):
-        engine.run([Item(a, [1]), Item(b, [1])])
+        engine.run([BatchEntry(a, [1]), BatchEntry(b, [1])])
     b.commit(1)
-    engine.run([Item(a, [1])])
+    engine.run([BatchEntry(a, [1])])
     with pytest.raises(Error, match="these rows are gone"):
         rows[0].argmax()
     assert (a.position, b.position) == (202, 1)

@@ -16,8 +16,8 @@ from pairs import Pair, go_back, make_pair, n_left, random_tokens
 from dflash_gguf.config import DecodeConfig, LoadConfig
 from dflash_gguf.decoder import Decoder
 from dflash_gguf.native import Drafter, Engine, Error, Model, Sequence
-from dflash_gguf.sampling.sampler import Drawer
-from dflash_gguf.speculative.controller_state import MOST_KEPT
+from dflash_gguf.sampling.sampler import Sampler
+from dflash_gguf.speculative.controller_state import MAX_TTL_ROUNDS
 from dflash_gguf.speculative.cost_model import Round
 from dflash_gguf.speculative.statistics import N_TIMES
 
@@ -267,8 +267,10 @@ def test_a_drafter_that_fails_is_said_once_and_left(
     expected = decoder.generate(CLEAN, draft="none", **settings)
     for _ in range(2):
         for _ in range(N_TIMES):  # beside such rounds a look costs nothing; and it is time for one
-            done = Round(len(CLEAN), n_tokens=MOST_KEPT, pass_s=MOST_KEPT, n_rounds=MOST_KEPT)
-            decoder._drafting._last[1].observe(done)
+            done = Round(
+                len(CLEAN), n_tokens=MAX_TTL_ROUNDS, pass_s=MAX_TTL_ROUNDS, n_rounds=MAX_TTL_ROUNDS
+            )
+            decoder._speculative._last[1].observe(done)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             found = decoder.generate(CLEAN, draft=draft, draft_type="dflash", **settings)
@@ -283,14 +285,16 @@ def test_a_draw_stops_before_a_row_that_is_not_finite(poisoned: Pair) -> None:
     """The core draws nothing of it and forgets nothing; whoever reads it is told."""
     sequence = start(poisoned)
     last = sequence.prefill(CLEAN[:9]).argmax()
-    greedy, sampled = Drawer(DecodeConfig()), Drawer(DecodeConfig(temperature=1.0, seed=1))
+    greedy, sampled = Sampler(DecodeConfig()), Sampler(DecodeConfig(temperature=1.0, seed=1))
     for drawer in (greedy, sampled):
         sequence.verify([last, BAD])
-        (drawn,) = sequence.engine.choose([drawer.walk(sequence, [*CLEAN[:9], last], 2)])
+        (drawn,) = sequence.engine.sample([drawer.sample_request(sequence, [*CLEAN[:9], last], 2)])
         assert len(drawn) == 1
         sequence.commit(0)
         rows = sequence.verify([BAD, 1, 2])
-        assert sequence.engine.choose([drawer.walk(sequence, [*CLEAN[:9], BAD], 3)]) == [[]]
+        assert sequence.engine.sample([drawer.sample_request(sequence, [*CLEAN[:9], BAD], 3)]) == [
+            []
+        ]
         assert sequence.position == 9
         if drawer is greedy:
             sequence.commit(0)

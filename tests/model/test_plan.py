@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import KINDS
+from checkpoints import CLASSES
 from dflash_gguf.convert.schema import Tensor
 from gguf import GGUFReader
 from gguf_files import edited, make_gguf
@@ -30,7 +30,7 @@ CONFIG = LoadConfig(n_ctx=512, n_ubatch=64, n_threads=1, n_gpu_layers=0, draft_w
 GPU = 24 << 30
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=CLASSES)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return make_pair(tmp_path_factory.mktemp("plan"), request.param)
 
@@ -143,7 +143,7 @@ def test_the_nodes_of_a_pass_follow_from_layers_alone(tmp_path: Path) -> None:
     write_model(path, shape, "x", "q4_k_m", 1, header_only=True)
 
     def nodes(**config: int) -> int:
-        model = Model(str(path), LoadConfig(**config), measure="cuda")
+        model = Model(str(path), LoadConfig(**config), dry_run="cuda")
         return int(Engine(model).info().n_graph_nodes)
 
     n = nodes(n_ctx=8192, n_parallel=16)
@@ -154,7 +154,7 @@ def test_the_nodes_of_a_pass_follow_from_layers_alone(tmp_path: Path) -> None:
 
 def test_a_measured_engine_does_not_run(pair: Pair) -> None:
     engine = Engine(Model(str(pair.target), CONFIG, measure="device"))
-    with pytest.raises(Error, match="only measured"):
+    with pytest.raises(Error, match="is a dry run"):
         Sequence(engine)
 
 
@@ -184,7 +184,7 @@ def test_auto_takes_no_more_than_was_checked_before_loading(
 ) -> None:
     free = room_for(pair, monkeypatch, CONFIG, n_rows)
     with open_decoder(pair, CONFIG) as decoder:
-        drafting, engine = decoder._drafting, decoder.engine
+        drafting, engine = decoder._speculative, decoder.engine
         for wanted in (n_rows, 64, 256):  # as rules come to look at larger trees
             drafting.make_room(wanted, is_needed=False)
         assert engine.max_verify >= n_rows
@@ -207,10 +207,10 @@ def test_a_growth_that_failed_is_not_tried_again(
     with open_decoder(pair, CONFIG) as decoder:
         monkeypatch.setattr(Engine, "reserve_verify", refuse)
         for _ in range(3):
-            decoder._drafting.make_room(64, is_needed=False)
+            decoder._speculative.make_room(64, is_needed=False)
         assert asked == [64]
         with pytest.raises(Error, match="no memory"):
-            decoder._drafting.make_room(64, is_needed=True)
+            decoder._speculative.make_room(64, is_needed=True)
 
 
 def test_the_context_nobody_chose_is_what_fits(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import KINDS
+from checkpoints import CLASSES
 from device import DEVICE
 from dflash_gguf.convert.gguf_header import read_header
 from pairs import Pair, make_pair, open_decoder, random_tokens
@@ -25,7 +25,7 @@ SETTINGS: dict[str, Any] = {"max_tokens": 9, "ignore_eos": True, "temperature": 
 PROMPT = random_tokens(150, seed=4)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CLASSES)
 def test_a_loaded_prefix_gives_the_tokens_of_a_computed_one(tmp_path: Path, kind: str) -> None:
     pair, path = make_pair(tmp_path, kind), tmp_path / "p.dfl"
     with open_decoder(pair) as decoder:
@@ -70,7 +70,7 @@ def refused(decoder: Decoder, path: Path, sentence: str) -> None:
     decoder.reset()
     with pytest.raises(ValueError, match=sentence):
         decoder.load_prefix(path)
-    assert len(decoder._prefixes) == 0
+    assert len(decoder._prefix_cache) == 0
     assert decoder.engine.prefix_bytes == 0
 
 

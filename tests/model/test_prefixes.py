@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoints import KINDS, VOCAB_SIZE
+from checkpoints import CLASSES, VOCAB_SIZE
 from device import DEVICE
 from pairs import N_UBATCH, make_pair, open_decoder, random_tokens
 
@@ -26,7 +26,7 @@ def turns(n: int) -> list[list[int]]:
     return [random_tokens(70 if turn == 0 else 5 + 7 * (turn % 4), seed=turn) for turn in range(n)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CLASSES)
 def test_found_prefixes_give_the_tokens_of_computed_ones(tmp_path: Path, kind: str) -> None:
     """A request five times, a chat of ten turns, its last turn regenerated and edited."""
     pair = make_pair(tmp_path, kind)
@@ -59,7 +59,7 @@ def test_found_prefixes_give_the_tokens_of_computed_ones(tmp_path: Path, kind: s
         assert same(again).n_cached == len(again) - 1
         if not divides:  # where they parted all is kept now, if it was worth it
             third = [*text[: n - 10], *random_tokens(9, seed=78)]
-            parted = n - 10 - n_cached >= prefix_cache.LEAST_BRANCH
+            parted = n - 10 - n_cached >= prefix_cache.MIN_BRANCH
             assert same(third).n_cached == (n - 10 if parted else n_cached)
 
 
@@ -68,12 +68,12 @@ def test_drafts_after_a_hit_are_those_of_a_fresh_sequence(tmp_path: Path, kind: 
     pair = make_pair(tmp_path, kind)
     prompt, longer = random_tokens(140), random_tokens(30, seed=3)
     with open_decoder(pair) as found, open_decoder(pair) as fresh:
-        for store in (found._prefixes, fresh._prefixes):
+        for store in (found._prefix_cache, fresh._prefix_cache):
             assert not len(store)
         found.generate(prompt, **SETTINGS)
         found.generate(random_tokens(20, seed=1), **SETTINGS)
         for tokens in (prompt, [*prompt[:-1], *longer]):
-            begun = found._prefixes.begin(found.sequence, tokens)
+            begun = found._prefix_cache.start(found.sequence, tokens)
             assert begun.n_cached == begun.n_draft_context == len(prompt) - 1
             fresh.sequence.reset()
             rows = [
@@ -217,7 +217,7 @@ def test_any_use_stays_below_the_limit_and_leaks_nothing(
     pair = make_pair(tmp_path, kind)
     rng = np.random.default_rng(n_bytes)
     with open_decoder(pair, 3, n_bytes=n_bytes) as many, open_decoder(pair, n_bytes=0) as alone:
-        store, engine = many._prefixes, many.engine
+        store, engine = many._prefix_cache, many.engine
         texts = [random_tokens(30, seed=i) for i in range(3)]
         n_cached = n_spilled = 0
         for _ in range(30):
@@ -231,7 +231,7 @@ def test_any_use_stays_below_the_limit_and_leaks_nothing(
                 n_cached += result.n_cached
                 texts = [*texts, [*prompt, *result.tokens][:150]][-8:]
             assert engine.prefix_bytes <= n_bytes
-            n_spilled += any(prefix.wanted_cells(prefix.n_tokens) > 64 for prefix in store)
+            n_spilled += any(prefix.cells_needed(prefix.n_tokens) > 64 for prefix in store)
         assert n_cached > 100 or n_bytes < 1_000_000
         assert n_cached == 0 or n_bytes > 0
         assert n_spilled > 0 or n_bytes < 1_000_000
@@ -247,25 +247,25 @@ def test_rows_that_two_sequences_kept_are_idle_when_both_are_gone(
         engine, first = decoder.engine, decoder.sequence
         second = Sequence(engine)
         first.prefill(random_tokens(200)).argmax()
-        common = first.keep()
-        second.adopt(common, 200)
+        common = first.snapshot()
+        second.attach(common, 200)
         common.close()
-        kept = [one.keep() for one in (first, second)]
+        kept = [one.snapshot() for one in (first, second)]
         for one in (first, second):
             one.reset()
         assert engine.n_free_cells == 512 - 192
-        assert not engine.spill(512, 0)
-        assert engine.spill(512, 1 << 30, kept[0])
+        assert not engine.offload(512, 0)
+        assert engine.offload(512, 1 << 30, kept[0])
         assert engine.n_free_cells == 512 - 192
-        assert engine.spill(64, 1 << 30)
+        assert engine.offload(64, 1 << 30)
         assert engine.n_free_cells == 512 - 128
-        assert [prefix.wanted_cells(192) for prefix in kept] == [64, 64]
-        assert engine.spill(512, 1 << 30)
+        assert [prefix.cells_needed(192) for prefix in kept] == [64, 64]
+        assert engine.offload(512, 1 << 30)
         assert engine.n_free_cells == 512
         n_bytes = engine.prefix_bytes
         kept[1].close()
         assert 0 < engine.prefix_bytes <= n_bytes
-        first.adopt(kept[0], 200)
+        first.attach(kept[0], 200)
         assert np.isfinite(first.decode(5).logits()).all()
         for one in (kept[0], first, second):
             one.close()
@@ -278,16 +278,16 @@ def test_of_rows_in_cells_the_longest_unused_go_first(tmp_path: Path) -> None:
         kept = []
         for seed in range(3):
             sequence.prefill(random_tokens(128, seed=seed)).argmax()
-            kept.append(sequence.keep())
+            kept.append(sequence.snapshot())
             sequence.reset()
-        sequence.adopt(kept[0], 64)  # of it the first page alone
+        sequence.attach(kept[0], 64)  # of it the first page alone
         sequence.reset()
 
         def moved() -> list[int]:
-            return [prefix.wanted_cells(128) for prefix in kept]
+            return [prefix.cells_needed(128) for prefix in kept]
 
         for expected in ([64, 0, 0], [64, 64, 0], [64, 128, 0], [64, 128, 64], [64, 128, 128]):
-            assert engine.spill(1, 1 << 30)
+            assert engine.offload(1, 1 << 30)
             assert moved() == expected
         for prefix in kept:
             prefix.close()

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoints import KINDS, VOCAB_SIZE
+from checkpoints import CLASSES, KINDS, VOCAB_SIZE
 from device import DEVICE
 from gguf_files import make_gguf
 from numpy.typing import NDArray
@@ -134,7 +134,7 @@ def check_everything(path: Path, cache_type: str, n_threads: int, seed: int) -> 
 
 
 @pytest.mark.parametrize("cache_type", CACHE_TYPES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CLASSES)
 def test_rows_are_plain_steps(models: Any, kind: str, cache_type: str) -> None:
     seed = 16 * KINDS.index(kind) + CACHE_TYPES.index(cache_type)
     check_everything(models(kind), cache_type, 1 + seed % 4, seed)

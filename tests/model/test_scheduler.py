@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoints import KINDS, VOCAB_SIZE
+from checkpoints import CLASSES, VOCAB_SIZE
 from device import DEVICE
 from pairs import Pair, make_pair, open_decoder, random_tokens
 from schedules import built_anew, play
@@ -22,10 +22,10 @@ from dflash_gguf.config import LoadConfig
 from dflash_gguf.decoder import Decoder
 from dflash_gguf.engine import jobs
 from dflash_gguf.engine.jobs import Job
-from dflash_gguf.engine.prefill_budget import Pace
-from dflash_gguf.kv_cache.prefix_cache import Prefixes
-from dflash_gguf.native import Error, Item
-from dflash_gguf.speculative.controller import Auto, Rule
+from dflash_gguf.engine.prefill_budget import PrefillBudget
+from dflash_gguf.kv_cache.prefix_cache import PrefixCache
+from dflash_gguf.native import BatchEntry, Error
+from dflash_gguf.speculative.controller import AutoController, Controller
 from dflash_gguf.speculative.cost_model import Round
 from dflash_gguf.speculative.proposers import dflash
 from dflash_gguf.stream import Stream
@@ -57,7 +57,7 @@ def settings_of(i: int) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CLASSES)
 def test_a_batch_has_the_answers_of_its_prompts(tmp_path: Path, kind: str) -> None:
     pair = make_pair(tmp_path, kind)
     prompts = [random_tokens(3 + 5 * i, seed=i) for i in range(6)] + [random_tokens(9)] * 6
@@ -102,7 +102,7 @@ class Use:
             "temperature": 0.8 * self.below(2),
             "seed": self.below(100),
             "ignore_eos": True,
-            **self.way_to_draw(),
+            **self.sampling_class_of(),
         }
         stop: list[bool] = []
         draft = DRAFTS[self.below(4)]
@@ -112,7 +112,7 @@ class Use:
         stream.stop = stop  # type: ignore[attr-defined]
         self.streams[stream] = (prompt, [], settings)
 
-    def way_to_draw(self) -> dict[str, Any]:
+    def sampling_class_of(self) -> dict[str, Any]:
         """Cuts, penalties and biases, a third of them each."""
         ways: list[dict[str, Any]] = [
             {"top_k": (0, 3, 300)[self.below(3)]},
@@ -173,7 +173,7 @@ class Use:
 @pytest.mark.parametrize("seed", range(2))
 def test_random_use(pair: Pair, alone: Decoder, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """A pool (256 cells) that six outgrow: joins, leaves, cancels, interruptions, slow readers."""
-    monkeypatch.setattr(jobs, "MOST_UNREAD", 24)
+    monkeypatch.setattr(jobs, "MAX_UNREAD_TOKENS", 24)
     with open_decoder(pair, 6, n_ctx=128) as many:
         use = Use(many, alone, seed)
         scheduler, happened = many._scheduler, Counter[str]()
@@ -181,7 +181,7 @@ def test_random_use(pair: Pair, alone: Decoder, monkeypatch: pytest.MonkeyPatch,
         def interrupted(name: str, call: Any) -> Any:
             def calls(*args: Any) -> Any:
                 happened[name] += 1
-                happened["pauses"] += any(job.pauses for job in scheduler.running)
+                happened["pauses"] += any(job.is_throttled for job in scheduler.running)
                 way = use.below(80)
                 if way == 0:
                     raise KeyboardInterrupt
@@ -193,7 +193,7 @@ def test_random_use(pair: Pair, alone: Decoder, monkeypatch: pytest.MonkeyPatch,
             return calls
 
         monkeypatch.setattr(many.engine, "commit", interrupted("commits", many.engine.commit))
-        monkeypatch.setattr(many.engine, "choose", interrupted("draws", many.engine.choose))
+        monkeypatch.setattr(many.engine, "choose", interrupted("draws", many.engine.sample))
         monkeypatch.setattr(many.engine, "run", interrupted("rounds", many.engine.run))
         preempt = scheduler._preempt
         monkeypatch.setattr(
@@ -241,13 +241,13 @@ def test_many_rounds_leave_what_a_prefill_does(tmp_path: Path, kind: str) -> Non
         for stream in streams:
             job = stream._job
             assert stream.result().rounds >= N_ROUNDS
-            rest, last = job.history[: job.held.position], job.history[-1]
-            rows = fresh.engine.run([Item(fresh.sequence, rest)])
+            rest, last = job.history[: job.sequence.position], job.history[-1]
+            rows = fresh.engine.run([BatchEntry(fresh.sequence, rest)])
             assert np.isfinite(rows[0].logits()).all()
-            found, expected = (x.draft(last, 5, 8) for x in (job.held, fresh.sequence))
+            found, expected = (x.draft(last, 5, 8) for x in (job.sequence, fresh.sequence))
             for one, two in zip(found, expected, strict=True):
                 np.testing.assert_array_equal(one, two)
-            row, alone = (x.decode(last).logits() for x in (job.held, fresh.sequence))
+            row, alone = (x.decode(last).logits() for x in (job.sequence, fresh.sequence))
             np.testing.assert_array_equal(row, alone)
             fresh.sequence.reset()
 
@@ -294,7 +294,10 @@ def test_prompts_that_hold_all_cells_come_further(pair: Pair) -> None:
     The first one is cut early, where a turn ends, so the second begins beside it, and neither comes
     to the end of a page by whole pieces.
     """
-    prompts = [ChatPrompt(random_tokens(500, seed=1), None, turns=[5]), random_tokens(300, seed=2)]
+    prompts = [
+        ChatPrompt(random_tokens(500, seed=1), None, turn_boundaries=[5]),
+        random_tokens(300, seed=2),
+    ]
     settings = {"max_tokens": 4, "ignore_eos": True}
     with open_decoder(pair, 1) as one:
         expected = [one.generate(prompt, draft="none", **settings).tokens for prompt in prompts]
@@ -306,7 +309,9 @@ def test_prompts_that_hold_all_cells_come_further(pair: Pair) -> None:
             if all(job.is_over for job in jobs):
                 break
             scheduler.round(next(job for job in jobs if not job.is_over))
-            held = [job for job in scheduler.running if not job.decodes and job.held.position]
+            held = [
+                job for job in scheduler.running if not job.is_decoding and job.sequence.position
+            ]
             held_all += len(held) == 2 and many.engine.n_free_cells == 0
         assert held_all > 0
         assert all(job.is_over for job in jobs)
@@ -340,11 +345,11 @@ def test_a_reader_that_is_behind_keeps_its_place(pair: Pair) -> None:
         slow, fast = many.stream([1, 2], **slow_settings), many.stream([3], **slow_settings)
         next(slow)
         assert sum(len(step.tokens) for step in fast) == 400
-        held = many._scheduler.running[0].held.position
+        held = many._scheduler.running[0].sequence.position
         assert 256 <= held <= 260
         third = many.generate([5, 6, 7], **{**slow_settings, "max_tokens": 20})
         assert third.tokens == one.generate([5, 6, 7], **slow_settings).tokens[:20]
-        assert many._scheduler.running[0].held.position == held
+        assert many._scheduler.running[0].sequence.position == held
         rest = tuple(token for step in slow for token in step.tokens)
         assert slow.result().tokens[1:] == rest
         assert slow.result().tokens == one.generate([1, 2], **slow_settings).tokens
@@ -453,14 +458,14 @@ def test_the_largest_changes_of_logits(alone: Decoder, settings: Any) -> None:
 
 
 def test_what_fails_to_begin_tells_why(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    begin = Prefixes.begin
+    begin = PrefixCache.start
 
     def fail_once(*_args: Any, **_settings: Any) -> Any:
-        monkeypatch.setattr(Prefixes, "begin", begin)
+        monkeypatch.setattr(PrefixCache, "begin", begin)
         raise Error("the cache is broken")
 
     with open_decoder(pair, 2) as many:
-        monkeypatch.setattr(Prefixes, "begin", fail_once)
+        monkeypatch.setattr(PrefixCache, "begin", fail_once)
         with pytest.raises(Error, match="the cache is broken"):
             many.generate([1, 2, 3], max_tokens=2)
         assert len(many.generate([1, 2, 3], max_tokens=2, ignore_eos=True).tokens) == 2
@@ -469,13 +474,13 @@ def test_what_fails_to_begin_tells_why(pair: Pair, monkeypatch: pytest.MonkeyPat
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> list[Round]:
     """What rules of `auto` hear of."""
-    rounds, observe = list[Round](), Auto.observe
+    rounds, observe = list[Round](), AutoController.observe
 
-    def hear(rule: Auto, done: Round) -> None:
+    def hear(controller: AutoController, done: Round) -> None:
         rounds.append(done)
-        observe(rule, done)
+        observe(controller, done)
 
-    monkeypatch.setattr(Auto, "observe", hear)
+    monkeypatch.setattr(AutoController, "observe", hear)
     return rounds
 
 
@@ -495,20 +500,22 @@ def test_auto_learns_beside_answers_of_other_settings(
         for _ in answer:
             pass
         n_rounds = answer.result().rounds
-        theirs = [done for done in heard if done.n_others == 1 and done.n_sequences == 2]
+        theirs = [done for done in heard if done.n_undrafted == 1 and done.n_sequences == 2]
         if settings != {"draft_max": 2}:
             assert sum(done.n_rounds for done in theirs) == n_rounds
-        is_alone = [not done.is_shared for done in theirs]
+        is_alone = [not done.is_timing_shared for done in theirs]
         assert all(is_alone) if settings == {"draft": "none"} else not all(is_alone)
         assert settings == {"draft": "chain"} or any(is_alone)
-        assert many._drafting.known.costs.knows_plain_of(2) == any(is_alone)
+        assert many._speculative.known.costs.knows_plain_of(2) == any(is_alone)
         other.close()
 
 
 def test_a_decision_ends_while_a_prompt_comes_in(
     pair: Pair, heard: list[Round], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Pace, "chunk", lambda *_: 16)  # in every round, however long it takes
+    monkeypatch.setattr(
+        PrefillBudget, "chunk", lambda *_: 16
+    )  # in every round, however long it takes
     with open_decoder(pair, 2, n_ctx=4096, n_ubatch=16) as many:
         many.generate([1, 2], max_tokens=100, **AUTO)
         answer = many.stream([1, 2], max_tokens=400, **AUTO)
@@ -516,7 +523,7 @@ def test_a_decision_ends_while_a_prompt_comes_in(
         heard.clear()
         long = many.stream(random_tokens(2000), max_tokens=3, **AUTO)
         next(long)
-        shared = [done for done in heard if done.is_shared]
+        shared = [done for done in heard if done.is_timing_shared]
         assert sum(done.n_rounds for done in shared) > 20
         # A look that cannot say what it costs is not repeated for that.
         assert sum(done.n_positions > 0 for done in shared) < len(shared) / 2
@@ -537,24 +544,24 @@ def test_drafts_are_filed_under_the_rows_that_they_had(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some answers are nearly over, and need fewer candidates than others or none."""
-    heard, rows, draft_all = list[Round](), list[int](), dflash.draft_all
+    heard, rows, draft_for_all = list[Round](), list[int](), dflash.draft_for_all
 
     def drafts(requests: Any, widths: Any) -> Any:
         rows.append(sum(request.n_positions + 1 for request in requests))
-        return draft_all(requests, widths)
+        return draft_for_all(requests, widths)
 
-    monkeypatch.setattr(dflash, "draft_all", drafts)
-    monkeypatch.setattr(Rule, "observe", lambda _, done: heard.append(done))
+    monkeypatch.setattr(dflash, "draft_for_all", drafts)
+    monkeypatch.setattr(Controller, "observe", lambda _, done: heard.append(done))
     with open_decoder(pair, 4) as many:
         lengths, prompts = [30, 6, 6, 9, 8, 5, 7, 6], [[i] for i in range(8)]
         many.generate_batch(prompts, max_tokens=lengths, draft="chain", ignore_eos=True)
     assert [done.n_draft_rows for done in heard if done.n_positions] == rows
-    assert any(done.n_spared for done in heard)
+    assert any(done.n_draft_rows_saved for done in heard)
 
 
 def test_a_batch_keeps_all_slots_busy(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also with more prompts than slots, and answers longer than a reader may be behind."""
-    monkeypatch.setattr(jobs, "MOST_UNREAD", 8)
+    monkeypatch.setattr(jobs, "MAX_UNREAD_TOKENS", 8)
     with open_decoder(pair, 3) as many:
         before, done = many.engine.n_passes, list[int]()
         many.generate_batch(
@@ -656,7 +663,7 @@ def test_an_interrupted_batch_leaves_no_answer(pair: Pair) -> None:
                 [[i + 1] for i in range(9)], max_tokens=[3, 4, *[30] * 7], progress=stop
             )
         assert not many._scheduler._jobs
-        assert len(many._scheduler._free) == len(many._scheduler._timelines)
+        assert len(many._scheduler._free) == len(many._scheduler._sequences)
 
 
 def test_logits_take_the_room_of_what_is_merely_kept(pair: Pair) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from checkpoints import KINDS
+from checkpoints import CLASSES
 from dflash_gguf.convert.compare import check
 from dflash_gguf.convert.errors import ConvertError
 from dflash_gguf.convert.gguf_header import read_parts as read_headers
@@ -34,7 +34,7 @@ def open_model(path: Path, **settings: bool) -> Model:
     return Model(str(path), LoadConfig(n_ctx=64, n_threads=1, n_gpu_layers=0, **settings))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CLASSES)
 @pytest.mark.parametrize("sizes", [THREE, NONE_IN_FIRST])
 def test_logits_are_those_of_the_whole_file(
     tiny_gguf: Callable[[str], Path], tmp_path: Path, kind: str, sizes: tuple[int, ...]

@@ -11,7 +11,7 @@ from stepwise import Stepwise
 
 from dflash_gguf.config import DecodeConfig
 from dflash_gguf.decoder import Decoder
-from dflash_gguf.sampling.noise import Sampler
+from dflash_gguf.sampling.noise import DraftScorer
 from dflash_gguf.speculative.proposers.proposer import Proposer, Request
 from dflash_gguf.speculative.tree import Tree
 
@@ -23,7 +23,7 @@ class Timeline:
 
 
 def ask(proposer: Proposer, texts: list[list[int]], timelines: list[Timeline]) -> list[Tree | None]:
-    sampler = Sampler(DecodeConfig())
+    sampler = DraftScorer(DecodeConfig())
     return proposer.propose(
         [
             Request(timeline, text, sampler, 99, 99, n_positions=4, n_nodes=9)
@@ -70,7 +70,7 @@ def test_it_drafts_from_the_present_prompt_alone(tmp_path: Path, kind: str) -> N
             found = super().propose(requests)
             for request, tree in zip(requests, found, strict=True):
                 assert tree is not None
-                proposed.append((list(request.seen), tree))
+                proposed.append((list(request.history), tree))
             return found
 
     with Decoder(open_pair(make_pair(tmp_path, kind, block_size=8)), None) as decoder:
@@ -81,7 +81,7 @@ def test_it_drafts_from_the_present_prompt_alone(tmp_path: Path, kind: str) -> N
         for draft in ("tree", "auto"):
             for prompt in prompts:
                 plain = decoder.generate(prompt, draft="none", max_tokens=20)
-                decoder._drafting.proposers = [proposer]
+                decoder._speculative.proposers = [proposer]
                 found = decoder.generate(prompt, draft=draft, max_tokens=20)
                 assert found.tokens == plain.tokens
                 assert proposer.state.position(decoder.sequence) <= len(prompt) + 20
@@ -89,6 +89,6 @@ def test_it_drafts_from_the_present_prompt_alone(tmp_path: Path, kind: str) -> N
     assert len(proposed) > 50
     for seen, tree in proposed:
         fresh = Stepwise(n_vocab)
-        request = Request(Timeline(), seen, Sampler(DecodeConfig()), 99, 99)
+        request = Request(Timeline(), seen, DraftScorer(DecodeConfig()), 99, 99)
         request.n_positions, request.n_nodes = max(tree.depths), len(tree) - 1
         assert fresh.propose([request]) == [tree]

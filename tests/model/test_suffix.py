@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import KINDS
+from checkpoints import CLASSES
 from half_right import HalfRight
 from pairs import make_pair, open_pair, random_tokens
 
 from dflash_gguf.config import DecodeConfig, LoadConfig
 from dflash_gguf.decoder import Decoder
 from dflash_gguf.native import Engine, Model, Sequence
-from dflash_gguf.sampling.noise import Sampler
+from dflash_gguf.sampling.noise import DraftScorer
 from dflash_gguf.speculative.proposers.proposer import Request
 
 
@@ -23,7 +23,7 @@ class Timeline:
 
 
 def request_of(seen: list[int], sequence: Any = None) -> Request:
-    sampler = Sampler(DecodeConfig())
+    sampler = DraftScorer(DecodeConfig())
     sequence = sequence or Timeline()
     return Request(sequence, seen, sampler, n_left=99, n_room=99, n_positions=9, n_nodes=9)
 
@@ -36,13 +36,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CLASSES)
 def test_copies_give_the_tokens_of_plain_decoding(tmp_path: Path, kind: str, name: str) -> None:
     """Alone and merged with candidates that are half right; new prompts and found prefixes."""
     config = {"max_tokens": 40, **SETTINGS[name]}
     pair = make_pair(tmp_path, kind, block_size=16)
     with Decoder(open_pair(pair, draft_window=30), None) as decoder:
-        (copy,) = (x for x in decoder._drafting.proposers if x.name == "copy")
+        (copy,) = (x for x in decoder._speculative.proposers if x.name == "copy")
         prompt = random_tokens(30)
         n_copied = 0
         for number in range(3):
@@ -55,7 +55,7 @@ def test_copies_give_the_tokens_of_plain_decoding(tmp_path: Path, kind: str, nam
                 rank=lambda i: i // 4 % 2,
                 n_vocab=decoder.model.n_vocab,
             )
-            decoder._drafting.proposers = [copy, half]
+            decoder._speculative.proposers = [copy, half]
             # The answer stands in the text, but for a token here and there.
             spoilt = [t if i % 9 else t + 1 for i, t in enumerate(plain.tokens)]
             for draft, types in (

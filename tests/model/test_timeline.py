@@ -53,7 +53,7 @@ def test_an_open_verify_is_closed(tiny_gguf: Tiny, kind: str) -> None:
         np.testing.assert_allclose(row, expected, atol=1e-4)
     sequence.verify([1, 2, 3])
     with pytest.raises(Error, match="a verify of 3 rows waits for its commit"):
-        sequence.keep()
+        sequence.snapshot()
     sequence.truncate(40)  # not committed
     assert sequence.position == 40
     sequence.decode(1)
@@ -84,14 +84,14 @@ def test_a_callback_cannot_go_back(tiny_gguf: Tiny) -> None:
     sequence = start(tiny_gguf("qwen35"))
     prefix = start(tiny_gguf("qwen35"))
     prefix.prefill(PROMPT)
-    kept = prefix.keep()
+    kept = prefix.snapshot()
 
     def progress(_done: int, _total: int) -> None:
         for call in (
             sequence.reset,
-            sequence.keep,
+            sequence.snapshot,
             lambda: sequence.truncate(0),
-            lambda: sequence.adopt(kept, 40),
+            lambda: sequence.attach(kept, 40),
         ):
             with pytest.raises(Error, match="the engine is busy: an earlier call of it has not"):
                 call()
@@ -104,17 +104,17 @@ def test_what_waits_for_the_drafter_gives_way_to_a_prefix(tmp_path: Path) -> Non
     pair = make_pair(tmp_path, "llama")
     sequence, fresh = open_pair(pair), open_pair(pair)
     sequence.prefill(PROMPT)
-    kept = sequence.keep()
+    kept = sequence.snapshot()
     sequence.reset()
     for token in PROMPT:
         sequence.decode(token)  # the drafter takes all of these in when it is asked
-    sequence.adopt(kept, 39)
+    sequence.attach(kept, 39)
     fresh.prefill(PROMPT[:39])
     for found, expected in zip(
         sequence.draft(PROMPT[39], 3, 5), fresh.draft(PROMPT[39], 3, 5), strict=True
     ):
         np.testing.assert_allclose(found, expected, atol=1e-4)
-    sequence.keep()
+    sequence.snapshot()
     sequence.reset()
     assert sequence.position == 0
 
@@ -157,7 +157,7 @@ def n_common(tokens: list[int], prompt: list[int]) -> int:
     return next((i for i, (a, b) in enumerate(pairs) if a != b), most)
 
 
-class Walk:
+class SampleRequest:
     """Calls in a random order, with the timeline as they should leave it."""
 
     def __init__(self, pair: Pair, seed: int) -> None:
@@ -203,12 +203,12 @@ class Walk:
         else:
             # Rows that were never read may be spoiled by what came after: then they are run again.
             assert there == common
-        divides = self.sequence.engine.divides_prefixes
+        divides = self.sequence.engine.partial_prefix_ok
         for tokens, prefix in self.kept:
             n = n_common(tokens, prompt)
             if n > there and (divides or n == len(tokens)):
                 self.sequence.reset()
-                self.sequence.adopt(prefix, n)
+                self.sequence.attach(prefix, n)
                 there = n
                 self.n_adopted += 1
         self.n_back += 0 < there < len(self.timeline)
@@ -216,7 +216,7 @@ class Walk:
 
     def keep(self) -> None:
         if self.timeline:
-            self.kept = [*self.kept, (list(self.timeline), self.sequence.keep())][-4:]
+            self.kept = [*self.kept, (list(self.timeline), self.sequence.snapshot())][-4:]
 
     def ask(self) -> None:
         prompt = self.prompt()
@@ -273,7 +273,7 @@ class Walk:
 
 @pytest.mark.parametrize("seed", range(N_WALKS))
 def test_any_walk_leaves_what_a_fresh_sequence_has(pair: Pair, seed: int) -> None:
-    walk = Walk(pair, seed)
+    walk = SampleRequest(pair, seed)
     walk.run(120)
     assert walk.n_adopted > 3
     assert walk.n_back > 3

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from chains import run_round
-from checkpoints import KINDS, VOCAB_SIZE
+from checkpoints import CLASSES, VOCAB_SIZE
 from gguf_files import make_gguf
 from pairs import Pair, load_target, make_pair, open_pair, random_tokens
 from trees import bushy, comb, cousins, deep, path_to, scattered, serial_logits, star, tokens_for
@@ -47,7 +47,7 @@ def shapes(random: np.random.Generator) -> list[list[int]]:
     ]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CLASSES)
 def test_a_node_sees_its_path_and_nothing_else(pair_of: Callable[[str], Pair], kind: str) -> None:
     """Over one timeline, which goes on along a random path of each tree."""
     random = np.random.default_rng(3)
@@ -147,7 +147,7 @@ def test_what_is_no_tree_and_no_path_is_refused_by_name(pair_of: Callable[[str],
         sequence.verify_tree([1] * 21, star(21))
     with pytest.raises(Error, match="token id 421 is outside the vocabulary of 421"):
         sequence.verify_tree([1, 421], [-1, 0])
-    with pytest.raises(Error, match="a path of 1 nodes, the open verify has 0"):
+    with pytest.raises(Error, match="a path of 1 nodes, the pending verify has 0"):
         sequence.commit_path([0])
 
     sequence.verify_tree([1, 2, 3, 4], [-1, 0, 0, 2])
@@ -155,9 +155,9 @@ def test_what_is_no_tree_and_no_path_is_refused_by_name(pair_of: Callable[[str],
         ([1, 3], "the path begins with node 1, expected the root"),
         ([0, 1, 3], "the path goes from node 1 to node 3, whose parent is 2"),
         ([0, 0], "the path goes from node 0 to node 0, whose parent is -1"),
-        ([0, 4], "node 4 of the path: the open verify has nodes 0 to 3"),
+        ([0, 4], "node 4 of the path: the pending verify has nodes 0 to 3"),
         ([0, -1], "node -1 of the path"),
-        ([0, 2, 3, 3, 3], "a path of 5 nodes, the open verify has 4"),
+        ([0, 2, 3, 3, 3], "a path of 5 nodes, the pending verify has 4"),
     ):
         with pytest.raises(Error, match=message):
             sequence.commit_path(path)
@@ -166,7 +166,7 @@ def test_what_is_no_tree_and_no_path_is_refused_by_name(pair_of: Callable[[str],
     with pytest.raises(Error, match="a verify of 4 rows waits for its commit"):
         sequence.engine.reserve_verify(30)
     sequence.commit_path([0, 2])
-    with pytest.raises(Error, match="a path of 1 nodes, the open verify has 0"):
+    with pytest.raises(Error, match="a path of 1 nodes, the pending verify has 0"):
         sequence.commit_path([0])
     assert sequence.position == 22
 

@@ -21,7 +21,7 @@ from trees import path_to, scattered
 
 from dflash_gguf.config import LoadConfig
 from dflash_gguf.decoder import Decoder
-from dflash_gguf.native import Drafter, Engine, Error, Item, Model, Prefix, Sequence
+from dflash_gguf.native import BatchEntry, Drafter, Engine, Error, Model, Prefix, Sequence
 
 pytestmark = pytest.mark.skipif(DEVICE is not None, reason="the same bits are the CPU's")
 
@@ -49,7 +49,7 @@ def engine_of(path: Path, n_parallel: int = 1, **settings: Any) -> Engine:
 
 
 def forgets(engine: Engine) -> bool:
-    return not engine.divides_prefixes
+    return not engine.partial_prefix_ok
 
 
 def both(path: Path) -> Iterator[Sequence]:
@@ -74,7 +74,7 @@ def test_memory_of_windows_does_not_grow(tiny_gguf: Tiny, kind: str) -> None:
         sequence.prefill(TEXT[: 11 * 64 + 6]).argmax()
         # A prefix copies a window less one, from the beginning of a page on; of layers that see all
         # what is in the last page.
-        assert sequence.cost_of_keeping() == ROW * (sliding * (7 + 63) + full * 6)
+        assert sequence.snapshot_bytes() == ROW * (sliding * (7 + 63) + full * 6)
     assert engine_of(path, n_ctx=512).bytes_of("kv") == ROW * (full + sliding) * 512
     many = engine_of(path, 4, n_ctx=65536)
     assert many.bytes_of("kv") == ROW * (full * 65536 + sliding * 1280)
@@ -129,14 +129,14 @@ def test_ways_back(tiny_gguf: Tiny, kind: str) -> None:
     def ask(prompt: list[int], there: int, kept: Prefix | None = None) -> Prefix:
         if kept is not None:
             sequence.reset()
-            sequence.adopt(kept, there)
+            sequence.attach(kept, there)
         else:
             assert go_back(sequence, prompt) == there
         keeping.reset()
         keeping.prefill(prompt[:-1])
         if there < len(prompt) - 1:
             sequence.prefill(prompt[there:-1])
-        kept = sequence.keep()
+        kept = sequence.snapshot()
         found, expected = (x.prefill(prompt[-1:]).logits() for x in (sequence, keeping))
         np.testing.assert_array_equal(found, expected)
         return kept
@@ -176,10 +176,10 @@ def test_a_prefix_is_the_same_whatever_passes_came_to_it(tiny_gguf: Tiny, kind: 
         sequence.reset()
         for first, end in pairwise(cuts):
             sequence.prefill(prompt[first:end])
-        kept = sequence.keep()
+        kept = sequence.snapshot()
         answer(sequence, 150)
         sequence.reset()
-        sequence.adopt(kept, 332)
+        sequence.attach(kept, 332)
         np.testing.assert_array_equal(sequence.decode(prompt[-1]).logits(), expected)
     keeping.prefill(TEXT[400:420])
     expected = keeping.decode(9).logits()
@@ -189,12 +189,12 @@ def test_a_prefix_is_the_same_whatever_passes_came_to_it(tiny_gguf: Tiny, kind: 
     sequence.commit(13)
     sequence.verify([*TEXT[400:420], 3, 4])
     sequence.commit(20)
-    kept = sequence.keep()
+    kept = sequence.snapshot()
     for _ in range(20):  # and far beyond
         sequence.verify(TEXT[:16])
         sequence.commit(16)
     sequence.reset()
-    sequence.adopt(kept, 353)
+    sequence.attach(kept, 353)
     np.testing.assert_array_equal(sequence.decode(9).logits(), expected)
 
 
@@ -251,7 +251,7 @@ def test_a_row_that_was_not_read_does_not_lead_to_rows_that_are_gone(tiny_gguf: 
     engine = engine_of(tiny_gguf("gpt-oss"), 2, n_ubatch=256)
     a, b = Sequence(engine), Sequence(engine)
     a.prefill(TEXT[:700]).argmax()
-    engine.run([Item(a, TEXT[700:950], n_to_come=1)])
+    engine.run([BatchEntry(a, TEXT[700:950], n_remaining=1)])
     b.prefill(TEXT[:3])  # takes the rows of the other's pass
     with pytest.raises(
         Error, match=r"from 950 tokens to .* at the earliest, .* not to position 949"
@@ -303,7 +303,9 @@ class Beside:
             if not verifies and n > room:
                 continue
             left, room = (left - n, room) if verifies else (left, room - n)
-            items.append(Item(self.sequences[i], new, verifies, parents if verifies else None))
+            items.append(
+                BatchEntry(self.sequences[i], new, verifies, parents if verifies else None)
+            )
             what.append((i, new, parents if verifies else None))
         paths = []
         for (i, new, parents), rows in zip(what, self.engine.run(items), strict=True):
@@ -371,11 +373,11 @@ def test_sixteen_of_them_with_layers_that_all_slide(tiny_gguf: Tiny, tmp_path: P
     for i, sequence in enumerate(sequences):
         sequence.prefill(random_tokens(140 + i, seed=i)).argmax()
     for size in (16, 15, 1, 16):
-        engine.run([Item(x, [1] * size, verifies=True) for x in sequences[:15]])
-        rows = engine.run([Item(sequences[15], [2] * 4)])
+        engine.run([BatchEntry(x, [1] * size, is_verify=True) for x in sequences[:15]])
+        rows = engine.run([BatchEntry(sequences[15], [2] * 4)])
         rows[0].argmax()
         engine.commit([(x, size) for x in sequences[:15]])
-    engine.run([Item(x, [3] * 4) for x in sequences])
+    engine.run([BatchEntry(x, [3] * 4) for x in sequences])
     alone = Sequence(Engine(Model(str(path), config)))
     alone.prefill(random_tokens(143, seed=3) + [1] * 48 + [3] * 4)
     np.testing.assert_array_equal(sequences[3].decode(9).logits(), alone.decode(9).logits())

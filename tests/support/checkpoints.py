@@ -28,6 +28,12 @@ ARCHITECTURES = (
     *("llama", "qwen3", "qwen3moe", "qwen35", "qwen35moe", "qwen3next", "gpt-oss", "gemma4"),
 )
 KINDS = (*ARCHITECTURES, "gemma4moe", "gemma4e")
+CLASSES = ("llama", "qwen35moe", "gpt-oss", "gemma4e")
+"""One kind of each class: dense; recurrent with experts; windows with sinks; shared K/V.
+
+Tests of what depends on these properties alone take them. Logits against transformers, the law,
+conversion and metadata keys are tested with all KINDS.
+"""
 VOCAB_SIZE = 421  # more than the tokenizer holds, and no multiple of 32
 
 # The split patterns that llama.cpp applies for these names, as the models' tokenizer.json has them.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import dflash_gguf
-from dflash_gguf.sampling.sampler import Drawer
+from dflash_gguf.sampling.sampler import Sampler
 
 
 def margins_at_differences(
@@ -50,5 +50,5 @@ def _margin(
 ) -> float:
     """How clearly the token after `tokens` wins, in logits."""
     row = decoder.logits(tokens)[-1]
-    margin = Drawer(config).choose(row, tokens, len(tokens)).margin
+    margin = Sampler(config).sample(row, tokens, len(tokens)).margin
     return margin * (config.temperature or 1.0)

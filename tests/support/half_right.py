@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from dflash_gguf.sampling.noise import Sampler
-from dflash_gguf.speculative.ddtree import Candidates, chain, grow
-from dflash_gguf.speculative.proposers.proposer import BRIEF, CHAIN, SPINE, Request
+from dflash_gguf.sampling.noise import DraftScorer
+from dflash_gguf.speculative.ddtree import PositionCandidates, best_first_tree, chain
+from dflash_gguf.speculative.proposers.proposer import CHAIN, MAIN_CHAIN, TOP1, Request
 from dflash_gguf.speculative.tree import Tree
 
 
@@ -20,7 +20,7 @@ class HalfRight:
     """
 
     name = "half right"
-    is_free = False
+    needs_forward = True
     state = None
 
     def __init__(
@@ -47,13 +47,13 @@ class HalfRight:
         return [self._tree(request) for request in requests]
 
     def _tree(self, request: Request) -> Tree:
-        candidates = self._candidates(len(request.seen) - self._n_prompt, request.n_positions)
-        root, n = request.seen[-1], request.n_nodes
-        if request.shape in (BRIEF, CHAIN):
+        candidates = self._candidates(len(request.history) - self._n_prompt, request.n_positions)
+        root, n = request.history[-1], request.n_nodes
+        if request.shape in (TOP1, CHAIN):
             return chain(root, candidates, n)
-        return grow(root, candidates, n, spine=request.shape == SPINE)
+        return best_first_tree(root, candidates, n, main_chain=request.shape == MAIN_CHAIN)
 
-    def _candidates(self, start: int, n: int) -> Candidates:
+    def _candidates(self, start: int, n: int) -> PositionCandidates:
         path = (self._tokens[start : start + n] + [7] * n)[:n]
         wrong = self._wrong(self._n_rounds)
         self._n_rounds += 1
@@ -61,13 +61,13 @@ class HalfRight:
         for depth, token in enumerate(path):
             first = token - self._rank(start + depth) if depth != wrong else token + 1
             tokens[depth] = (first + np.arange(self._width)) % self._n_vocab
-        chances = np.log(0.9 / self._width - 0.01 * np.arange(self._width) / self._width)
-        return Candidates(tokens, np.tile(chances, (n, 1)))
+        probs = np.log(0.9 / self._width - 0.01 * np.arange(self._width) / self._width)
+        return PositionCandidates(tokens, np.tile(probs, (n, 1)))
 
     def observe(self, request: Request, tokens: Sequence[int]) -> None:  # noqa: ARG002
         self.observed += tokens
 
-    def outlook(self, sampler: Sampler) -> list[float]:  # noqa: ARG002
+    def expected_path_probs(self, sampler: DraftScorer) -> list[float]:  # noqa: ARG002
         return [0.8**n for n in range(1, self.max_draft + 1)]
 
     def forget(self, sequence: Any) -> None:

@@ -164,4 +164,4 @@ def open_decoder(
 
 def n_left(decoder: Decoder) -> int:
     """Tokens that the last answer of a decoder left behind."""
-    return list(decoder._prefixes)[-1].n_tokens
+    return list(decoder._prefix_cache)[-1].n_tokens

@@ -20,10 +20,10 @@ def play(
     after each step.
     """
     random = np.random.default_rng(seed)
-    engine, pace = many.engine, many._scheduler._pace
-    ran = type(pace).ran
+    engine, pace = many.engine, many._scheduler._prefill_budget
+    ran = type(pace).observe
     # A clock of its own: how prompts are cut, and so which graphs are built, follows from the seed.
-    pace.ran = lambda _, n_filled: ran(pace, 1.0 + 0.01 * n_filled, n_filled)  # type: ignore[method-assign]
+    pace.observe = lambda _, n_filled: ran(pace, 1.0 + 0.01 * n_filled, n_filled)  # type: ignore[method-assign]
     live: list[tuple[Stream, list[int], dict[str, Any], list[int]]] = []
     ended, counts = [], [(0, 0)]
     first = engine.info()

@@ -13,10 +13,10 @@ from dflash_gguf import native
 from dflash_gguf.config import DecodeConfig
 from dflash_gguf.engine.scheduler import Scheduler
 from dflash_gguf.engine.writing import Writing
-from dflash_gguf.kv_cache.prefix_cache import Prefixes
-from dflash_gguf.native import Item, Walk
+from dflash_gguf.kv_cache.prefix_cache import PrefixCache
+from dflash_gguf.native import BatchEntry, SampleRequest
 from dflash_gguf.outputs import Result, Step
-from dflash_gguf.speculative.controller import Rule
+from dflash_gguf.speculative.controller import Controller
 from dflash_gguf.speculative.proposers.proposer import Proposer
 from dflash_gguf.speculative.speculator import Progress
 from dflash_gguf.speculative.tree import Tree
@@ -67,7 +67,7 @@ class Rows:
         return self._rows[index]
 
 
-def drawn_of(rows: Rows, node: int, walk: Walk, seen: list[int], position: int) -> int:
+def drawn_of(rows: Rows, node: int, walk: SampleRequest, seen: list[int], position: int) -> int:
     """A draw from a row, which is fetched only where the engine would have to."""
     sampler, config = walk.sampler, walk.sampler.options
     penalties = (config.repeat, config.presence, config.frequency) != (1.0, 0.0, 0.0)
@@ -76,15 +76,15 @@ def drawn_of(rows: Rows, node: int, walk: Walk, seen: list[int], position: int) 
         return rows.argmax(node)
     if rows.has_top:
         ids, logits = rows.top(node)
-        return sampler.choose(logits, (), position, ids)[0]
-    return sampler.choose(rows.logits(node), seen, position)[0]
+        return sampler.sample(logits, (), position, ids)[0]
+    return sampler.sample(rows.logits(node), seen, position)[0]
 
 
 class Engine:
     """Passes of its only sequence."""
 
     n_parallel = 1
-    divides_prefixes = True
+    partial_prefix_ok = True
     prefix_bytes = 0
     drafter: Any = None
     n_threads = 2
@@ -96,36 +96,36 @@ class Engine:
         self.max_verify = 256
         self.n_top = 0
         self.n_experts = 0
-        self.n_most_top = 0  # N_TOP: it is like a device
+        self.max_top_k = 0  # N_TOP: it is like a device
         self.cpu_operations: list[str] = []
 
-    def keep_top(self, k: int) -> bool:
-        assert k in (0, self.n_most_top)
+    def set_top_k(self, k: int) -> bool:
+        assert k in (0, self.max_top_k)
         self.n_top = k
         return k > 0
 
-    def spill(self, *_: Any) -> bool:
+    def offload(self, *_: Any) -> bool:
         return True
 
     def reserve_verify(self, n: int) -> None:
         assert not self._sequence.open
         self.max_verify = max(self.max_verify, n)
 
-    def run(self, items: Sequence[Item]) -> list[Rows]:
+    def run(self, items: Sequence[BatchEntry]) -> list[Rows]:
         (item,) = items
-        if item.verifies:
+        if item.is_verify:
             return [self._sequence.verify_tree(item.tokens, item.parents)]
         self._sequence.append(item.tokens)
-        return [Rows(self, []) if item.n_to_come else self._sequence.last_row()]
+        return [Rows(self, []) if item.n_remaining else self._sequence.last_row()]
 
-    def choose(self, walks: Sequence[Walk]) -> list[list[int]]:
-        return [self._walk(walk) for walk in walks]
+    def sample(self, requests: Sequence[SampleRequest]) -> list[list[int]]:
+        return [self._walk(walk) for walk in requests]
 
-    def _walk(self, walk: Walk) -> list[int]:
+    def _walk(self, walk: SampleRequest) -> list[int]:
         sequence = self._sequence
         tree = Tree.of(sequence.open, sequence.parents) if sequence.open else Tree.of([-1])
         assert walk.n_rows == len(sequence.rows[-1]) == len(tree)
-        seen: list[int] = list(walk.seen)
+        seen: list[int] = list(walk.history)
         drawn: list[int] = []
 
         def choose(node: int) -> int:
@@ -160,7 +160,7 @@ class Kept:
     def info(self) -> Kept:
         return self
 
-    def wanted_cells(self, n: int) -> int:  # noqa: ARG002
+    def cells_needed(self, n: int) -> int:  # noqa: ARG002
         return 0
 
     def close(self) -> None:
@@ -225,17 +225,17 @@ class Scripted:
 
     # ---- what it leaves behind
 
-    def wanted_cells(self, n: int) -> int:  # noqa: ARG002
+    def cells_needed(self, n: int) -> int:  # noqa: ARG002
         return 0
 
-    def cost_of_keeping(self) -> int:
+    def snapshot_bytes(self) -> int:
         return 0
 
-    def keep(self) -> Kept:
+    def snapshot(self) -> Kept:
         assert not self.open
         return Kept(self.tokens)
 
-    def adopt(self, prefix: Kept, n: int) -> None:
+    def attach(self, prefix: Kept, n: int) -> None:
         assert not self.tokens or self.tokens[:n] == prefix.tokens[:n]
         self.tokens = prefix.tokens[:n]
 
@@ -300,20 +300,20 @@ class Said:
         *,
         vocabulary: Any = None,
         proposers: Sequence[Proposer] = (),
-        rule: Rule | None = None,
+        controller: Controller | None = None,
         cancelled: Callable[[], bool] | None = None,
         on_prefill: Progress | None = None,
     ) -> None:
-        self.scheduler = Scheduler(sequence, Prefixes(sequence.engine, 1 << 20))
+        self.scheduler = Scheduler(sequence, PrefixCache(sequence.engine, 1 << 20))
         self.writing = Writing(
             vocabulary or Bytes(),
             prompt,
             sequence.n_ctx,
             config,
-            is_drafted=rule is not None,
+            is_drafted=controller is not None,
             cancelled=cancelled,
         )
-        self.job = self.scheduler.add(self.writing, proposers, rule, on_prefill)
+        self.job = self.scheduler.add(self.writing, proposers, controller, on_prefill)
         self.history = self.writing.history
 
     def __iter__(self) -> Iterator[Step]:

@@ -142,5 +142,5 @@ class Served:
 
 def tiny(*flags: str, **settings: Any) -> Served:
     """A server of the pair that comes with the package, on one thread, greedy."""
-    common = ("-m", "python-tiny", "-t", "1", "--temp", "0", "--chat-template", TEMPLATE)
-    return Served(*common, *flags, **settings)
+    context = ("-m", "python-tiny", "-t", "1", "--temp", "0", "--chat-template", TEMPLATE)
+    return Served(*context, *flags, **settings)

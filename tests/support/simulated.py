@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from dflash_gguf.config import DecodeConfig
-from dflash_gguf.sampling.noise import Sampler
-from dflash_gguf.speculative.calibration import Calibration, Features, Outcome, Spine
-from dflash_gguf.speculative.controller import Rule
+from dflash_gguf.sampling.noise import DraftScorer
+from dflash_gguf.speculative.calibration import Calibration, Features, Outcome, Top1Acceptance
+from dflash_gguf.speculative.controller import Controller
 from dflash_gguf.speculative.cost_model import Round
-from dflash_gguf.speculative.ddtree import Candidates, chain, grow
-from dflash_gguf.speculative.proposers.proposer import BRIEF, CHAIN, Request
-from dflash_gguf.speculative.speculator import Speculation
+from dflash_gguf.speculative.ddtree import PositionCandidates, best_first_tree, chain
+from dflash_gguf.speculative.proposers.proposer import CHAIN, TOP1, Request
+from dflash_gguf.speculative.speculator import Speculator
 from dflash_gguf.speculative.tree import Tree
 
 K = 8
@@ -51,7 +51,7 @@ class Machine:
         rows_ms = factor * self.rows(done.n_drafted + 1) + self._first(done.kind, done.n_drafted)
         done.pass_s = rows_ms * blur[0]
         if done.n_positions:
-            draft_ms = self.draft(done.n_positions) + (0.0 if done.is_brief else self.ranking)
+            draft_ms = self.draft(done.n_positions) + (0.0 if done.is_top1 else self.ranking)
             done.draft_s = (draft_ms + self._first("draft", done.n_positions)) * blur[1]
 
     def _first(self, kind: str, n: int) -> float:
@@ -101,14 +101,14 @@ class Drafter:
     """Proposes by a text that stays the same for a round, in the order of what it claims."""
 
     name = "simulated"
-    is_free = False
+    needs_forward = True
     state = None
     max_draft = BLOCK
 
     def __init__(self, text: Callable[[int], Text]):
         self.text = text
         self.rng = np.random.default_rng(0)
-        self._ranked, self._spine = Calibration(), Spine()
+        self._ranked, self._spine = Calibration(), Top1Acceptance()
         self._open: tuple[Features | None, list[int]] | None = None
         self._truth: np.ndarray | None = None
 
@@ -119,27 +119,27 @@ class Drafter:
         return [self._tree(request) for request in requests]
 
     def _tree(self, request: Request) -> Tree:
-        n, root = request.n_positions, request.seen[-1]
-        self._truth, claims = self.text(len(request.seen) - 1).draft(self.rng)
+        n, root = request.n_positions, request.history[-1]
+        self._truth, claims = self.text(len(request.history) - 1).draft(self.rng)
         order = np.argsort(-claims, kind="stable")
-        if request.shape == BRIEF:
+        if request.shape == TOP1:
             best = [int(order[0])] * n
             self._open = None, best
             return Tree.chain([root, *best], [0.0, *self._spine.log_paths(n)])
         features = Features(np.tile(claims[order], (n, 1)))
         self._open = features, order.tolist()
         tokens = np.tile(order, (n, 1)).astype(np.int64)
-        candidates = Candidates(tokens, self._ranked.log_chances(features))
+        candidates = PositionCandidates(tokens, self._ranked.log_probs(features))
         if request.shape == CHAIN:
             return chain(root, candidates, request.n_nodes)
-        return grow(root, candidates, request.n_nodes)
+        return best_first_tree(root, candidates, request.n_nodes)
 
     def chosen(self) -> Iterator[int]:
         """The target's tokens of the positions to come, K for one that was no candidate."""
         assert self._truth is not None
-        chances = np.append(self._truth, 1.0 - self._truth.sum())
+        probs = np.append(self._truth, 1.0 - self._truth.sum())
         while True:
-            yield int(self.rng.choice(K + 1, p=chances))
+            yield int(self.rng.choice(K + 1, p=probs))
 
     def observe(self, request: Request, tokens: Sequence[int]) -> None:
         if self._open is None:
@@ -150,7 +150,7 @@ class Drafter:
             places = [order.index(token) if token < K else K for token in tokens]
             self._ranked.observe([Outcome(features, 0, places[: len(features.values)])])
 
-    def outlook(self, sampler: Sampler) -> Sequence[float]:  # noqa: ARG002
+    def expected_path_probs(self, sampler: DraftScorer) -> Sequence[float]:  # noqa: ARG002
         return self._spine.paths(self.max_draft)
 
     def forget(self, sequence: Any) -> None:
@@ -164,18 +164,23 @@ class Drafter:
 
 
 def answer(
-    machine: Machine, drafter: Drafter, rule: Rule, *, n_tokens: int = 512, seed: int = 0
+    machine: Machine,
+    drafter: Drafter,
+    controller: Controller,
+    *,
+    n_tokens: int = 512,
+    seed: int = 0,
 ) -> tuple[float, list[Round]]:
     """Milliseconds of an answer, and its rounds."""
     rng = drafter.rng = np.random.default_rng(seed)
-    speculation = Speculation([drafter], rule)
+    speculator = Speculator([drafter], controller)
     ms, seen, rounds = 0.0, [0], []
-    request = Request(None, seen, Sampler(DecodeConfig()))
+    request = Request(None, seen, DraftScorer(DecodeConfig()))
     while (n_done := len(seen) - 1) < n_tokens:
         done = Round(100 + n_done)
         request.n_left, request.n_room = n_tokens - n_done, 256
-        speculation.n_pause = 0  # asking takes no time here
-        speculation.propose(done, (request,))
+        speculator.n_pause = 0  # asking takes no time here
+        speculator.propose(done, (request,))
         tokens = [K]
         if done.n_positions:
             tokens = []
@@ -183,7 +188,7 @@ def answer(
             done.n_accepted = len((request.tree or Tree.of([0])).accepted(drawn)) - 1
         done.n_tokens = done.n_accepted + 1
         machine.run(done, rng)
-        speculation.observe(done, (request,), (tokens,))
+        speculator.observe(done, (request,), (tokens,))
         ms += done.seconds
         seen += tokens
         rounds.append(done)

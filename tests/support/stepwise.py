@@ -10,8 +10,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from dflash_gguf.sampling.noise import Sampler
-from dflash_gguf.speculative.proposers.proposer import Drafts, Request
+from dflash_gguf.sampling.noise import DraftScorer
+from dflash_gguf.speculative.proposers.proposer import DraftSource, Request
 from dflash_gguf.speculative.tree import Tree
 
 WIDTH = 4
@@ -41,20 +41,20 @@ class KeptRows:
         self.tokens: WeakKeyDictionary[Any, list[int]] = WeakKeyDictionary()
         self.n_truncated = 0
 
-    def rows(self, sequence: Drafts) -> Rows:
+    def rows(self, sequence: DraftSource) -> Rows:
         return self.of.setdefault(sequence, np.empty((0, WIDTH)))
 
-    def position(self, sequence: Drafts) -> int:
+    def position(self, sequence: DraftSource) -> int:
         return len(self.rows(sequence))
 
-    def save(self, sequence: Drafts, first: int, last: int) -> bytes:
+    def save(self, sequence: DraftSource, first: int, last: int) -> bytes:
         return self.rows(sequence)[first:last].tobytes()
 
-    def load(self, sequence: Drafts, first: int, saved: bytes) -> None:
+    def load(self, sequence: DraftSource, first: int, saved: bytes) -> None:
         rows = np.frombuffer(saved).reshape(-1, WIDTH)
         self.of[sequence] = np.concatenate([self.rows(sequence)[:first], rows])
 
-    def truncate(self, sequence: Drafts, position: int) -> None:
+    def truncate(self, sequence: DraftSource, position: int) -> None:
         rows = self.rows(sequence)
         self.n_truncated += len(rows) > position
         self.of[sequence] = rows[:position]
@@ -64,7 +64,7 @@ class Stepwise:
     """Two candidates a step, the second a leaf; a pass for each step, for all sequences at once."""
 
     name = "stepwise"
-    is_free = False
+    needs_forward = True
     max_draft = 5
 
     def __init__(self, n_vocab: int) -> None:
@@ -74,13 +74,13 @@ class Stepwise:
 
     def begin(self, request: Request) -> None:
         held = self.state.tokens.get(request.sequence, [])
-        same = itertools.takewhile(lambda x: x[0] == x[1], zip(held, request.seen, strict=False))
+        same = itertools.takewhile(lambda x: x[0] == x[1], zip(held, request.history, strict=False))
         self.state.truncate(request.sequence, sum(1 for _ in same))
 
     def propose(self, requests: Sequence[Request]) -> list[Tree | None]:
         for request in requests:
             self._catch_up(request)
-        trees = [Tree.of([request.seen[-1]]) for request in requests]
+        trees = [Tree.of([request.history[-1]]) for request in requests]
         rows = [self.state.rows(request.sequence) for request in requests]
         spine = [0] * len(requests)
         for depth in range(max(request.n_positions for request in requests)):
@@ -91,25 +91,25 @@ class Stepwise:
                 last = tree.tokens[spine[i]]
                 pair = step(rows[i], last, self._n_vocab)
                 rows[i] = np.concatenate([rows[i], [row_of(last, len(rows[i]))]])
-                for token, chance in zip(pair, (0.7, 0.2), strict=True):
+                for token, prob in zip(pair, (0.7, 0.2), strict=True):
                     tree.tokens.append(token)
                     tree.parents.append(spine[i])
                     tree.depths.append(depth + 1)
-                    tree.log_chances.append(tree.log_chances[spine[i]] + math.log(chance))
+                    tree.log_probs.append(tree.log_probs[spine[i]] + math.log(prob))
                 spine[i] = len(tree) - 2
         return [tree.first(request.n_nodes) for request, tree in zip(requests, trees, strict=True)]
 
     def _catch_up(self, request: Request) -> None:
         kept = self.state.rows(request.sequence)
-        new = enumerate(request.seen[len(kept) : -1], len(kept))
+        new = enumerate(request.history[len(kept) : -1], len(kept))
         more = [row_of(token, position) for position, token in new]
         self.state.of[request.sequence] = np.concatenate([kept, np.reshape(more, (-1, WIDTH))])
-        self.state.tokens[request.sequence] = list(request.seen[:-1])
+        self.state.tokens[request.sequence] = list(request.history[:-1])
 
     def observe(self, request: Request, tokens: Sequence[int]) -> None:
         pass
 
-    def outlook(self, sampler: Sampler) -> Sequence[float]:  # noqa: ARG002
+    def expected_path_probs(self, sampler: DraftScorer) -> Sequence[float]:  # noqa: ARG002
         return [0.7**n for n in range(1, self.max_draft + 1)]
 
     def forget(self, sequence: Any) -> None:

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dflash_gguf.sampling.noise import Sampler
-from dflash_gguf.speculative.proposers.proposer import Drafts, Request
+from dflash_gguf.sampling.noise import DraftScorer
+from dflash_gguf.speculative.proposers.proposer import DraftSource, Request
 from dflash_gguf.speculative.tree import Tree
 
 
@@ -15,7 +15,7 @@ class Echo:
     """Needs no model of its own."""
 
     name = "echo"
-    is_free = False
+    needs_forward = True
     state = None
     max_draft = 6
 
@@ -26,7 +26,7 @@ class Echo:
         pass
 
     def propose(self, requests: Sequence[Request]) -> list[Tree | None]:
-        return [self._tree(request.seen, request.n_positions) for request in requests]
+        return [self._tree(request.history, request.n_positions) for request in requests]
 
     def _tree(self, seen: Sequence[int], n: int) -> Tree:
         earlier = [i for i in range(len(seen) - 1) if seen[i] == seen[-1]]
@@ -41,7 +41,7 @@ class Echo:
     def observe(self, request: Request, tokens: Sequence[int]) -> None:  # noqa: ARG002
         self.n_observed += len(tokens)
 
-    def outlook(self, sampler: Sampler) -> Sequence[float]:  # noqa: ARG002
+    def expected_path_probs(self, sampler: DraftScorer) -> Sequence[float]:  # noqa: ARG002
         return [0.5**n for n in range(1, self.max_draft + 1)]
 
     def forget(self, sequence: Any) -> None:
@@ -54,6 +54,6 @@ class Echo:
         pass
 
 
-def make(sequence: Drafts) -> Echo:  # noqa: ARG001
+def make(sequence: DraftSource) -> Echo:  # noqa: ARG001
     """For any sequence."""
     return Echo()

@@ -6,13 +6,12 @@ import os
 import stat
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 from fake_backend import compiled_device
 
-from dflash_gguf.backend_build.build import first_error, module_path
+from dflash_gguf.backend_build.build import module_path
 from dflash_gguf.backend_build.command import main
 from dflash_gguf.backend_build.sources import fetch, installed_version
 
@@ -143,16 +142,3 @@ def test_sources_are_there_for_a_second_call(cache: Path) -> None:
     done = run("sources", "--cache", str(cache), PIP_NO_INDEX="1")
     assert done.returncode == 0, done.stderr
     assert (Path(done.stdout.strip()) / "ggml" / "CMakeLists.txt").is_file()
-
-
-def test_what_a_compiler_says_is_wrong_is_found() -> None:
-    log = textwrap.dedent("""\
-        [1/2] c++ -Werror -c x.cu
-        x.cu(3): error: no such name
-        1 error found
-        ninja: stopped
-        """)
-    assert first_error(log) == "x.cu(3): error: no such name"
-    cmake = "-- looking\nCMake Error at x.cmake:2 (message):\n\n  no glslc\n\nmore"
-    assert first_error(cmake) == "CMake Error at x.cmake:2 (message): no glslc"
-    assert first_error("killed\n") == "killed"

@@ -151,11 +151,11 @@ def test_probabilities_after_sampling_are_what_the_draw_chose_from(served: Serve
     assert all(e["prob"] == 1.0 and len(e["top_probs"]) == 1 for e in greedy)
     drawn = served.answer("/completion", temperature=1.5, top_k=3, top_p=1, min_p=0, **settings)
     for entry in drawn["completion_probabilities"]:
-        chances = [top["prob"] for top in entry["top_probs"]]
-        assert len(chances) == 3
-        assert sum(chances) == pytest.approx(1.0)
-        assert entry["prob"] in chances
-        assert min(chances) > 0
+        logprobs = [top["prob"] for top in entry["top_probs"]]
+        assert len(logprobs) == 3
+        assert sum(logprobs) == pytest.approx(1.0)
+        assert entry["prob"] in logprobs
+        assert min(logprobs) > 0
 
 
 def test_completions_have_their_own_form_of_log_probabilities(served: Served) -> None:
@@ -227,13 +227,13 @@ def test_the_native_answer_says_everything(served: Served) -> None:
     assert (settings["n_predict"], settings["stop"]) == (6, ["zzz"])
     assert settings["logit_bias"]
     assert all(entry["bias"] is None for entry in settings["logit_bias"])
-    picked = served.answer(
+    select_fields = served.answer(
         "/completion",
         prompt=CODE,
         n_predict=2,
         response_fields=["content", "timings/predicted_n", "no/such"],
     )
-    assert picked.keys() == {"content", "timings/predicted_n"}
+    assert select_fields.keys() == {"content", "timings/predicted_n"}
     events = served.events("/completion", prompt=CODE, n_predict=6, n_probs=1)
     assert [len(event["tokens"]) for event in events] == [1] * 6 + [0]
     assert [event["stop"] for event in events] == [False] * 6 + [True]

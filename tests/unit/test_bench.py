@@ -15,7 +15,7 @@ from dflash_gguf.bench.prompts import Prompt, read_prompts
 from dflash_gguf.bench.settings import DEFAULT, Setting, parse_settings
 from dflash_gguf.bench.summary import ratio_interval
 from dflash_gguf.native import Draft
-from dflash_gguf.speculative.cost_model import Costs, Round
+from dflash_gguf.speculative.cost_model import CostModel, Round
 
 
 def test_prompt_files_hold_texts_or_tokens(tmp_path: Path) -> None:
@@ -89,13 +89,13 @@ def test_measured_trees_are_trees(n: int) -> None:
     assert n < 4 or len(set(parents)) < n
 
 
-def known_costs(rows: Callable[[int], float], draft: Callable[[int], float]) -> Costs:
-    costs = Costs()
+def known_costs(rows: Callable[[int], float], draft: Callable[[int], float]) -> CostModel:
+    costs = CostModel()
     for _ in range(2):
         costs.observe(Round(0, n_tokens=1, pass_s=rows(1)))
         for n in (1, 2, 3, 5, 7, 11, 15):
             for is_tree in (False, True):
-                done = Round(0, n_positions=n, is_brief=not is_tree, n_drafted=n, is_tree=is_tree)
+                done = Round(0, n_positions=n, is_top1=not is_tree, n_drafted=n, is_tree=is_tree)
                 done.n_tokens, done.draft_s, done.pass_s = 1, draft(n), rows(n + 1)
                 costs.observe(done)
     return costs

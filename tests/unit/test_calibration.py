@@ -9,17 +9,17 @@ import pytest
 
 from dflash_gguf.config import DecodeConfig
 from dflash_gguf.speculative.calibration import (
-    HIGHEST,
-    LOWEST,
+    LOWER,
     MEMORY,
     PRIOR_SAMPLED,
     PRIOR_WEIGHTS,
     PULL,
+    UPPER,
     Calibration,
     Calibrations,
     Features,
     Outcome,
-    Spine,
+    Top1Acceptance,
 )
 
 K = 8
@@ -35,13 +35,13 @@ def claims(rng: np.random.Generator, n: int = 1, sharp: float = 2.0) -> np.ndarr
 def outcome(rng: np.random.Generator, log_q: np.ndarray, power: float) -> int:
     """A place drawn from q ** power; K for the rest."""
     q = np.exp(log_q)
-    chances = np.append(q, max(1.0 - q.sum(), 0.0)) ** power
-    return int(rng.choice(K + 1, p=chances / chances.sum()))
+    probs = np.append(q, max(1.0 - q.sum(), 0.0)) ** power
+    return int(rng.choice(K + 1, p=probs / probs.sum()))
 
 
 def test_before_anything_is_seen_the_drafter_is_believed() -> None:
     log_q = claims(np.random.default_rng(0), 5)
-    np.testing.assert_allclose(Calibration().log_chances(Features(log_q)), log_q, atol=1e-12)
+    np.testing.assert_allclose(Calibration().log_probs(Features(log_q)), log_q, atol=1e-12)
 
 
 @pytest.mark.parametrize("power", [0.3, 1.0, 2.5])
@@ -52,7 +52,7 @@ def test_chances_come_true_of_a_drafter_that_is_too_sure_or_not_sure_enough(powe
         log_q = claims(rng)
         place = outcome(rng, log_q[0], power)
         if step >= 500:
-            said.append(np.exp(calibration.log_chances(Features(log_q))[0]))
+            said.append(np.exp(calibration.log_probs(Features(log_q))[0]))
             came.append(np.arange(K) == place)
         calibration.observe([Outcome(Features(log_q), 0, [place])])
     said_all, came_all = np.array(said).ravel(), np.array(came).ravel()
@@ -72,8 +72,8 @@ def test_outcomes_together_teach_what_they_do_one_by_one() -> None:
         log_q = claims(rng, ends[-1])
         depths = np.concatenate([np.arange(n) for n in lengths])
         features = Features(log_q, depths=depths)
-        expected = apart.log_chances(features)
-        np.testing.assert_allclose(together.log_chances(features), expected, atol=1e-12)
+        expected = apart.log_probs(features)
+        np.testing.assert_allclose(together.log_probs(features), expected, atol=1e-12)
         outcomes = []
         for first, n in zip(ends, lengths, strict=False):
             places = [
@@ -93,16 +93,16 @@ def test_steps_are_newtons() -> None:
     held, prior = np.diag(PRIOR_WEIGHTS), np.array(PRIOR_SAMPLED)
     for _ in range(200):
         features = Features(claims(rng), rng.gumbel(size=(1, K)), np.arange(K)[None] >= 5)
-        calibration.log_chances(features)
-        assert features.log_chances is not None
-        chances, values = np.exp(features.log_chances[0]), features.values[0]
+        calibration.log_probs(features)
+        assert features.log_probs is not None
+        probs, values = np.exp(features.log_probs[0]), features.values[0]
         taken = int(rng.integers(K + 1))
-        mean = chances @ values
-        spread = (chances[:, None] * values).T @ values - np.outer(mean, mean)
+        mean = probs @ values
+        spread = (probs[:, None] * values).T @ values - np.outer(mean, mean)
         information[0] += spread + (held - information[0]) / MEMORY
         slope = values[taken] - mean + (prior - weights[0]) @ (PULL * held) / MEMORY
         step = np.linalg.solve(information[0], slope)
-        weights[0] = np.clip(weights[0] + step, LOWEST, HIGHEST)
+        weights[0] = np.clip(weights[0] + step, LOWER, UPPER)
         calibration.observe([Outcome(features, 0, [taken])])
         np.testing.assert_allclose(calibration.weights(1), weights, rtol=0, atol=1e-10)
 
@@ -112,10 +112,10 @@ def test_few_outcomes_are_enough_to_doubt_a_drafter_that_is_always_wrong() -> No
     log_q = np.log([[0.9] + [0.01] * (K - 1)])
     for _ in range(8):
         calibration.observe([Outcome(Features(log_q), 0, [K])])
-    assert np.exp(calibration.log_chances(Features(log_q))[0, 0]) < 0.3
+    assert np.exp(calibration.log_probs(Features(log_q))[0, 0]) < 0.3
     for _ in range(200):
         calibration.observe([Outcome(Features(claims(rng, sharp=4.0)), 0, [K])])
-    assert np.exp(calibration.log_chances(Features(log_q))).sum() < 0.1
+    assert np.exp(calibration.log_probs(Features(log_q))).sum() < 0.1
 
 
 def test_a_deeper_depth_starts_from_the_one_before_and_then_goes_its_own_way() -> None:
@@ -167,8 +167,8 @@ def test_candidates_that_the_sampler_cuts_off_lose_their_chance() -> None:
         is_cut = np.arange(K)[None] >= 3
         place = int((log_q + noise)[0, :3].argmax())
         calibration.observe([Outcome(Features(log_q, noise, is_cut), 0, [place])])
-    chances = np.exp(calibration.log_chances(Features(log_q, noise, is_cut)))[0]
-    assert chances[3:].sum() < 0.02
+    probs = np.exp(calibration.log_probs(Features(log_q, noise, is_cut)))[0]
+    assert probs[3:].sum() < 0.02
 
 
 def test_extreme_claims_stay_finite() -> None:
@@ -177,7 +177,7 @@ def test_extreme_claims_stay_finite() -> None:
         for place in (0, K - 1, K):
             features = Features(log_q, np.full((3, K), 30.0))
             calibration.observe([Outcome(features, 0, [place] * 3)])
-            assert np.isfinite(calibration.log_chances(features)).all()
+            assert np.isfinite(calibration.log_probs(features)).all()
             assert np.isfinite(calibration.weights(9)).all()
 
 
@@ -197,17 +197,17 @@ def test_what_was_learned_survives_as_json() -> None:
             known.of(config).observe(
                 [Outcome(Features(np.log([[0.5, 0.2], [0.4, 0.3]])), 0, [place])]
             )
-            known.spine(config).observe([1, 2, 3], [1, 2 + place, 3])
+            known.top1(config).observe([1, 2, 3], [1, 2 + place, 3])
     again = Calibrations.from_dict(json.loads(json.dumps(known.to_dict())))
     assert again.to_dict() == known.to_dict()
-    assert again.spine(DecodeConfig()).paths(3) == known.spine(DecodeConfig()).paths(3)
+    assert again.top1(DecodeConfig()).paths(3) == known.top1(DecodeConfig()).paths(3)
     for bad in ({}, {"ranked": {}, "spines": {"0": [[1.0], [2.0]]}}, {"ranked": {"0": 3}}):
         with pytest.raises((KeyError, TypeError, ValueError)):
             Calibrations.from_dict(bad)
 
 
 def test_a_spine_learns_how_far_it_is_followed() -> None:
-    spine = Spine()
+    spine = Top1Acceptance()
     first = spine.paths(3)
     assert first == pytest.approx([0.6, 0.36, 0.216])
     for _ in range(200):
@@ -218,11 +218,11 @@ def test_a_spine_learns_how_far_it_is_followed() -> None:
     for _ in range(200):
         spine.observe([1] * 255, [2])
     assert spine.log_paths(255)[254] < -600.0  # though their product is rounded to 0
-    spine = Spine()
+    spine = Top1Acceptance()
     for _ in range(200):
         spine.observe([1, 2], [1, 2])
     assert spine.paths(7)[6] > 0.85  # unseen depths are like the last one seen
-    spine = Spine()
+    spine = Top1Acceptance()
     for _ in range(200):
         spine.observe([1, 2, 3], [9, 2, 3])  # what follows a wrong candidate tells nothing
     assert spine.paths(3)[0] < 0.05

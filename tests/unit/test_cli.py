@@ -268,7 +268,7 @@ def test_drafting_flags_reach_the_config() -> None:
         assert (config.draft, config.draft_max, config.draft_min) == ("chain", 7, 2)
     args = parser().parse_args(shlex.split("-m x -p y --draft tree --tree-budget 9 --tree-spine"))
     config = decode_config(args)
-    assert (config.draft, config.tree_budget, config.tree_spine) == ("tree", 9, True)
+    assert (config.draft, config.tree_budget, config.tree_main_chain) == ("tree", 9, True)
     for name in ("-md", "--model-draft", "--spec-draft-model"):
         assert parser().parse_args(["-m", "x", "-p", "y", name, "d"]).model_draft == "d"
     config = decode_config(parser().parse_args(["-m", "x", "-p", "y"]))

@@ -55,7 +55,7 @@ DECODE_REFUSALS = [
     ({"tree_budget": 0}, "tree_budget is 0, must be at least 1"),
     ({"tree_budget": 256}, "tree_budget is 256, must be at most 255"),
     ({"tree_budget": "all"}, "tree_budget is 'all', must be an integer"),
-    ({"tree_spine": 1}, "tree_spine is 1, must be True or False"),
+    ({"tree_main_chain": 1}, "tree_main_chain is 1, must be True or False"),
 ]
 
 LOAD_REFUSALS = [

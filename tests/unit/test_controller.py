@@ -12,15 +12,15 @@ import pytest
 from simulated import BLOCK, Drafter, Machine, Text, answer, fast, slow, wide
 
 from dflash_gguf.config import DecodeConfig
-from dflash_gguf.sampling.noise import Sampler
-from dflash_gguf.speculative.controller import Auto, Fixed, Rule
+from dflash_gguf.sampling.noise import DraftScorer
+from dflash_gguf.speculative.controller import AutoController, Controller, FixedController
 from dflash_gguf.speculative.controller_state import Known
-from dflash_gguf.speculative.cost_model import Costs, Round
-from dflash_gguf.speculative.ddtree import Candidates, chain, grow
+from dflash_gguf.speculative.cost_model import CostModel, Round
+from dflash_gguf.speculative.ddtree import PositionCandidates, best_first_tree, chain
 from dflash_gguf.speculative.promise import Promise
-from dflash_gguf.speculative.proposers.proposer import CHAIN, SPINE, TREE, Request
+from dflash_gguf.speculative.proposers.proposer import CHAIN, MAIN_CHAIN, TREE, Request
 from dflash_gguf.speculative.runtime import measure
-from dflash_gguf.speculative.speculator import NEW, Speculation
+from dflash_gguf.speculative.speculator import NEW, Speculator
 from dflash_gguf.speculative.tree import Tree
 
 Kinds = list[tuple[str, int]]
@@ -32,7 +32,7 @@ class Pair:
     def __init__(self, machine: Machine, known: Known | None = None) -> None:
         self.machine, self.known = machine, known or Known()
         self.drafter = Drafter(lambda _: Text(0.0))
-        self._auto = Auto(self.known, BLOCK, 63)
+        self._auto = AutoController(self.known, BLOCK, 63)
         if not self.known.costs.knows_plain:
             rng = np.random.default_rng(0)
             measure(self.known, 16, BLOCK, lambda done: machine.run(done, rng), np.inf)
@@ -40,33 +40,35 @@ class Pair:
     def answer(
         self,
         text: Text | Callable[[int], Text],
-        rule: Rule | None = None,
+        controller: Controller | None = None,
         *,
         n_tokens: int = 512,
         seed: int = 0,
     ) -> tuple[float, list[Round]]:
         """Milliseconds and rounds, by `auto` unless told otherwise."""
         self.drafter.text = (lambda _: text) if isinstance(text, Text) else text
-        if rule is None:
-            rule = self._auto
-            rule.begin()
-        return answer(self.machine, self.drafter, rule, n_tokens=n_tokens, seed=seed)
+        if controller is None:
+            controller = self._auto
+            controller.start()
+        return answer(self.machine, self.drafter, controller, n_tokens=n_tokens, seed=seed)
 
 
-def fixed_ms(make: Callable[[], Machine], text: Text, rule: Rule, n_tokens: int = 512) -> float:
+def fixed_ms(
+    make: Callable[[], Machine], text: Text, controller: Controller, n_tokens: int = 512
+) -> float:
     """Milliseconds of an answer by a fixed rule, once its shapes are warm."""
     pair = Pair(make())
-    pair.answer(text, rule, n_tokens=64)
-    runs = [pair.answer(text, rule, seed=seed, n_tokens=n_tokens)[0] for seed in range(2)]
+    pair.answer(text, controller, n_tokens=64)
+    runs = [pair.answer(text, controller, seed=seed, n_tokens=n_tokens)[0] for seed in range(2)]
     return float(np.mean(runs))
 
 
-def chains(*lengths: int) -> list[Rule]:
-    return [Fixed(CHAIN, n, n) for n in lengths]
+def chains(*lengths: int) -> list[Controller]:
+    return [FixedController(CHAIN, n, n) for n in lengths]
 
 
-def trees(*sizes: int) -> list[Rule]:
-    return [Fixed(TREE, n, BLOCK) for n in sizes]
+def trees(*sizes: int) -> list[Controller]:
+    return [FixedController(TREE, n, BLOCK) for n in sizes]
 
 
 def brief() -> Machine:
@@ -116,7 +118,7 @@ GRID = {
 def test_it_comes_near_the_best_fixed_setting(name: str) -> None:
     make, text = GRID[name]
     rules = [*chains(1, 2, 3, 4, 7, 15), *trees(7, 15, 31, 63)]
-    best = min(fixed_ms(make, text, rule) for rule in rules)
+    best = min(fixed_ms(make, text, controller) for controller in rules)
     found = []
     for seed in range(6):  # one in six begins with bad luck
         pair = Pair(make())
@@ -180,8 +182,8 @@ def test_what_copies_win_is_not_for_the_drafter_to_lose() -> None:
     known.observe(Round(100, n_positions=3, n_drafted=3, n_tokens=1, draft_s=0.5, pass_s=1.5))
     assert not known.paid.may_lose(0.6)
     known = plain_known()
-    mixed = Round(100, n_positions=7, is_mixed=True, n_drafted=9, n_accepted=6, n_tokens=7)
-    mixed.draft_s, mixed.pass_s, mixed.n_copied = 1.0, 2.0, 6
+    mixed = Round(100, n_positions=7, has_both_kinds=True, n_drafted=9, n_accepted=6, n_tokens=7)
+    mixed.draft_s, mixed.pass_s, mixed.n_lookup_accepted = 1.0, 2.0, 6
     known.observe(mixed)  # all that was accepted had been copied as well
     assert not known.paid.may_lose(0.0)
 
@@ -211,12 +213,12 @@ def test_debts_are_paid_back_by_what_promises_to(n_positions: int) -> None:
 def test_an_untried_tree_promises_what_its_chain_does_and_more() -> None:
     lengths, sizes = (1, 3, 7), (1, 3, 7, 15, 31)
     for chance in (0.3, 0.6, 0.95):
-        outlook = [chance**depth for depth in range(1, 8)]
-        chain, tree, brief = Promise().table(outlook, lengths, sizes)
+        expected_path_probs = [chance**depth for depth in range(1, 8)]
+        chain, tree, brief = Promise().table(expected_path_probs, lengths, sizes)
         assert (brief == chain).all()
         assert (tree >= chain).all()
         assert tree[2, 4] > 1.02 * chain[2, 4]
-        assert chain[1, 4] == pytest.approx(sum(outlook[:3]))
+        assert chain[1, 4] == pytest.approx(sum(expected_path_probs[:3]))
     sure, unsure = (
         Promise().table([c**d for d in range(1, 8)], lengths, sizes) for c in (0.9, 0.3)
     )
@@ -228,31 +230,31 @@ def test_nothing_is_drafted_for_more_sequences_than_were_seen_plain() -> None:
     pair = Pair(wide())
     for seed in range(2):
         pair.answer(Text(0.95), seed=seed)
-    rule = Auto(pair.known, BLOCK, 63)
+    controller = AutoController(pair.known, BLOCK, 63)
     eight = [request for _ in range(8) for request in ask()]
     for _ in range(2):
         done = Round(900, n_sequences=8)
-        assert rule.choose(done, eight, pair.drafter) is None
+        assert controller.choose(done, eight, pair.drafter) is None
         done.n_tokens, done.pass_s = 8, 30.0
-        rule.observe(done)
-    assert rule.choose(Round(900, n_sequences=8), eight, pair.drafter) is not None
+        controller.observe(done)
+    assert controller.choose(Round(900, n_sequences=8), eight, pair.drafter) is not None
 
 
 def test_a_drafter_is_tried_where_many_are_served_from_the_start() -> None:
     pair = Pair(wide())
-    costs = Costs()
+    costs = CostModel()
     for n in (1, 2, 4, 8, 16, 32):
         for _ in range(4):
             costs.observe(Round(0, n_drafted=n - 1, n_tokens=1, pass_s=1.0 + 0.01 * n))
             costs.observe(Round(0, n_positions=3, n_tokens=1, draft_s=0.05 * n, pass_s=1.0))
-    rule = Auto(Known(costs), BLOCK, 63)
+    controller = AutoController(Known(costs), BLOCK, 63)
     sixteen = [request for _ in range(16) for request in ask()]
     for _ in range(400):
         done = Round(900, n_sequences=16)
-        if rule.choose(done, sixteen, pair.drafter) is not None:
+        if controller.choose(done, sixteen, pair.drafter) is not None:
             return
         done.n_tokens, done.pass_s = 16, 1.2
-        rule.observe(done)
+        controller.observe(done)
     pytest.fail("it was never asked")
 
 
@@ -279,15 +281,15 @@ def test_an_answer_that_ends_shortens_no_others_drafts() -> None:
     pair = Pair(fast())
     for seed in range(2):
         pair.answer(Text(0.95), seed=seed)
-    rule = Auto(pair.known, BLOCK, 63)
+    controller = AutoController(pair.known, BLOCK, 63)
     two = (*ask(limit=1), *ask())
     for _ in range(8):
         done = Round(900, n_sequences=2)
-        way = rule.choose(done, two, pair.drafter)
+        way = controller.choose(done, two, pair.drafter)
         done.n_tokens, done.pass_s = 2, 11.0
         if way is not None:
             break
-        rule.observe(done)
+        controller.observe(done)
     assert way is not None
     assert way.n_positions > 1
 
@@ -301,25 +303,27 @@ def test_answers_of_several_samplers_decide_together() -> None:
     class Unlike(Drafter):
         """Is hopeless where one draws."""
 
-        def outlook(self, sampler: Sampler) -> Sequence[float]:
+        def expected_path_probs(self, sampler: DraftScorer) -> Sequence[float]:
             chance = 0.97 if sampler.is_argmax else 1e-3
             return [chance**depth for depth in range(1, BLOCK + 1)]
 
     drafter = Unlike(lambda _: Text(0.95))
     sure, unsure = (
-        Request(None, [1], Sampler(DecodeConfig(temperature=t)), n_left=16, n_room=256)
+        Request(None, [1], DraftScorer(DecodeConfig(temperature=t)), n_left=16, n_room=256)
         for t in (0.0, 1.0)
     )
     ways = []
     for requests in ((sure, unsure), (unsure, sure), (unsure, unsure)):
-        rule = Auto(Known(Costs.from_dict(pair.known.costs.to_dict())), BLOCK, 63)
+        controller = AutoController(
+            Known(CostModel.from_dict(pair.known.costs.to_dict())), BLOCK, 63
+        )
         for _ in range(3):
             done = Round(900, n_sequences=2)
-            way = rule.choose(done, requests, drafter)
+            way = controller.choose(done, requests, drafter)
             done.n_tokens, done.pass_s = 2, 11.0
             if way is not None:
                 break
-            rule.observe(done)
+            controller.observe(done)
         ways.append(way)
     assert ways[0] == ways[1]
     assert ways[0] != ways[2]
@@ -370,7 +374,7 @@ def tiny() -> Machine:
 def test_first_runs_do_not_keep_it_from_drafting() -> None:
     """A draft of one loses, and the one that pays is reached by looks at shorter ones."""
     text = Text(0.8)
-    best = min(fixed_ms(tiny, text, rule) for rule in chains(5, 7, 11, 15))
+    best = min(fixed_ms(tiny, text, controller) for controller in chains(5, 7, 11, 15))
     assert best < 0.8 * 512 * tiny().plain
     found = []
     for first in range(6):  # luck with the first looks tells for long
@@ -395,7 +399,7 @@ def test_captures_do_not_keep_it_from_drafting() -> None:
     def last_ms(n_first: int, known: int, text: Text, n_tokens: int) -> float:
         found = []
         for first_seed in range(0, 240, 10):
-            pair = Pair(wide(), Known(Costs(known)))
+            pair = Pair(wide(), Known(CostModel(known)))
             pair.machine.warm_up, pair.machine.n_first = 1.0, n_first
             for seed in range(first_seed, first_seed + 3):
                 ms, _ = pair.answer(text, n_tokens=n_tokens, seed=seed)
@@ -441,15 +445,15 @@ def kinds(rounds: list[Round]) -> Kinds:
 
 
 def ask(limit: int = 15, n_room: int = 256) -> tuple[Request, ...]:
-    return (Request(None, [1], Sampler(DecodeConfig()), n_left=limit + 1, n_room=n_room),)
+    return (Request(None, [1], DraftScorer(DecodeConfig()), n_left=limit + 1, n_room=n_room),)
 
 
 def test_the_first_two_rounds_are_plain_and_the_third_looks() -> None:
-    rule, drafter = Auto(Known(), 15, 63), Drafter(lambda _: Text(0.5))
+    controller, drafter = AutoController(Known(), 15, 63), Drafter(lambda _: Text(0.5))
     for position in range(2):
-        assert rule.choose(Round(position), ask(), drafter) is None
-        rule.observe(Round(position, n_tokens=1, pass_s=10.0))
-    way = rule.choose(Round(2), ask(), drafter)
+        assert controller.choose(Round(position), ask(), drafter) is None
+        controller.observe(Round(position, n_tokens=1, pass_s=10.0))
+    way = controller.choose(Round(2), ask(), drafter)
     assert way is not None
     assert way.n_positions == 1
 
@@ -457,7 +461,7 @@ def test_the_first_two_rounds_are_plain_and_the_third_looks() -> None:
 def test_known_costs_let_the_first_round_draft() -> None:
     pair = Pair(fast())
     pair.answer(Text(0.9))
-    again = Pair(fast(), Known(Costs.from_dict(pair.known.costs.to_dict())))
+    again = Pair(fast(), Known(CostModel.from_dict(pair.known.costs.to_dict())))
     _, rounds = again.answer(Text(0.9), n_tokens=64)
     assert rounds[0].n_positions > 0
     assert np.mean([done.n_drafted for done in rounds]) > 4
@@ -465,16 +469,16 @@ def test_known_costs_let_the_first_round_draft() -> None:
 
 def test_a_decision_is_kept_where_making_it_takes_long() -> None:
     known = plain_known()
-    assert known.n_kept == 1
-    for choose_s, n_kept in ((0.05, 10), (99.0, 256)):
+    assert known.ttl_rounds == 1
+    for choose_s, ttl_rounds in ((0.05, 10), (99.0, 256)):
         for _ in range(30):
             known.observe(Round(100, n_tokens=1, pass_s=1.0, choose_s=choose_s))
-        assert known.n_kept == pytest.approx(n_kept, abs=1)
+        assert known.ttl_rounds == pytest.approx(ttl_rounds, abs=1)
 
 
-def candidates(n: int) -> Candidates:
-    chances = np.tile(np.log([0.9, 0.05]), (n, 1))
-    return Candidates(np.tile([[1, 2]], (n, 1)), chances)
+def candidates(n: int) -> PositionCandidates:
+    probs = np.tile(np.log([0.9, 0.05]), (n, 1))
+    return PositionCandidates(np.tile([[1, 2]], (n, 1)), probs)
 
 
 def test_choices_keep_to_their_bounds() -> None:
@@ -487,17 +491,19 @@ def test_choices_keep_to_their_bounds() -> None:
         (6, 9, 0, 15),
         (15, 7, 3, 15),
     ):
-        rule = Auto(pair.known, longest, most, least)
+        controller = AutoController(pair.known, longest, most, least)
         for position in range(200, 240):
             done = Round(position)
-            way = rule.choose(done, ask(limit), pair.drafter)
+            way = controller.choose(done, ask(limit), pair.drafter)
             assert way is None or way.n_positions <= min(longest, most, limit)
             if way is not None:
                 done.n_positions = way.n_positions
-                (tree,) = rule.pick(done, [grow(0, candidates(way.n_positions), 63)], [limit])
+                (tree,) = controller.select_nodes(
+                    done, [best_first_tree(0, candidates(way.n_positions), 63)], [limit]
+                )
                 assert tree.n_drafted == 0 or least <= tree.n_drafted <= min(most, limit)
                 assert max(tree.depths) <= way.n_positions
-    assert Auto(pair.known, 15, 63, 15).choose(Round(500), ask(14), pair.drafter) is None
+    assert AutoController(pair.known, 15, 63, 15).choose(Round(500), ask(14), pair.drafter) is None
 
 
 @pytest.mark.parametrize("least", [2, 5, 15])
@@ -507,7 +513,7 @@ def test_a_least_draft_is_tried_where_only_plain_rounds_were_measured(least: int
         machine.run(done := Round(100, n_tokens=1), rng)
         known.costs.observe(done)
     pair = Pair(machine, known)
-    _, rounds = pair.answer(Text(0.97), Auto(known, BLOCK, 63, least), n_tokens=1200)
+    _, rounds = pair.answer(Text(0.97), AutoController(known, BLOCK, 63, least), n_tokens=1200)
     drafted = [done.n_drafted for done in rounds if done.n_drafted]
     assert len(drafted) >= 40
     assert min(drafted) >= least
@@ -519,42 +525,44 @@ def line(tokens: list[int], chance: float) -> Tree:
 
 def test_one_threshold_serves_all_sequences() -> None:
     """The likelier candidates of one are taken before the others' of another."""
-    costs = Costs()
+    costs = CostModel()
     for n in (0, 1, 3, 7, 15):
         for _ in range(4):
             costs.observe(Round(0, n_sequences=2, n_drafted=n, n_tokens=2, pass_s=1.0 + 0.03 * n))
             costs.observe(Round(0, n_tokens=1, pass_s=0.9))
-    rule = Auto(Known(costs), 15, 63)
+    controller = AutoController(Known(costs), 15, 63)
     sure, unsure = line([1, *range(2, 9)], 0.95), line([1, *range(2, 9)], 0.3)
     done = Round(0, n_sequences=2)
-    rule.choose(done, (*ask(), *ask()), None)
-    found = rule.pick(done, [unsure, sure], [20, 20])
+    controller.choose(done, (*ask(), *ask()), None)
+    found = controller.select_nodes(done, [unsure, sure], [20, 20])
     assert found[0].n_drafted + found[1].n_drafted in (7, 11)
     assert found[1].n_drafted == 7
     assert 1 <= found[0].n_drafted <= 4
     hopeless = [line([1, 2, 3], 0.01)] * 2
-    assert all(tree.n_drafted == 0 for tree in rule.pick(done, hopeless, [20, 20]))
+    assert all(tree.n_drafted == 0 for tree in controller.select_nodes(done, hopeless, [20, 20]))
 
 
 def test_fixed_rules_draft_what_they_were_told() -> None:
-    line, bush = Fixed(CHAIN, 9, 9, 5), Fixed(TREE, 20, 15, 3)
+    line, bush = FixedController(CHAIN, 9, 9, 5), FixedController(TREE, 20, 15, 3)
 
-    def chosen(rule: Fixed, limit: int) -> int:
-        way = rule.choose(Round(0), ask(limit), None)
+    def chosen(controller: FixedController, limit: int) -> int:
+        way = controller.choose(Round(0), ask(limit), None)
         return way.n_positions if way else 0
 
     assert [chosen(line, limit) for limit in (4, 5, 12)] == [0, 9, 9]
     assert [chosen(bush, limit) for limit in (2, 3, 99)] == [0, 15, 15]
     assert (line.n_nodes, bush.n_nodes) == (9, 20)
-    whole = grow(7, candidates(9), 60)
-    assert line.pick(Round(0), [whole], [30]) == [chain(7, candidates(9), 9)]
-    assert line.pick(Round(0), [whole], [6])[0].n_drafted == 6
-    assert line.pick(Round(0), [whole], [4])[0].n_drafted == 0  # five or none
-    assert bush.pick(Round(0), [whole], [30]) == [grow(7, candidates(9), 20)]
-    assert bush.pick(Round(0), [whole], [6])[0].n_drafted == 6
-    spine = Fixed(SPINE, 12, 9).pick(Round(0), [grow(7, candidates(9), 12, spine=True)], [30])
-    assert spine[0].depths[:10] == list(range(10))
-    assert chosen(Fixed(TREE, 3, 15), 15) == 3
+    whole = best_first_tree(7, candidates(9), 60)
+    assert line.select_nodes(Round(0), [whole], [30]) == [chain(7, candidates(9), 9)]
+    assert line.select_nodes(Round(0), [whole], [6])[0].n_drafted == 6
+    assert line.select_nodes(Round(0), [whole], [4])[0].n_drafted == 0  # five or none
+    assert bush.select_nodes(Round(0), [whole], [30]) == [best_first_tree(7, candidates(9), 20)]
+    assert bush.select_nodes(Round(0), [whole], [6])[0].n_drafted == 6
+    main_chain = FixedController(MAIN_CHAIN, 12, 9).select_nodes(
+        Round(0), [best_first_tree(7, candidates(9), 12, main_chain=True)], [30]
+    )
+    assert main_chain[0].depths[:10] == list(range(10))
+    assert chosen(FixedController(TREE, 3, 15), 15) == 3
 
 
 @pytest.mark.parametrize("n_rounds", [1, 16])
@@ -579,11 +587,13 @@ def test_more_rows_take_no_less_than_a_plain_pass() -> None:
     known = plain_known()
     for _ in range(4):
         known.observe(Round(100, n_drafted=1, n_tokens=1, pass_s=0.7))
-    rule = Auto(known, 0, 3)
+    controller = AutoController(known, 0, 3)
     done = Round(100)
-    rule.choose(done, [Request(None, [0], Sampler(DecodeConfig()), n_left=9, n_room=9)], None)
+    controller.choose(
+        done, [Request(None, [0], DraftScorer(DecodeConfig()), n_left=9, n_room=9)], None
+    )
     sure = Tree.chain([0, 1], [0.0, 0.0])
-    value, found = rule._best(done, [sure], [3])
+    value, found = controller._best(done, [sure], [3])
     assert found[0].n_drafted == 1
     assert value <= 1.0
 
@@ -591,7 +601,7 @@ def test_more_rows_take_no_less_than_a_plain_pass() -> None:
 class _Asked:
     """Proposes nothing, and notes whom it is asked for."""
 
-    name, is_free, max_draft, state = "asked", True, 8, None
+    name, needs_forward, max_draft, state = "asked", False, 8, None
 
     def __init__(self) -> None:
         self.last: list[Request] = []
@@ -606,7 +616,7 @@ class _Asked:
     def observe(self, request: Request, tokens: Sequence[int]) -> None:
         pass
 
-    def outlook(self, sampler: Sampler) -> Sequence[float]:  # noqa: ARG002
+    def expected_path_probs(self, sampler: DraftScorer) -> Sequence[float]:  # noqa: ARG002
         return ()
 
     def forget(self, sequence: Any) -> None:
@@ -626,7 +636,7 @@ class _Sure(_Asked):
 
     def propose(self, requests: Sequence[Request]) -> list[Tree | None]:
         logs = [at * math.log(0.97) for at in range(16)]
-        return [Tree.chain([x.seen[-1], *range(1, 16)], logs) for x in requests]
+        return [Tree.chain([x.history[-1], *range(1, 16)], logs) for x in requests]
 
 
 class _Copying:
@@ -640,8 +650,8 @@ class _Copying:
                 self.known.costs.observe(Round(100, n_drafted=size, n_tokens=1, pass_s=self(size)))
         for _ in range(4 * (n > 1)):
             self.known.costs.observe(Round(100, n_sequences=n, n_tokens=n, pass_s=self(0)))
-        self._speculation = Speculation([_Sure()], Auto(self.known, 0, 31))
-        sampler = Sampler(DecodeConfig())
+        self._speculation = Speculator([_Sure()], AutoController(self.known, 0, 31))
+        sampler = DraftScorer(DecodeConfig())
         self._requests = [Request(None, [0], sampler) for _ in range(n)]
         self.seconds = self.tokens = 0.0
 
@@ -721,31 +731,31 @@ def test_a_pass_that_was_disturbed_keeps_no_other_size_from_being_run(at: int) -
 
 def test_who_begins_to_decode_is_asked_alone_while_the_others_rest() -> None:
     proposer, known = _Asked(), plain_known()
-    speculation = Speculation([proposer], Auto(known, 0, 3))
-    sampler = Sampler(DecodeConfig())
+    speculator = Speculator([proposer], AutoController(known, 0, 3))
+    sampler = DraftScorer(DecodeConfig())
     old, new = (Request(None, [0], sampler, n_left=99, n_room=9) for _ in range(2))
-    speculation.begin(old)
-    speculation.decodes(old)
+    speculator.start(old)
+    speculator.start_decoding(old)
 
     def play(requests: Sequence[Request]) -> list[Request]:
         proposer.last = []
         done = Round(100, len(requests), n_tokens=len(requests), pass_s=1.0)
-        if speculation.asks:
-            speculation.propose(done, requests)
-        if speculation.is_quiet:
-            speculation.pass_over(done)
+        if speculator.asks:
+            speculator.propose(done, requests)
+        if speculator.is_quiet:
+            speculator.pass_over(done)
         else:
-            speculation.observe(done, requests, [[0]] * len(requests))
+            speculator.observe(done, requests, [[0]] * len(requests))
         return proposer.last
 
     assert play([old]) == [old]
-    speculation.n_pause = 15
+    speculator.n_pause = 15
     assert play([old]) == []
-    speculation.decodes(new)
+    speculator.start_decoding(new)
     asked = [play([old, new]) for _ in range(10)]
     assert asked == [[new] if number == NEW else [] for number in range(10)]
-    assert speculation.n_pause == 4
-    speculation.n_pause = 15
-    speculation.decodes(another := Request(None, [0], sampler, n_left=99, n_room=9))
+    assert speculator.n_pause == 4
+    speculator.n_pause = 15
+    speculator.start_decoding(another := Request(None, [0], sampler, n_left=99, n_room=9))
     assert [play([another]) for _ in range(NEW + 1)] == [[]] * NEW + [[another]]
     assert play([another]) == [another]  # alone there is nobody whose rest counts

@@ -14,15 +14,15 @@ import pytest
 from dflash_gguf import _cache_dir
 from dflash_gguf.speculative.calibration import Calibrations
 from dflash_gguf.speculative.controller_state import Known
-from dflash_gguf.speculative.cost_model import Costs, Round
+from dflash_gguf.speculative.cost_model import CostModel, Round
 from dflash_gguf.speculative.promise import Promise
-from dflash_gguf.speculative.proposers.suffix import Copy
+from dflash_gguf.speculative.proposers.suffix import SuffixProposer
 from dflash_gguf.speculative.runtime import CostFile, measure
-from dflash_gguf.speculative.statistics import N_TIMES, Median
+from dflash_gguf.speculative.statistics import N_TIMES, RunningMedian
 
 
 def test_the_first_time_of_a_shape_does_not_count() -> None:
-    median = Median()
+    median = RunningMedian()
     median.add(9.0)
     assert (median.value, median.is_warm) == (9.0, False)
     for ms in (2.0, 1.0):
@@ -37,17 +37,17 @@ def test_the_first_time_of_a_shape_does_not_count() -> None:
 
 
 def test_what_was_measured_at_load_gives_way_to_the_first_time_of_an_answer() -> None:
-    median = Median()
+    median = RunningMedian()
     for ms in (9.0, 5.0, 6.0):
         median.add(ms)
-    median.give_way()
+    median.mark_stale()
     assert (median.value, median.is_warm, median.is_measured) == (5.0, True, False)
     median.add(2.0)
     assert (median.value, median.is_warm, median.is_measured) == (2.0, True, True)
 
 
 def warm(
-    costs: Costs, position: int, n: int, draft: float, rows: float, *, is_tree: bool = False
+    costs: CostModel, position: int, n: int, draft: float, rows: float, *, is_tree: bool = False
 ) -> None:
     for _ in range(2):
         costs.observe(drafted(position, n, is_tree=is_tree, draft_s=draft, pass_s=rows))
@@ -55,13 +55,13 @@ def warm(
 
 def drafted(position: int, n: int, **more: Any) -> Round:
     """A round with so many brief candidates."""
-    is_brief = n > 0
-    given = {"n_positions": n, "is_brief": is_brief, "n_drafted": n, "n_tokens": 1, "sample_s": 0.5}
+    is_top1 = n > 0
+    given = {"n_positions": n, "is_top1": is_top1, "n_drafted": n, "n_tokens": 1, "sample_s": 0.5}
     return Round(position, **{**given, **more})
 
 
 def test_costs_between_and_beyond_what_was_measured() -> None:
-    costs = Costs()
+    costs = CostModel()
     costs.observe(Round(0, n_tokens=1, pass_s=99.0))
     assert not costs.knows_plain
     warm(costs, 0, 0, 0.0, 10.0)
@@ -79,7 +79,7 @@ def test_costs_between_and_beyond_what_was_measured() -> None:
 
 
 def test_a_tree_costs_what_it_was_measured_to_cost_more_than_a_chain() -> None:
-    costs = Costs()
+    costs = CostModel()
     warm(costs, 0, 0, 0.0, 10.0)
     warm(costs, 0, 7, 4.0, 20.0)
     warm(costs, 0, 15, 4.0, 40.0)
@@ -95,7 +95,7 @@ def test_a_tree_costs_what_it_was_measured_to_cost_more_than_a_chain() -> None:
 
 
 def test_costs_are_kept_by_context_and_taken_from_the_nearest() -> None:
-    costs = Costs()
+    costs = CostModel()
     warm(costs, 0, 0, 0.0, 10.0)
     warm(costs, 4000, 0, 0.0, 20.0)
     assert costs.pass_s(100, 1) == 10.0
@@ -107,22 +107,24 @@ def test_costs_are_kept_by_context_and_taken_from_the_nearest() -> None:
 
 
 def test_drafts_cost_by_the_rows_of_all_sequences() -> None:
-    costs = Costs()
+    costs = CostModel()
     for n, seconds in ((3, 4.0), (15, 8.0)):
         warm(costs, 0, n, seconds, 10.0)
     assert costs.draft_s(4, True) == 4.0
     assert costs.draft_s(16, True) == 8.0
     assert costs.most_draft_rows(True) == 16
-    done = drafted(0, 3, n_sequences=4, n_spared=2)
+    done = drafted(0, 3, n_sequences=4, n_draft_rows_saved=2)
     assert not costs.is_warm(done)
     for _ in range(2):
-        costs.observe(drafted(0, 3, n_sequences=4, n_spared=2, n_drafted=12, draft_s=12.0))
+        costs.observe(
+            drafted(0, 3, n_sequences=4, n_draft_rows_saved=2, n_drafted=12, draft_s=12.0)
+        )
     assert costs.draft_s(14, True) == 12.0
     assert costs.draft_s(4, True) == 4.0
 
 
 def test_plain_rounds_of_several_sequences_are_known_by_their_number() -> None:
-    costs = Costs()
+    costs = CostModel()
     warm(costs, 0, 0, 0.0, 10.0)
     warm(costs, 0, 7, 4.0, 30.0)
     assert not costs.knows_plain_of(8)
@@ -130,7 +132,7 @@ def test_plain_rounds_of_several_sequences_are_known_by_their_number() -> None:
         costs.observe(Round(0, n_sequences=8, n_tokens=8, pass_s=20.0, sample_s=4.0))
     assert [n for n in range(1, 12) if costs.knows_plain_of(n)] == [1, 5, 6, 7, 8]
     assert costs.plain_s(0, 8) == 20.0 + 8 * 0.5
-    again = Costs.from_dict(json.loads(json.dumps(costs.to_dict())))
+    again = CostModel.from_dict(json.loads(json.dumps(costs.to_dict())))
     assert again.plain_s(0, 8) == costs.plain_s(0, 8)
     assert again.knows_plain_of(8)
 
@@ -142,7 +144,7 @@ def several(n: int, n_drafted: int) -> Round:
 
 
 def test_more_rows_cost_several_sequences_what_they_cost_one() -> None:
-    costs = Costs()
+    costs = CostModel()
     for n_drafted in (0, 3, 7, 15):
         warm(costs, 0, n_drafted, 0.0, several(1, n_drafted).pass_s)
     for _ in range(2):
@@ -158,7 +160,7 @@ def test_more_rows_cost_several_sequences_what_they_cost_one() -> None:
 
 def test_what_verifying_several_takes_beyond_is_told_of_other_sizes() -> None:
     """Once it is sure, of chains and trees, for other numbers of sequences, and as JSON."""
-    costs = Costs()
+    costs = CostModel()
     for n_drafted in (0, 3, 7, 15):
         warm(costs, 0, n_drafted, 0.0, several(1, n_drafted).pass_s)
     for n in (6, 8):
@@ -171,7 +173,7 @@ def test_what_verifying_several_takes_beyond_is_told_of_other_sizes() -> None:
             costs.observe(done)
         assert costs.pass_s(0, 15, n_sequences=8) == pytest.approx(done.pass_s)
         assert costs.pass_s(0, 12, n_sequences=8) == pytest.approx(several(8, 4).pass_s + more)
-    again = Costs.from_dict(json.loads(json.dumps(costs.to_dict())))
+    again = CostModel.from_dict(json.loads(json.dumps(costs.to_dict())))
     for known in (costs, again):
         assert known.pass_s(0, 12, n_sequences=6) == pytest.approx(several(6, 6).pass_s + 3.0)
         assert known.pass_s(0, 12, True, 8) == pytest.approx(several(8, 4).pass_s + 3.0)
@@ -186,7 +188,7 @@ def test_what_verifying_several_takes_beyond_is_told_of_other_sizes() -> None:
 
 
 def test_plain_rounds_tell_of_more_rows_until_some_were_verified() -> None:
-    costs = Costs()
+    costs = CostModel()
     for n in (1, 8):
         for _ in range(2):
             costs.observe(several(n, 0))
@@ -197,17 +199,17 @@ def test_plain_rounds_tell_of_more_rows_until_some_were_verified() -> None:
 
 
 def test_warm_is_what_ran_twice() -> None:
-    costs = Costs()
+    costs = CostModel()
     for is_warm in (False, False, True):
         assert costs.is_warm(drafted(0, 7)) is is_warm
         costs.observe(drafted(0, 7))
     assert not costs.is_warm(drafted(0, 7, is_tree=True))
     assert not costs.is_warm(drafted(0, 7, n_positions=5))
-    assert not costs.is_warm(drafted(0, 7, is_brief=False))
+    assert not costs.is_warm(drafted(0, 7, is_top1=False))
 
 
-def measured() -> Costs:
-    costs = Costs()
+def measured() -> CostModel:
+    costs = CostModel()
     warm(costs, 0, 0, 0.0, 10.0)
     warm(costs, 900, 7, 4.0, 18.0)
     warm(costs, 0, 15, 4.0, 44.0, is_tree=True)
@@ -217,7 +219,7 @@ def measured() -> Costs:
 
 def test_a_table_survives_as_json() -> None:
     costs = measured()
-    again = Costs.from_dict(json.loads(json.dumps(costs.to_dict())))
+    again = CostModel.from_dict(json.loads(json.dumps(costs.to_dict())))
     assert again.to_dict() == costs.to_dict()
     assert 4 not in {rows for rows, *_ in costs.to_dict()["chains"]}  # it ran only once
     for rows, is_tree in ((1, False), (8, False), (16, True)):
@@ -251,7 +253,7 @@ def test_what_proposers_learned_is_kept_beside(files: list[str]) -> None:
     assert CostFile(files).load()[1] == {"copy": {"tried": [1.0, 2.0]}}
 
 
-EMPTY: dict[str, Any] = Costs().to_dict()
+EMPTY: dict[str, Any] = CostModel().to_dict()
 DAMAGED: list[Any] = [
     "",
     "{",
@@ -337,7 +339,7 @@ SENSELESS += [{"ranked": {"0": NO_NUMBER}, "spines": {}}]
 
 @pytest.mark.parametrize("learned", SENSELESS)
 def test_what_makes_no_sense_is_not_learned(learned: Any) -> None:
-    for learn in (Calibrations.from_dict, Copy().learn, Promise().learn):
+    for learn in (Calibrations.from_dict, SuffixProposer().learn, Promise().learn):
         with pytest.raises(_cache_dir.SENSELESS):
             learn(learned)
 
@@ -362,7 +364,7 @@ def of_experts(n_rows: int, text: str, *, counted: bool = True) -> Round:
 def test_what_one_size_touches_tells_what_others_cost(last: str) -> None:
     errors = {}
     for counted in (True, False):
-        costs = Costs()
+        costs = CostModel()
         for text in ("alike", "rare", "frequent"):
             for _ in range(6):
                 for n_rows in (1, 2, 4, 8, 16):
@@ -391,7 +393,7 @@ def test_rows_that_are_alike_say_what_an_expert_costs() -> None:
     assert [text for _, text in runs].count("alike") == 1
     assert known.costs.experts.cost_s == pytest.approx(0.1, rel=0.15)
     assert known.costs.pass_s(0, 8) == pytest.approx(of_experts(8, "rare").pass_s, rel=0.15)
-    again = Costs.from_dict(json.loads(json.dumps(known.costs.to_dict())))
+    again = CostModel.from_dict(json.loads(json.dumps(known.costs.to_dict())))
     assert again.pass_s(0, 8) == known.costs.pass_s(0, 8)
     # The first passes of an answer say what its text touches, whatever was run before.
     for _ in range(4):
@@ -400,7 +402,7 @@ def test_rows_that_are_alike_say_what_an_expert_costs() -> None:
 
 
 def test_where_nobody_counts_experts_rows_decide() -> None:
-    costs = Costs()
+    costs = CostModel()
     for _ in range(3):
         for n_rows in (1, 8):
             costs.observe(of_experts(n_rows, "rare", counted=False))

@@ -10,7 +10,7 @@ from scripted import N_TOP, STOP, Bytes, Said, Scripted
 
 from dflash_gguf.config import DecodeConfig
 from dflash_gguf.outputs import Step
-from dflash_gguf.sampling.sampler import Drawer
+from dflash_gguf.sampling.sampler import Sampler
 
 
 def answer(
@@ -121,7 +121,7 @@ def test_sampling_uses_position_and_history() -> None:
     list(generation)
     seen = [1, 2, 3]
     for row, token in zip(sequence.rows, generation.result().tokens, strict=True):
-        assert Drawer(config).choose(row.logits(), seen, len(seen)).token == token
+        assert Sampler(config).sample(row.logits(), seen, len(seen)).token == token
         seen.append(token)
 
 
@@ -129,7 +129,7 @@ def test_sampling_uses_position_and_history() -> None:
 def test_sampling_among_the_best_of_a_row_draws_as_from_all_of_it(config: dict[str, Any]) -> None:
     def run(n_top: int) -> tuple[list[int], int]:
         sequence = Scripted(b"abcdefgh", n_ctx=64)
-        sequence.engine.n_most_top = n_top
+        sequence.engine.max_top_k = n_top
         settings = DecodeConfig(temperature=3.0, seed=5, max_tokens=40, **config)
         generation = Said(sequence, [1, 2, 3], settings)
         for _ in generation:
@@ -149,9 +149,9 @@ def test_sampling_among_the_best_of_a_row_draws_as_from_all_of_it(config: dict[s
 )
 def test_draws_that_need_more_than_the_best_do_not_ask_for_them(config: dict[str, Any]) -> None:
     sequence = Scripted(b"ab")
-    sequence.engine.n_most_top = N_TOP
+    sequence.engine.max_top_k = N_TOP
     asked: list[int] = []
-    sequence.engine.keep_top = lambda k: bool(asked.append(k))  # type: ignore[func-returns-value]
+    sequence.engine.set_top_k = lambda k: bool(asked.append(k))  # type: ignore[func-returns-value]
     for _ in Said(sequence, [1, 2, 3], DecodeConfig(**{"temperature": 1.0, **config})):
         pass
     assert asked == [0]

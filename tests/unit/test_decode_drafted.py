@@ -10,9 +10,9 @@ from half_right import HalfRight
 from scripted import STOP, Said, Scripted
 
 from dflash_gguf.config import DecodeConfig
-from dflash_gguf.speculative.controller import Auto, Fixed, Rule
+from dflash_gguf.speculative.controller import AutoController, Controller, FixedController
 from dflash_gguf.speculative.controller_state import Known
-from dflash_gguf.speculative.proposers.proposer import CHAIN, SPINE, TREE
+from dflash_gguf.speculative.proposers.proposer import CHAIN, MAIN_CHAIN, TREE
 
 PROMPT = [1, 2, 3]
 SCRIPT = b"The quick brown fox jumps over."
@@ -28,7 +28,7 @@ def plain(n_ctx: int = 64, script: bytes = SCRIPT, **config: Any) -> tuple[Said,
 
 def drafted(
     known: tuple[int, ...],
-    rule: Rule,
+    controller: Controller,
     wrong: Callable[[int], int] = lambda _: RIGHT,
     settings: dict[str, Any] | None = None,
     *,
@@ -46,7 +46,7 @@ def drafted(
         PROMPT,
         DecodeConfig(**{"draft": "chain", **config}),
         proposers=[proposer],
-        rule=rule,
+        controller=controller,
         cancelled=cancelled,
     )
     return generation, sequence, proposer
@@ -69,15 +69,15 @@ ENDS: dict[str, dict[str, Any]] = {
 }
 
 
-RULES: dict[str, tuple[Rule, dict[str, Any]]] = {
-    "chain 1": (Fixed(CHAIN, 1, 1), {}),
-    "chain 2": (Fixed(CHAIN, 2, 2), {}),
-    "chain 5": (Fixed(CHAIN, 5, 5), {}),
-    "chain 15": (Fixed(CHAIN, 15, 15), {}),
-    "tree 1": (Fixed(TREE, 1, 15), {"width": 3}),
-    "tree 9": (Fixed(TREE, 9, 15), {"width": 3, "rank": lambda i: i % 3}),
-    "tree 22": (Fixed(TREE, 22, 3), {"width": 2, "rank": lambda _: 1}),
-    "tree 40": (Fixed(SPINE, 40, 7), {"width": 4, "rank": lambda i: 3 * i % 4}),
+RULES: dict[str, tuple[Controller, dict[str, Any]]] = {
+    "chain 1": (FixedController(CHAIN, 1, 1), {}),
+    "chain 2": (FixedController(CHAIN, 2, 2), {}),
+    "chain 5": (FixedController(CHAIN, 5, 5), {}),
+    "chain 15": (FixedController(CHAIN, 15, 15), {}),
+    "tree 1": (FixedController(TREE, 1, 15), {"width": 3}),
+    "tree 9": (FixedController(TREE, 9, 15), {"width": 3, "rank": lambda i: i % 3}),
+    "tree 22": (FixedController(TREE, 22, 3), {"width": 2, "rank": lambda _: 1}),
+    "tree 40": (FixedController(MAIN_CHAIN, 40, 7), {"width": 4, "rank": lambda i: 3 * i % 4}),
 }
 
 
@@ -85,10 +85,10 @@ RULES: dict[str, tuple[Rule, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", RULES)
 def test_every_end_is_that_of_plain_decoding(end: str, name: str) -> None:
     expected, after = plain(**ENDS[end])
-    rule, settings = RULES[name]
+    controller, settings = RULES[name]
     for wrong in (lambda _: RIGHT, lambda _: 0, lambda r: r % 7, lambda r: 3 * r % 5):
         known = expected.result().tokens
-        generation, sequence, proposer = drafted(known, rule, wrong, settings, **ENDS[end])
+        generation, sequence, proposer = drafted(known, controller, wrong, settings, **ENDS[end])
         steps = list(generation)
         result, goal = generation.result(), expected.result()
         assert (result.tokens, result.text) == (goal.tokens, goal.text)
@@ -106,7 +106,9 @@ def test_every_end_is_that_of_plain_decoding(end: str, name: str) -> None:
 
 def test_all_accepted_lengths_occur_and_are_counted() -> None:
     expected, _ = plain()
-    generation, sequence, _ = drafted(expected.result().tokens, Fixed(CHAIN, 4, 4), lambda r: r % 5)
+    generation, sequence, _ = drafted(
+        expected.result().tokens, FixedController(CHAIN, 4, 4), lambda r: r % 5
+    )
     steps = list(generation)
     result = generation.result()
     assert [step.n_accepted for step in steps[1:]] == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0]
@@ -124,7 +126,9 @@ def test_paths_leave_the_spine_at_every_depth() -> None:
     left = set()
     for at in range(len(known)):
         settings = {"width": 3, "rank": lambda i, at=at: 2 if i == at else 0}
-        generation, sequence, _ = drafted(known, Fixed(TREE, 120, 4), settings=settings, n_ctx=256)
+        generation, sequence, _ = drafted(
+            known, FixedController(TREE, 120, 4), settings=settings, n_ctx=256
+        )
         steps = list(generation)
         assert generation.result().tokens == known
         assert sequence.left == generation.history[:-1]
@@ -136,7 +140,7 @@ def test_paths_leave_the_spine_at_every_depth() -> None:
 
 def test_a_tree_that_is_a_chain_is_verified_as_one() -> None:
     expected, _ = plain()
-    generation, _, _ = drafted(expected.result().tokens, Fixed(TREE, 4, 15))
+    generation, _, _ = drafted(expected.result().tokens, FixedController(TREE, 4, 15))
     list(generation)
     assert generation.result().rounds_by_draft == {"chain 4": 7}
 
@@ -144,7 +148,9 @@ def test_a_tree_that_is_a_chain_is_verified_as_one() -> None:
 def test_a_tree_fits_the_sequence_and_the_context() -> None:
     expected, _ = plain(n_ctx=20)
     known, settings = expected.result().tokens, {"width": 3, "rank": lambda i: i % 3}
-    generation, sequence, _ = drafted(known, Fixed(TREE, 40, 15), settings=settings, n_ctx=20)
+    generation, sequence, _ = drafted(
+        known, FixedController(TREE, 40, 15), settings=settings, n_ctx=20
+    )
     sequence.engine.max_verify = 9
     list(generation)
     assert generation.result().tokens == known
@@ -153,7 +159,9 @@ def test_a_tree_fits_the_sequence_and_the_context() -> None:
 
 
 def test_a_stop_token_inside_a_span_cuts_the_commit() -> None:
-    generation, sequence, _ = drafted((*b"abc", STOP, *b"def"), Fixed(CHAIN, 6, 6), script=b"abc")
+    generation, sequence, _ = drafted(
+        (*b"abc", STOP, *b"def"), FixedController(CHAIN, 6, 6), script=b"abc"
+    )
     steps = list(generation)
     assert [step.tokens for step in steps] == [(ord("a"),), (ord("b"), ord("c"), STOP)]
     assert (steps[1].n_drafted, steps[1].n_accepted) == (6, 3)
@@ -162,18 +170,20 @@ def test_a_stop_token_inside_a_span_cuts_the_commit() -> None:
 
 def test_the_last_token_is_not_drafted() -> None:
     expected, _ = plain(max_tokens=4)
-    generation, sequence, _ = drafted(expected.result().tokens, Fixed(CHAIN, 9, 9), max_tokens=4)
+    generation, sequence, _ = drafted(
+        expected.result().tokens, FixedController(CHAIN, 9, 9), max_tokens=4
+    )
     list(generation)
     assert sequence.verified == [3]
     assert generation.result().n_drafted == 2
-    generation, sequence, _ = drafted((), Fixed(CHAIN, 9, 9, 3), max_tokens=4)
+    generation, sequence, _ = drafted((), FixedController(CHAIN, 9, 9, 3), max_tokens=4)
     list(generation)
     assert sequence.verified == []
 
 
 def test_greedy_copies_no_row() -> None:
     expected, _ = plain()
-    generation, sequence, _ = drafted(expected.result().tokens, Fixed(CHAIN, 3, 3))
+    generation, sequence, _ = drafted(expected.result().tokens, FixedController(CHAIN, 3, 3))
     list(generation)
     assert not any(rows.n_fetched for rows in sequence.rows)
 
@@ -181,7 +191,7 @@ def test_greedy_copies_no_row() -> None:
 def test_sampling_copies_only_the_rows_it_walks() -> None:
     expected, _ = plain(**SAMPLED)
     generation, sequence, _ = drafted(
-        expected.result().tokens, Fixed(CHAIN, 5, 5), lambda r: r % 3, **SAMPLED
+        expected.result().tokens, FixedController(CHAIN, 5, 5), lambda r: r % 3, **SAMPLED
     )
     list(generation)
     result = generation.result()
@@ -194,7 +204,7 @@ def test_a_cancelled_answer_commits_what_it_keeps(n: int) -> None:
     said: list[Said] = []
     generation, sequence, _ = drafted(
         expected.result().tokens,
-        Fixed(CHAIN, 4, 4),
+        FixedController(CHAIN, 4, 4),
         lambda r: r % 5,
         cancelled=lambda: len(said[0].writing.answer.tokens) == n,
     )
@@ -213,7 +223,9 @@ def test_an_interrupt_between_phases_leaves_a_clean_sequence(
     name: str, when: str, goes_on: bool
 ) -> None:
     expected, after = plain()
-    generation, sequence, _ = drafted(expected.result().tokens, Fixed(CHAIN, 4, 4), lambda r: r % 5)
+    generation, sequence, _ = drafted(
+        expected.result().tokens, FixedController(CHAIN, 4, 4), lambda r: r % 5
+    )
     for _ in range(3):
         next(generation)
     sequence.fail_in = (name, when)
@@ -253,7 +265,9 @@ def test_an_interrupt_while_choosing_leaves_a_clean_sequence(
 ) -> None:
     """In the core's draws, or while what it drew is taken."""
     expected, after = plain(**SAMPLED)
-    generation, sequence, _ = drafted(expected.result().tokens, Fixed(CHAIN, 4, 4), **SAMPLED)
+    generation, sequence, _ = drafted(
+        expected.result().tokens, FixedController(CHAIN, 4, 4), **SAMPLED
+    )
     next(generation)
     calls = iter([*[None] * n_before, KeyboardInterrupt()])
     of: Any = sequence.engine if name == "choose" else generation.writing
@@ -282,7 +296,7 @@ def test_budgeted_lengths_give_the_same_text() -> None:
     for _ in range(2):
         generation, sequence, _ = drafted(
             expected.result().tokens,
-            Auto(known, 15, 63),
+            AutoController(known, 15, 63),
             lambda r: r % 9,
             n_ctx=600,
             **{**SAMPLED, "ignore_eos": True, "draft": "auto"},

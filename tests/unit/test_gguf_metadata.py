@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 import pytest
 
-from dflash_gguf.text.gguf_metadata import Metadata
+from dflash_gguf.text.gguf_metadata import GgufMetadata
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_values_come_back(file: Path) -> None:
-    with Metadata(file) as metadata:
+    with GgufMetadata(file) as metadata:
         assert metadata.text("general.architecture") == "llama"
         assert metadata.text("name") == "größe"
         assert metadata.integer("u8") == 200
@@ -47,11 +47,11 @@ def test_values_come_back(file: Path) -> None:
 
 
 def test_entries_can_be_copied_into_another_file(file: Path, tmp_path: Path) -> None:
-    with Metadata(file) as metadata:
+    with GgufMetadata(file) as metadata:
         entries = [metadata.raw(key) for key in ("words", "name", "ints")]
     copy = tmp_path / "b.gguf"
     copy.write_bytes(struct.pack("<4sIQQ", b"GGUF", 3, 0, 3) + b"".join(entries))
-    with Metadata(copy) as metadata:
+    with GgufMetadata(copy) as metadata:
         assert metadata.texts("words") == [b"a", b"", "zwölf".encode()]
         assert metadata.text("name") == "größe"
 
@@ -69,7 +69,7 @@ def test_entries_can_be_copied_into_another_file(file: Path, tmp_path: Path) -> 
     ],
 )
 def test_other_types_are_refused(file: Path, read: str, key: str, sentence: str) -> None:
-    with Metadata(file) as metadata, pytest.raises(ValueError) as caught:
+    with GgufMetadata(file) as metadata, pytest.raises(ValueError) as caught:
         getattr(metadata, read)(key, *(["int32"] if read == "array" else []))
     assert str(caught.value) == f"{file}: {sentence}"
 
@@ -110,30 +110,30 @@ def test_damaged_files_are_refused(tmp_path: Path, data: bytes, sentence: str) -
     path = tmp_path / "bad.gguf"
     path.write_bytes(data)
     with pytest.raises(ValueError) as caught:
-        Metadata(path)
+        GgufMetadata(path)
     assert str(caught.value).startswith(f"{path}: {sentence}")
 
 
 def test_a_value_that_is_not_utf8_is_refused_when_read(tmp_path: Path) -> None:
     path = tmp_path / "bad.gguf"
     path.write_bytes(header(1) + entry(b"a", 8, struct.pack("<Q", 1) + b"\xff"))
-    with Metadata(path) as metadata, pytest.raises(ValueError, match="a is not valid UTF-8"):
+    with GgufMetadata(path) as metadata, pytest.raises(ValueError, match="a is not valid UTF-8"):
         metadata.text("a")
 
 
 def test_every_truncation_is_refused(file: Path, tmp_path: Path) -> None:
     data = file.read_bytes()
-    with Metadata(file) as metadata:
+    with GgufMetadata(file) as metadata:
         end = max(entry.end for entry in metadata.entries.values())
     path = tmp_path / "short.gguf"
     for size in range(end):
         path.write_bytes(data[:size])
         with pytest.raises(ValueError):
-            Metadata(path)
+            GgufMetadata(path)
 
 
 def test_a_folder_and_a_missing_file_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is a directory, expected a GGUF file"):
-        Metadata(tmp_path)
+        GgufMetadata(tmp_path)
     with pytest.raises(FileNotFoundError):
-        Metadata(tmp_path / "none.gguf")
+        GgufMetadata(tmp_path / "none.gguf")

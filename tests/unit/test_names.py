@@ -13,8 +13,9 @@ FOLDERS = ("convert", "csrc", "dflash_gguf", "docs", "scripts", "tests")
 HISTORY = ("docs/develop/figures.md",)
 """Measurements of earlier commits, which name the code of their time."""
 SHARED = {
-    *("Account", "Answer", "Choice", "Engine", "Item", "Job", "Model"),
-    *("Part", "Request", "Rows", "Run", "Server", "Timeline", "Vocabulary"),
+    "Account",
+    "Job",
+    "Request",
 }
 """Names that two public classes have until they are merged or written anew."""
 

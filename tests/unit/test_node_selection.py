@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from dflash_gguf.native import ANYTHING, Copies, Error, Proposals, Worth, pick
+from dflash_gguf.native import NO_THRESHOLD, BreakEven, Error, Proposals, SuffixIndex, select_nodes
 from dflash_gguf.speculative.tree import Tree
 
 
@@ -25,29 +25,29 @@ def random_tree(rng: np.random.Generator, n: int) -> Tree:
     return Tree(tree.tokens, parents, tree.depths, [nodes[node][0] for node in order])
 
 
-def random_worth(rng: np.random.Generator, most: int) -> Worth:
+def random_worth(rng: np.random.Generator, most: int) -> BreakEven:
     """Prices with steps, none of them for nothing; some sizes are not to be had."""
     sizes = sorted(rng.choice(np.arange(1, most + 1), size=min(6, most), replace=False).tolist())
     chains = np.cumsum(rng.uniform(0.0, 0.6, len(sizes)))
     trees = chains * rng.uniform(0.9, 1.5)
     chains[len(sizes) // 2 :] += rng.choice([0.0, math.inf])
-    return Worth(sizes, chains.tolist(), trees.tolist())
+    return BreakEven(sizes, chains.tolist(), trees.tolist())
 
 
 def best_by_hand(
-    trees: Sequence[Tree], limits: Sequence[int], worth: Worth, least: float
+    trees: Sequence[Tree], limits: Sequence[int], break_even: BreakEven, least: float
 ) -> tuple[float, list[int], bool]:
     """Value, nodes of each and whether as trees: all sizes of both kinds are tried."""
     best, found, is_best_tree = least, [0] * len(trees), False
-    for is_tree, prices in ((False, worth.chains), (True, worth.trees)):
-        parts = trees if is_tree else [tree.spine() for tree in trees]
+    for is_tree, prices in ((False, break_even.chains), (True, break_even.trees)):
+        parts = trees if is_tree else [tree.main_chain() for tree in trees]
         nodes = [
             (log, at)
             for at, (part, limit) in enumerate(zip(parts, limits, strict=True))
-            for log in part.log_chances[1 : limit + 1]
+            for log in part.log_probs[1 : limit + 1]
         ]
         nodes.sort(key=lambda node: -node[0])
-        for size, price in zip(worth.sizes, prices, strict=True):
+        for size, price in zip(break_even.sizes, prices, strict=True):
             counts = [sum(at == tree for _, tree in nodes[:size]) for at in range(len(trees))]
             taken = [part.first(n) for part, n in zip(parts, counts, strict=True)]
             if size > len(nodes) or (is_tree and all(tree.is_chain for tree in taken)):
@@ -64,10 +64,14 @@ def test_the_best_number_of_nodes_is_taken(seed: int, least: float) -> None:
     rng = np.random.default_rng(seed)
     trees = [random_tree(rng, int(rng.integers(0, 25))) for _ in range(rng.integers(1, 5))]
     limits = [int(rng.integers(0, 30)) for _ in trees]
-    worth = random_worth(rng, 30)
-    value, counts, is_tree = best_by_hand(trees, limits, worth, least)
-    got = pick(
-        [x.parents for x in trees], [x.log_chances for x in trees], limits, worth, least=least
+    break_even = random_worth(rng, 30)
+    value, counts, is_tree = best_by_hand(trees, limits, break_even, least)
+    got = select_nodes(
+        [x.parents for x in trees],
+        [x.log_probs for x in trees],
+        limits,
+        break_even,
+        min_value=least,
     )
     assert list(got.counts) == counts
     assert got.value == pytest.approx(value)
@@ -77,12 +81,14 @@ def test_the_best_number_of_nodes_is_taken(seed: int, least: float) -> None:
 def test_without_prices_all_is_taken() -> None:
     rng = np.random.default_rng(0)
     trees = [random_tree(rng, 12), random_tree(rng, 5)]
-    found = pick([x.parents for x in trees], [x.log_chances for x in trees], [9, 9], ANYTHING)
+    found = select_nodes(
+        [x.parents for x in trees], [x.log_probs for x in trees], [9, 9], NO_THRESHOLD
+    )
     assert found.is_tree
     assert list(found.counts) == [9, 5]
 
 
-def texts_of(rng: np.random.Generator, n: int) -> tuple[list[Copies], list[list[int]]]:
+def texts_of(rng: np.random.Generator, n: int) -> tuple[list[SuffixIndex], list[list[int]]]:
     """Texts that repeat themselves with changes, and how they go on."""
     texts, ends = [], []
     for _ in range(n):
@@ -92,9 +98,9 @@ def texts_of(rng: np.random.Generator, n: int) -> tuple[list[Copies], list[list[
             again = np.where(rng.random(40) < 0.1, rng.integers(0, 50, 40), passage)
             text += again[: rng.integers(5, 41)].tolist()
         at = int(rng.integers(1, 30))
-        copies = Copies(1000)
-        copies.append(text)
-        texts.append(copies)
+        index = SuffixIndex(1000)
+        index.append(text)
+        texts.append(index)
         ends.append(passage[at - 1 : at + int(rng.integers(0, 3))].tolist())
     return texts, ends
 
@@ -104,26 +110,27 @@ def test_copies_are_those_that_would_be_verified(seed: int) -> None:
     """As if all were proposed, and then picked: the search ends where no more can pay."""
     rng = np.random.default_rng(seed)
     n = int(rng.integers(1, 6))
-    worth = random_worth(rng, 40)
+    break_even = random_worth(rng, 40)
     positions = rng.integers(0, 20, n).tolist()
     most = rng.integers(0, 30, n).tolist()
     found = []
-    for with_worth in (ANYTHING, worth):
+    for with_worth in (NO_THRESHOLD, break_even):
         texts, ends = texts_of(np.random.default_rng((seed, 1)), n)
         proposed = Proposals().propose(texts, ends, positions, most, with_worth)
         found.append([Tree(*x) if x else Tree.of([-1]) for x in proposed or [None] * n])
     trees, cut = found
     # Beyond what one text may have there is nothing to pick from either.
-    value, counts, is_tree = best_by_hand(trees, most, worth, 0.0)
+    value, counts, is_tree = best_by_hand(trees, most, break_even, 0.0)
     parts = [
-        (tree if is_tree else tree.spine()).first(k) for tree, k in zip(trees, counts, strict=True)
+        (tree if is_tree else tree.main_chain()).first(k)
+        for tree, k in zip(trees, counts, strict=True)
     ]
     assert value >= 0.0
     assert [tree.n_drafted for tree in cut] == counts
     for part, got in zip(parts, cut, strict=True):
         assert part.tokens[1:] == got.tokens[1:]
         assert (part.parents, part.depths) == (got.parents, got.depths)
-        assert part.log_chances == pytest.approx(got.log_chances)
+        assert part.log_probs == pytest.approx(got.log_probs)
 
 
 def test_most_seeds_find_something_to_cut() -> None:
@@ -132,10 +139,10 @@ def test_most_seeds_find_something_to_cut() -> None:
     for seed in range(40):
         rng = np.random.default_rng(seed)
         n = int(rng.integers(1, 6))
-        worth = random_worth(rng, 40)
+        break_even = random_worth(rng, 40)
         positions, most = rng.integers(0, 20, n).tolist(), rng.integers(0, 30, n).tolist()
         sizes = []
-        for with_worth in (ANYTHING, worth):
+        for with_worth in (NO_THRESHOLD, break_even):
             texts, ends = texts_of(np.random.default_rng((seed, 1)), n)
             proposed = Proposals().propose(texts, ends, positions, most, with_worth) or []
             sizes.append(sum(len(tree[0]) for tree in proposed if tree))
@@ -146,8 +153,8 @@ def test_most_seeds_find_something_to_cut() -> None:
 def test_bad_prices_are_one_sentence() -> None:
     tree = Tree.chain([1, 2], [0.0, -0.1])
     for sizes in ([2, 1], [0], [3, 3]):
-        worth = Worth(sizes, [0.0] * len(sizes), [0.0] * len(sizes))
+        break_even = BreakEven(sizes, [0.0] * len(sizes), [0.0] * len(sizes))
         with pytest.raises(Error, match="sizes must rise from 1 on"):
-            pick([tree.parents], [tree.log_chances], [1], worth)
+            select_nodes([tree.parents], [tree.log_probs], [1], break_even)
     with pytest.raises(Error, match="1 and 0 at least"):
-        pick([tree.parents], [tree.log_chances], [-1], ANYTHING)
+        select_nodes([tree.parents], [tree.log_probs], [-1], NO_THRESHOLD)

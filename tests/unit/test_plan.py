@@ -9,20 +9,24 @@ import pytest
 
 from dflash_gguf.config import LoadConfig
 from dflash_gguf.memory.fit import (
+    FitConstraints,
     Planning,
-    Wish,
     candidates,
     fit,
     fit_part,
     fits,
     with_context,
 )
-from dflash_gguf.memory.plan import Item, Plan, check_fits
+from dflash_gguf.memory.plan import Plan, PlanItem, check_fits
 from dflash_gguf.native import Error
 
 
 def test_memory_beside_a_device_is_checked_too() -> None:
-    items = (Item("weights", 100, "device"), Item("rest", 60, "host"), Item("map", 999, "file"))
+    items = (
+        PlanItem("weights", 100, "device"),
+        PlanItem("rest", 60, "host"),
+        PlanItem("map", 999, "file"),
+    )
     plan = Plan("GPU", True, 110, 64, "f16", "f16", 64, 64, 0, items, host_free_bytes=62)
     check_fits(plan)
     assert fits(replace(plan, free_bytes=110)) and "fits: " in plan.table()
@@ -49,7 +53,7 @@ def shaped(free: int, weights: int = WEIGHTS) -> tuple[list[Plan], Planning]:
             (CELL[config.cache_type_k] + CELL[config.cache_type_v]) // 2 * config.n_ctx,
             config.n_ubatch * (1 << 20) + config.draft_window * 20480 + n_rows * (4 << 20),
         )
-        items = tuple(Item(str(i), size, "device") for i, size in enumerate(sizes))
+        items = tuple(PlanItem(str(i), size, "device") for i, size in enumerate(sizes))
         asked.append(
             Plan(
                 "GPU",
@@ -70,27 +74,32 @@ def shaped(free: int, weights: int = WEIGHTS) -> tuple[list[Plan], Planning]:
 
 
 @pytest.mark.parametrize(
-    ("gigabytes", "weights", "wish", "expected"),
+    ("gigabytes", "weights", "constraints", "expected"),
     [
         # a large GPU gives up nothing
-        (80, WEIGHTS, Wish(N_TRAIN, n_rows=64), (N_TRAIN, "f16", 512)),
+        (80, WEIGHTS, FitConstraints(N_TRAIN, n_rows=64), (N_TRAIN, "f16", 512)),
         # the wished context decides the type
-        (24, WEIGHTS, Wish(N_TRAIN, 131072, n_rows=64), (131072, "q8_0", 512)),
-        (20, WEIGHTS, Wish(N_TRAIN, 131072, n_rows=64), (131072, "q4_0", 512)),
+        (24, WEIGHTS, FitConstraints(N_TRAIN, 131072, n_rows=64), (131072, "q8_0", 512)),
+        (20, WEIGHTS, FitConstraints(N_TRAIN, 131072, n_rows=64), (131072, "q4_0", 512)),
         # a given type is kept, and the context shortened
-        (24, WEIGHTS, Wish(N_TRAIN, N_TRAIN, ("f16", "f16"), n_rows=64), (125952, "f16", 128)),
+        (
+            24,
+            WEIGHTS,
+            FitConstraints(N_TRAIN, N_TRAIN, ("f16", "f16"), n_rows=64),
+            (125952, "f16", 128),
+        ),
         # without a wish, the least loss that reaches 32K tokens
-        (19, WEIGHTS, Wish(N_TRAIN, n_rows=64), (34816, "f16", 512)),
-        (16, 6000 << 20, Wish(N_TRAIN, n_rows=64), (146432, "f16", 512)),
-        (12, 8000 << 20, Wish(N_TRAIN, n_rows=64), (50176, "f16", 512)),
-        (8, 6000 << 20, Wish(N_TRAIN, n_rows=64), (34816, "q8_0", 512)),
+        (19, WEIGHTS, FitConstraints(N_TRAIN, n_rows=64), (34816, "f16", 512)),
+        (16, 6000 << 20, FitConstraints(N_TRAIN, n_rows=64), (146432, "f16", 512)),
+        (12, 8000 << 20, FitConstraints(N_TRAIN, n_rows=64), (50176, "f16", 512)),
+        (8, 6000 << 20, FitConstraints(N_TRAIN, n_rows=64), (34816, "q8_0", 512)),
     ],
 )
 def test_fit_by_shape(
-    gigabytes: int, weights: int, wish: Wish, expected: tuple[int, str, int]
+    gigabytes: int, weights: int, constraints: FitConstraints, expected: tuple[int, str, int]
 ) -> None:
     _, plan = shaped(gigabytes << 30, weights)
-    found = fit(plan, wish)
+    found = fit(plan, constraints)
     assert found is not None
     assert not found.plan.missing_bytes
     config = found.config
@@ -117,7 +126,7 @@ def test_context_by_shape(gibibytes: int, n_train: int, given: int | None, expec
 
 def test_a_context_that_fit_found_is_the_longest() -> None:
     asked, plan = shaped(24 << 30)
-    found = fit(plan, Wish(N_TRAIN, n_rows=64))
+    found = fit(plan, FitConstraints(N_TRAIN, n_rows=64))
     assert found is not None and found.config.n_ctx is not None
     longer = plan(replace(found.config, n_ctx=found.config.n_ctx + 1024), found.n_rows)
     assert not fits(longer) and fits(found.plan)
@@ -126,8 +135,8 @@ def test_a_context_that_fit_found_is_the_longest() -> None:
 
 def test_nothing_fits() -> None:
     _, plan = shaped(8 << 30)
-    assert fit(plan, Wish(N_TRAIN)) is None
-    assert fit(plan, Wish(N_TRAIN, 4096)) is None
+    assert fit(plan, FitConstraints(N_TRAIN)) is None
+    assert fit(plan, FitConstraints(N_TRAIN, 4096)) is None
 
 
 def of_part(free: int, experts: int) -> Callable[[int, int], Planning]:
@@ -145,8 +154,8 @@ def of_part(free: int, experts: int) -> Callable[[int, int], Planning]:
     [(8, 0, (6, 0)), (8, 900, (11, 4)), (2, 900, (6, 10)), (1, 900, None)],
 )
 def test_fit_part_by_shape(gibibytes: int, experts: int, expected: tuple[int, int] | None) -> None:
-    wish = Wish(N_TRAIN, n_rows=64)
-    part = fit_part(of_part(gibibytes << 30, experts), wish, 10, experts > 0)
+    constraints = FitConstraints(N_TRAIN, n_rows=64)
+    part = fit_part(of_part(gibibytes << 30, experts), constraints, 10, experts > 0)
     assert (part and (part.n_gpu_layers, part.n_cpu_moe)) == expected
     if part is not None:
         assert (part.fit.config.n_ctx, part.fit.config.cache_type_k) == (8192, "f16")
@@ -154,7 +163,9 @@ def test_fit_part_by_shape(gibibytes: int, experts: int, expected: tuple[int, in
 
 
 def test_what_is_given_is_kept() -> None:
-    wish = Wish(N_TRAIN, cache_types=("q5_0", None), n_ubatch=64, draft_window=100, n_rows=8)
-    for config, n_rows in candidates(wish):
+    constraints = FitConstraints(
+        N_TRAIN, cache_types=("q5_0", None), n_ubatch=64, draft_window=100, n_rows=8
+    )
+    for config, n_rows in candidates(constraints):
         assert (config.cache_type_k, config.n_ubatch, config.draft_window) == ("q5_0", 64, 100)
         assert n_rows <= 8

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from dflash_gguf.engine.prefill_budget import MOST_WAITING, Pace
+from dflash_gguf.engine.prefill_budget import MAX_WAITING_ROUNDS, PrefillBudget
 
 
 @pytest.mark.parametrize("held_up_at", [[0], [1], [1, 2], [50, 51], range(100, 110)])
 def test_a_round_that_was_held_up_keeps_no_prompt_waiting(held_up_at: Sequence[int]) -> None:
     """As the machine slept, or as a graph was built; then as before."""
-    pace, n_mixed, waited = Pace(), 0, [0]
+    pace, n_mixed, waited = PrefillBudget(), 0, [0]
     for _ in range(6000):
         n = pace.chunk() if pace._alone.value else 0
         seconds = 0.01 + n * 1e-4
@@ -20,20 +20,20 @@ def test_a_round_that_was_held_up_keeps_no_prompt_waiting(held_up_at: Sequence[i
             seconds = 3600.0
         n_mixed += n > 0
         waited = [*waited, 0] if n else [*waited[:-1], waited[-1] + 1]
-        pace.ran(seconds, n)
+        pace.observe(seconds, n)
     assert n_mixed > 2500
-    assert max(waited) <= MOST_WAITING
+    assert max(waited) <= MAX_WAITING_ROUNDS
     assert max(waited[-1000:]) < 10
 
 
 def test_pieces_of_prompts_leave_the_others_their_share() -> None:
     """Rounds of a made-up machine: 10 ms without a prompt, and ever more for a row of one."""
-    pace = Pace()
+    pace = PrefillBudget()
     alone_s = others_s = 0.0
     for i in range(2000):
         n = pace.chunk() if i >= 10 else 0
         seconds = 0.01 + n * (1e-4 + 1e-6 * i)
-        pace.ran(seconds, n)
+        pace.observe(seconds, n)
         if i >= 10:
             alone_s, others_s = alone_s + 0.01, others_s + seconds - 0.01
     assert 0.75 < others_s / alone_s < 0.9
@@ -42,11 +42,11 @@ def test_pieces_of_prompts_leave_the_others_their_share() -> None:
 @pytest.mark.parametrize(("row_s", "longest"), [(1e-6, 512), (1e-3, 128), (3e-3, 64), (0.1, 32)])
 def test_pieces_are_long_where_they_are_quick(row_s: float, longest: int) -> None:
     """And ever so long that the others keep their share: all of it where rows cost next to none."""
-    pace = Pace()
+    pace = PrefillBudget()
     sizes = []
     for i in range(3000):
         n = pace.chunk() if i >= 10 else 0
-        pace.ran(0.01 + n * row_s, n)
+        pace.observe(0.01 + n * row_s, n)
         sizes.append(n)
     assert set(sizes[1000:]) == {0, longest}
 
@@ -55,12 +55,12 @@ def test_prompts_come_in_sooner_where_more_wait_than_decode() -> None:
     """Of the same machine: by as much as there are more of them."""
     longer = {}
     for n_filling in (1, 15):
-        pace = Pace()
+        pace = PrefillBudget()
         alone_s = others_s = 0.0
         for i in range(1000):
             n = pace.chunk(1, n_filling) if i >= 10 else 0
             seconds = 0.01 + n * 1e-4
-            pace.ran(seconds, n)
+            pace.observe(seconds, n)
             alone_s, others_s = alone_s + 0.01, others_s + seconds - 0.01
         longer[n_filling] = others_s / alone_s
     assert 0.5 < longer[1] < 0.9

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from pairs import random_tokens
 
-from dflash_gguf.kv_cache.prefix_cache import Prefixes
+from dflash_gguf.kv_cache.prefix_cache import PrefixCache
 
 
 class Model:
@@ -17,7 +17,7 @@ class Model:
     cell_bytes = 8
 
     def __init__(self, n_pages: int, *, divides: bool) -> None:
-        self.divides_prefixes = divides
+        self.partial_prefix_ok = divides
         self.n_pages = n_pages
         self.n_in_place = self.n_asked = 0
         self.prefixes: set[ModelPrefix] = set()
@@ -36,7 +36,7 @@ class Model:
         ends = sum(one.n_tokens % 64 * Model.cell_bytes + 50 for one in self.prefixes)
         return n_spilled * PAGE_BYTES + ends
 
-    def spill(self, n_cells: int, n_bytes: int, spared: Any = None) -> bool:
+    def offload(self, n_cells: int, n_bytes: int, spared: Any = None) -> bool:
         self.n_asked += 1
         stay = {page for line in self.lines for page in line.pages}
         stay.update(spared.pages if spared is not None else ())
@@ -72,17 +72,17 @@ class ModelLine:
         return len(self.tokens)
 
     def append(self, tokens: list[int]) -> bool:
-        wanted = self.wanted_cells(len(tokens))
+        wanted = self.cells_needed(len(tokens))
         if wanted > self.engine.n_free_cells:
             return False
         self.tokens = np.append(self.tokens, np.asarray(tokens, dtype=np.int32))
         self.n_own += wanted
         return True
 
-    def wanted_cells(self, n: int) -> int:
+    def cells_needed(self, n: int) -> int:
         return max(0, -(-(len(self.tokens) + n) // 64) * 64 - len(self.pages) * 64 - self.n_own)
 
-    def cost_of_keeping(self) -> int:
+    def snapshot_bytes(self) -> int:
         return len(self.tokens) % 64 * Model.cell_bytes + 50
 
     def keep(self) -> ModelPrefix:
@@ -91,14 +91,14 @@ class ModelLine:
             self.n_own -= 64
         return ModelPrefix(self.engine, self)
 
-    def adopt(self, prefix: ModelPrefix, n: int) -> None:
+    def attach(self, prefix: ModelPrefix, n: int) -> None:
         assert not prefix.is_closed
-        assert n == prefix.n_tokens or self.engine.divides_prefixes
+        assert n == prefix.n_tokens or self.engine.partial_prefix_ok
         if len(self.tokens):
             np.testing.assert_array_equal(self.tokens[:n], prefix.tokens[:n])
             self.engine.n_in_place += 1
             self.pages, self.n_own = [], 0
-        assert prefix.wanted_cells(n) <= self.engine.n_free_cells
+        assert prefix.cells_needed(n) <= self.engine.n_free_cells
         self.pages = prefix.pages[: n // 64]
         for page in self.pages:
             page.is_here = True
@@ -135,14 +135,14 @@ class ModelPrefix:
 
 def test_room_is_found_without_asking_every_prefix() -> None:
     engine = Model(40, divides=True)
-    store = Prefixes(engine, 1 << 20)
+    store = PrefixCache(engine, 1 << 20)
     line = ModelLine(engine)
     for i in range(300):
         tokens = [i, *range(64)]
-        assert store.begin(line, tokens).n_cached == 0
+        assert store.start(line, tokens).n_cached == 0
         assert store.make_room(128)
         assert line.append(tokens)
-        store.put(line)
+        store.release(line)
     assert len(store) == 300
     assert engine.n_asked < 300
     engine.n_asked = 0
@@ -154,11 +154,11 @@ def test_room_is_found_without_asking_every_prefix() -> None:
 
 def test_what_is_too_large_to_be_kept_takes_nothing_of_others() -> None:
     engine = Model(40, divides=True)
-    store = Prefixes(engine, 300)
+    store = PrefixCache(engine, 300)
     lines = [ModelLine(engine) for _ in range(2)]
     for line, n in zip(lines, (64 + 10, 64 + 40), strict=True):
         assert line.append(random_tokens(n, seed=n))
-        store.put(line)
+        store.release(line)
     assert [prefix.n_tokens for prefix in store] == [64 + 10]
 
 
@@ -167,10 +167,10 @@ def test_ten_thousand_random_operations(divides: bool) -> None:
     """Never above the limit, no leak, nothing found that is not there, all that is known found."""
     rng = np.random.default_rng(3)
     engine = Model(40, divides=divides)
-    store = Prefixes(engine, 6_000)
+    store = PrefixCache(engine, 6_000)
     lines = [ModelLine(engine) for _ in range(4)]
     resting: list[ModelLine] = []
-    store.resting = lambda: resting
+    store.parked = lambda: resting
     texts: list[list[int]] = [[]]
     n_found = n_dropped = 0
     for i in range(5000):
@@ -183,7 +183,7 @@ def test_ten_thousand_random_operations(divides: bool) -> None:
             resting.remove(line)
         if way < 4:
             known = {bytes(prefix.tokens[: prefix.n_tokens]) for prefix in engine.prefixes}
-            begun = store.begin(line, tokens)
+            begun = store.start(line, tokens)
             n_found += begun.n_cached > 0
             assert begun.n_cached < len(tokens)
             np.testing.assert_array_equal(line.tokens, tokens[: begun.n_cached])
@@ -192,18 +192,18 @@ def test_ten_thousand_random_operations(divides: bool) -> None:
                 assert bytes(ids[: begun.n_cached]) in known | {
                     bytes(prefix.tokens) for prefix in engine.prefixes
                 }
-            assert list(begun.stops) == sorted(set(begun.stops))
-            assert all(begun.n_cached < stop < len(tokens) for stop in begun.stops)
+            assert list(begun.snapshot_positions) == sorted(set(begun.snapshot_positions))
+            assert all(begun.n_cached < stop < len(tokens) for stop in begun.snapshot_positions)
             if store.make_room(len(tokens) + 64):
                 line.append(tokens[begun.n_cached :])
             texts = [*texts, tokens][-6:]
         elif way < 7 and line.position:
-            store.keep(line)
+            store.insert(line)
         elif way == 7 and i % 2:
-            store.put(line)
+            store.release(line)
             assert not line.position
         elif way == 7:
-            store.rest(line)
+            store.park(line)
             assert store.nearest([line], [*line.tokens, 1]) is line
             resting = [one for one in (*resting, line) if one is not line] + [line]
         elif way == 8:

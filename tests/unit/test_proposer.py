@@ -11,12 +11,18 @@ import pytest
 
 from dflash_gguf.config import DecodeConfig
 from dflash_gguf.native import Draft, DraftRequest
-from dflash_gguf.sampling.noise import Sampler
-from dflash_gguf.sampling.sampler import Drawer
+from dflash_gguf.sampling.noise import DraftScorer
+from dflash_gguf.sampling.sampler import Sampler
 from dflash_gguf.speculative.calibration import Calibration, Calibrations, Features, Outcome
-from dflash_gguf.speculative.ddtree import Candidates
+from dflash_gguf.speculative.ddtree import PositionCandidates
 from dflash_gguf.speculative.proposers.dflash import DFlash
-from dflash_gguf.speculative.proposers.proposer import CHAIN, SPINE, TREE, Request, draft_all
+from dflash_gguf.speculative.proposers.proposer import (
+    CHAIN,
+    MAIN_CHAIN,
+    TREE,
+    Request,
+    draft_for_all,
+)
 from dflash_gguf.speculative.tree import Tree
 
 N_VOCAB = 200
@@ -56,7 +62,11 @@ class Passes:
 
 
 def request_of(
-    drafter: Drafter, sampler: Sampler, seen: Sequence[int] = (1,), n: int = 6, shape: str = CHAIN
+    drafter: Drafter,
+    sampler: DraftScorer,
+    seen: Sequence[int] = (1,),
+    n: int = 6,
+    shape: str = CHAIN,
 ) -> Request:
     return Request(
         drafter, seen, sampler, n_left=99, n_room=99, n_positions=n, n_nodes=n, shape=shape
@@ -65,7 +75,7 @@ def request_of(
 
 def propose(
     drafter: Drafter,
-    sampler: Sampler,
+    sampler: DraftScorer,
     seen: Sequence[int] = (1,),
     n: int = 6,
     *,
@@ -83,17 +93,17 @@ def propose(
 
 def ranked(
     drafter: Drafter,
-    sampler: Sampler,
+    sampler: DraftScorer,
     seen: Sequence[int] = (1,),
     n: int = 6,
     calibrations: Calibrations | None = None,
     **settings: Any,
-) -> Candidates:
+) -> PositionCandidates:
     """What trees are grown from."""
     source = DFlash(drafter.max_draft, **settings)
     source.calibrations = calibrations or Calibrations()
     request = request_of(drafter, sampler, seen, n, TREE)
-    (draft,) = draft_all([request], [source._width(request)])
+    (draft,) = draft_for_all([request], [source._width(request)])
     (found,) = source._ranked([(request, draft)])
     return found
 
@@ -103,29 +113,29 @@ def rows(n: int = 6, seed: int = 0, scale: float = 2.0) -> np.ndarray[Any, np.dt
     return noise.astype(np.float32)
 
 
-def by_target(sampler: Drawer, scores: Any, seen: Sequence[int]) -> list[int]:
+def by_target(sampler: Sampler, scores: Any, seen: Sequence[int]) -> list[int]:
     """What the target draws from the same rows along its own path."""
     path = list(seen)
     for row in scores:
-        path.append(sampler.choose(row, path, len(path)).token)
+        path.append(sampler.sample(row, path, len(path)).token)
     return path[len(seen) :]
 
 
 def test_a_greedy_chain_takes_the_best_of_each_row_and_asks_for_no_more() -> None:
     drafter = Drafter(rows())
-    found = propose(drafter, Sampler(DecodeConfig()), [5, 9])
+    found = propose(drafter, DraftScorer(DecodeConfig()), [5, 9])
     assert found.tokens == [9, *drafter.rows.argmax(1).tolist()]
     assert found.is_chain
     assert drafter.asked == [(9, 6, 1)]
-    chances = np.exp(found.log_chances[1:])
-    assert chances == pytest.approx(DFlash(15).outlook(Sampler(DecodeConfig()))[:6])
+    probs = np.exp(found.log_probs[1:])
+    assert probs == pytest.approx(DFlash(15).expected_path_probs(DraftScorer(DecodeConfig()))[:6])
 
 
 def test_several_sequences_are_asked_at_once() -> None:
     drafters, passes = [Drafter(rows(seed=seed)) for seed in range(3)], Passes()
     for drafter in drafters:
         drafter.engine = passes
-    source, sampler = DFlash(15), Sampler(DecodeConfig())
+    source, sampler = DFlash(15), DraftScorer(DecodeConfig())
     requests = [request_of(drafter, sampler, [seed]) for seed, drafter in enumerate(drafters)]
     requests[1].shape = TREE
     found = source.propose(requests)
@@ -140,17 +150,17 @@ def test_several_sequences_are_asked_at_once() -> None:
 @pytest.mark.parametrize("config", [{}, {"temperature": 0.8, "seed": 5}])
 def test_candidates_are_the_best_and_their_chances_fall(config: dict[str, Any]) -> None:
     drafter = Drafter(rows())
-    found = ranked(drafter, Sampler(DecodeConfig(**config)))
+    found = ranked(drafter, DraftScorer(DecodeConfig(**config)))
     assert drafter.asked == [(1, 6, 32)]
-    assert found.tokens.shape == found.log_chances.shape == (6, 32)
+    assert found.tokens.shape == found.log_probs.shape == (6, 32)
     best = np.argsort(-drafter.rows, axis=1)[:, :32]
     assert (np.sort(found.tokens) == np.sort(best)).all()
-    assert (np.diff(found.log_chances) <= 0).all()
-    assert (np.exp(found.log_chances).sum(axis=1) < 1.0).all()
+    assert (np.diff(found.log_probs) <= 0).all()
+    assert (np.exp(found.log_probs).sum(axis=1) < 1.0).all()
     if not config:
         q = drafter.rows - np.log(np.exp(drafter.rows).sum(axis=1))[:, None]
         expected = np.take_along_axis(q, found.tokens, 1)
-        np.testing.assert_allclose(found.log_chances, expected, atol=1e-5)
+        np.testing.assert_allclose(found.log_probs, expected, atol=1e-5)
 
 
 def certain(sampled: bool) -> Calibrations:
@@ -174,7 +184,7 @@ def certain(sampled: bool) -> Calibrations:
 )
 def test_a_perfect_drafter_draws_what_the_target_draws(config: dict[str, Any]) -> None:
     for seed in range(30):
-        sampler = Drawer(DecodeConfig(seed=seed, **config), banned=[3, 77])
+        sampler = Sampler(DecodeConfig(seed=seed, **config), banned=[3, 77])
         drafter = Drafter(rows(seed=seed))
         seen = list(np.random.default_rng(seed).integers(N_VOCAB, size=40))
         known = certain("temperature" in config)
@@ -186,10 +196,10 @@ def test_shared_noise_agrees_more_often_than_the_best_logit_and_learns_how_much(
     source = DFlash(15)
     n_learned = n_best = 0
     for seed in range(600):
-        sampler = Drawer(DecodeConfig(temperature=1.0, seed=seed, top_k=0, top_p=1.0, min_p=0.0))
+        sampler = Sampler(DecodeConfig(temperature=1.0, seed=seed, top_k=0, top_p=1.0, min_p=0.0))
         target = rows(1, seed)
         drafter = Drafter(target + rows(1, seed + 1000, scale=0.5))
-        drawn = sampler.choose(target[0], [1], 1).token
+        drawn = sampler.sample(target[0], [1], 1).token
         request = request_of(drafter, sampler, [1], 1)
         (found,) = source.propose([request])
         assert found is not None
@@ -206,7 +216,7 @@ def test_shared_noise_agrees_more_often_than_the_best_logit_and_learns_how_much(
 def test_noise_that_tells_nothing_is_left_out() -> None:
     source = DFlash(15)
     for seed in range(300):
-        sampler = Sampler(DecodeConfig(temperature=1.0, seed=seed))
+        sampler = DraftScorer(DecodeConfig(temperature=1.0, seed=seed))
         target = rows(1, seed)
         request = request_of(Drafter(target), sampler, [1], 1)
         source.propose([request])
@@ -216,13 +226,13 @@ def test_noise_that_tells_nothing_is_left_out() -> None:
 
 
 def test_what_the_target_chose_is_looked_up_until_the_draft_ends() -> None:
-    drafter, source, sampler = Drafter(rows()), DFlash(15), Sampler(DecodeConfig())
+    drafter, source, sampler = Drafter(rows()), DFlash(15), DraftScorer(DecodeConfig())
     request = request_of(drafter, sampler, shape=TREE)
     source.observe(request, [1, 2])
     expected = Calibration()
     for n_tokens in (1, 3, 6, 7):
         found = ranked(drafter, sampler)
-        features = Features(found.log_chances)
+        features = Features(found.log_probs)
         source.propose([request])
         chosen = [*found.tokens[:5, 2].tolist(), 199, 5]  # 199 is no candidate
         source.observe(request, chosen[:n_tokens])
@@ -234,7 +244,7 @@ def test_what_the_target_chose_is_looked_up_until_the_draft_ends() -> None:
 
 
 def test_what_was_learned_goes_on_in_another_process() -> None:
-    drafter, source, sampler = Drafter(rows()), DFlash(15), Sampler(DecodeConfig())
+    drafter, source, sampler = Drafter(rows()), DFlash(15), DraftScorer(DecodeConfig())
     for shape in (CHAIN, TREE):
         request = request_of(drafter, sampler, shape=shape)
         source.propose([request])
@@ -242,14 +252,18 @@ def test_what_was_learned_goes_on_in_another_process() -> None:
     again = DFlash(15)
     again.learn(json.loads(json.dumps(source.to_dict())))
     assert again.to_dict() == source.to_dict()
-    assert again.outlook(sampler) == source.outlook(sampler) != DFlash(15).outlook(sampler)
+    assert (
+        again.expected_path_probs(sampler)
+        == source.expected_path_probs(sampler)
+        != DFlash(15).expected_path_probs(sampler)
+    )
 
 
 @pytest.mark.parametrize("shape", [CHAIN, TREE])
 def test_banned_tokens_are_not_proposed(shape: str) -> None:
     drafter = Drafter(rows())
     best = drafter.rows.argmax(1).tolist()
-    found = propose(drafter, Sampler(DecodeConfig(), banned=best), shape=shape)
+    found = propose(drafter, DraftScorer(DecodeConfig(), banned=best), shape=shape)
     assert found.n_drafted == 6
     assert not set(found.tokens[1:]) & set(best)
 
@@ -257,7 +271,7 @@ def test_banned_tokens_are_not_proposed(shape: str) -> None:
 def test_banned_tokens_leave_a_greedy_chain_brief() -> None:
     drafter = Drafter(rows())
     best = drafter.rows.argmax(1).tolist()[:2]
-    found = propose(drafter, Sampler(DecodeConfig(), banned=best))
+    found = propose(drafter, DraftScorer(DecodeConfig(), banned=best))
     allowed = drafter.rows.copy()
     allowed[:, best] = -np.inf
     assert found.tokens[1:] == allowed.argmax(1).tolist()
@@ -267,8 +281,8 @@ def test_banned_tokens_leave_a_greedy_chain_brief() -> None:
 def test_candidates_that_are_all_banned_are_proposed_as_they_are() -> None:
     drafter = Drafter(rows(2))
     banned = np.argsort(-drafter.rows[0])[:32].tolist()
-    for shape in (CHAIN, SPINE):
-        found = propose(drafter, Sampler(DecodeConfig(), banned=banned), n=2, shape=shape)
+    for shape in (CHAIN, MAIN_CHAIN):
+        found = propose(drafter, DraftScorer(DecodeConfig(), banned=banned), n=2, shape=shape)
         assert found.tokens[1] == drafter.rows[0].argmax()
         assert found.tokens[2] not in banned
 
@@ -277,7 +291,7 @@ def test_candidates_that_are_all_banned_are_proposed_as_they_are() -> None:
 def test_scores_that_are_not_finite_are_said_and_draft_nothing(bad: float) -> None:
     drafter = Drafter(rows())
     drafter.rows[2] = bad
-    source, sampler = DFlash(15), Sampler(DecodeConfig())
+    source, sampler = DFlash(15), DraftScorer(DecodeConfig())
     for shape in (CHAIN, TREE):
         with pytest.warns(RuntimeWarning, match="the drafter's scores are not finite numbers"):
             assert source.propose([request_of(drafter, sampler, shape=shape)]) == [None]

@@ -11,7 +11,7 @@ import pytest
 
 from dflash_gguf.config import DecodeConfig
 from dflash_gguf.sampling.noise import gumbel
-from dflash_gguf.sampling.sampler import Drawer
+from dflash_gguf.sampling.sampler import Sampler
 
 N_DRAWS = 20_000
 SETTINGS: list[dict[str, Any]] = [
@@ -73,13 +73,13 @@ def test_chain_equals_the_slow_formulation(settings: dict[str, Any], n_vocab: in
         row = row_of(n_vocab, trial)
         untouched = row.copy()
         seen = np.random.default_rng(trial).integers(0, n_vocab, 12).tolist()
-        kept, probabilities = Drawer(config).distribution(row, seen)
+        kept, probabilities = Sampler(config).distribution(row, seen)
         expected = slow_distribution(row, seen, config)
         assert kept.tolist() == list(expected)
         assert probabilities == pytest.approx(list(expected.values()), rel=1e-5)
         assert probabilities.sum() == pytest.approx(1.0, abs=1e-12)
         assert np.array_equal(row, untouched)
-        assert Drawer(config).choose(row, seen, trial).token in expected
+        assert Sampler(config).sample(row, seen, trial).token in expected
 
 
 def slow_gumbel(seed: int, sequence: int, position: int, token: int) -> float:
@@ -133,10 +133,10 @@ def chi_square(counts: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> 
     ids=str,
 )
 def test_draws_follow_the_processed_distribution(settings: dict[str, Any]) -> None:
-    sampler = Drawer(DecodeConfig(seed=2024, **settings))
+    sampler = Sampler(DecodeConfig(seed=2024, **settings))
     row, seen = row_of(60, 5, spread=1.5), [3, 3, 9, 17]
     kept, probabilities = sampler.distribution(row, seen)
-    drawn = Counter(sampler.choose(row, seen, position).token for position in range(N_DRAWS))
+    drawn = Counter(sampler.sample(row, seen, position).token for position in range(N_DRAWS))
     assert set(drawn) <= set(kept.tolist())
     counts = np.array([drawn[token] for token in kept.tolist()], dtype=np.float64)
     expected = probabilities * N_DRAWS
@@ -172,7 +172,7 @@ def test_draws_at_different_positions_are_independent() -> None:
     row = np.zeros(100, dtype=np.float32)
     row[[2, 30, 31, 90]] = (5.0, 5.0, 5.0, 5.0)
     place = {2: 0, 30: 1, 31: 2, 90: 3}
-    draws = [place[Drawer(config).choose(row, [], position).token] for position in range(N_DRAWS)]
+    draws = [place[Sampler(config).sample(row, [], position).token] for position in range(N_DRAWS)]
     pairs = np.bincount(np.array(draws[0::2]) * 4 + np.array(draws[1::2]), minlength=16)
     assert chi_square(pairs, np.full(16, N_DRAWS / 32)) < chi_square_limit(15)
 
@@ -183,8 +183,8 @@ def test_draws_repeat_and_depend_on_every_argument() -> None:
 
     def draw(seed: int, sequence: int, position: int) -> int:
         return (
-            Drawer(DecodeConfig(seed=seed, **settings), sequence=sequence)
-            .choose(row, [], position)
+            Sampler(DecodeConfig(seed=seed, **settings), sequence=sequence)
+            .sample(row, [], position)
             .token
         )
 
@@ -195,12 +195,12 @@ def test_draws_repeat_and_depend_on_every_argument() -> None:
 
 def test_a_seed_is_drawn_and_kept_when_none_is_given() -> None:
     config = DecodeConfig(temperature=1.0)
-    seeds = {Drawer(config).seed for _ in range(8)}
+    seeds = {Sampler(config).seed for _ in range(8)}
     assert len(seeds) > 1
-    sampler = Drawer(config)
-    assert Drawer(DecodeConfig(temperature=1.0, seed=sampler.seed)).choose(
+    sampler = Sampler(config)
+    assert Sampler(DecodeConfig(temperature=1.0, seed=sampler.seed)).sample(
         row_of(500, 0), [], 3
-    ) == sampler.choose(row_of(500, 0), [], 3)
+    ) == sampler.sample(row_of(500, 0), [], 3)
 
 
 def awkward_rows(n_vocab: int) -> list[np.ndarray[Any, np.dtype[np.float32]]]:
@@ -224,7 +224,7 @@ def test_the_draw_is_the_best_of_what_is_kept(settings: dict[str, Any], n_vocab:
     for number, row in enumerate(awkward_rows(n_vocab)):
         config = DecodeConfig(**{"temperature": 0.8, "seed": number, **settings})
         seen = np.random.default_rng(number).integers(0, n_vocab, 9).tolist()
-        sampler = Drawer(config)
+        sampler = Sampler(config)
         adjusted = sampler.adjusted_among(np.arange(n_vocab), row, seen)
         ids = np.argsort(-adjusted, kind="stable")
         values = adjusted[ids].astype(np.float64)
@@ -243,51 +243,51 @@ def test_the_draw_is_the_best_of_what_is_kept(settings: dict[str, Any], n_vocab:
             ids, values = ids[:n], values[:n]
             scores = (values - values[0]) / config.temperature + gumbel(number, 0, 77, ids)
         order = np.argsort(-scores, kind="stable")
-        found = sampler.choose(row, seen, 77)
+        found = sampler.sample(row, seen, 77)
         assert found.token == ids[order[0]], number
         if len(order) > 1 and scores[order[1]] > -np.inf:
             margin = scores[order[0]] - scores[order[1]]
             assert found.margin == pytest.approx(margin, rel=1e-9, abs=1e-9)
         if config.top_k > 0 and sampler.n_best > 0 and config.top_k < n_vocab:
             best = np.argsort(-row, kind="stable")[: sampler.n_best].astype(np.int32)
-            assert sampler.choose_among(best, row[best], 77) == found
+            assert sampler.sample_among(best, row[best], 77) == found
 
 
 def test_greedy_takes_the_lowest_id_of_the_best_and_reports_the_margin() -> None:
     row = np.array([1.0, 4.0, 4.0, 3.5], dtype=np.float32)
-    choice = Drawer(DecodeConfig()).choose(row, [], 0)
+    choice = Sampler(DecodeConfig()).sample(row, [], 0)
     assert (choice.token, choice.margin) == (1, 0.0)
     row[2] = 0.0
-    assert Drawer(DecodeConfig()).choose(row, [], 0).margin == 0.5
-    assert Drawer(DecodeConfig()).choose(row[:1], [], 0).margin == math.inf
+    assert Sampler(DecodeConfig()).sample(row, [], 0).margin == 0.5
+    assert Sampler(DecodeConfig()).sample(row[:1], [], 0).margin == math.inf
 
 
 def test_greedy_follows_penalties() -> None:
     row = np.array([1.0, 4.0, 3.9], dtype=np.float32)
     config = DecodeConfig(repeat_penalty=1.1)
-    assert not Drawer(config).is_argmax
-    assert Drawer(config).choose(row, [0, 1], 2).token == 2
-    assert Drawer(DecodeConfig()).is_argmax
+    assert not Sampler(config).is_argmax
+    assert Sampler(config).sample(row, [0, 1], 2).token == 2
+    assert Sampler(DecodeConfig()).is_argmax
 
 
 def test_margin_is_the_distance_to_the_second_score() -> None:
     row = row_of(1000, 3)
     config = DecodeConfig(temperature=0.5, seed=3)
-    kept, _ = Drawer(config).distribution(row, [])
+    kept, _ = Sampler(config).distribution(row, [])
     scores = row[kept].astype(np.float64) / 0.5 + gumbel(3, 0, 9, kept)
-    choice = Drawer(config).choose(row, [], 9)
+    choice = Sampler(config).sample(row, [], 9)
     ranked = np.sort(scores)
     assert choice.token == kept[np.argmax(scores)]
     assert choice.margin == pytest.approx(ranked[-1] - ranked[-2])
-    assert Drawer(DecodeConfig(temperature=0.5, top_k=1)).choose(row, [], 9).margin == math.inf
+    assert Sampler(DecodeConfig(temperature=0.5, top_k=1)).sample(row, [], 9).margin == math.inf
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_banned_tokens_are_never_drawn(temperature: float) -> None:
     row = row_of(40, 1)
     best = int(row.argmax())
-    sampler = Drawer(DecodeConfig(temperature=temperature, seed=1), banned=[best, 10**6])
-    drawn = {sampler.choose(row, [], position).token for position in range(500)}
+    sampler = Sampler(DecodeConfig(temperature=temperature, seed=1), banned=[best, 10**6])
+    drawn = {sampler.sample(row, [], position).token for position in range(500)}
     assert best not in drawn
     assert best not in sampler.distribution(row, [])[0]
 
@@ -298,7 +298,7 @@ def test_banned_tokens_are_never_drawn(temperature: float) -> None:
     [
         (np.nan, "the logits hold NaN"),
         (np.inf, "the logits hold +inf"),
-        (-np.inf, "no token is left to draw: every logit is -inf"),
+        (-np.inf, "no token is left to sample: every logit is -inf"),
     ],
 )
 def test_damaged_rows_are_refused(settings: dict[str, Any], value: float, sentence: str) -> None:
@@ -306,7 +306,7 @@ def test_damaged_rows_are_refused(settings: dict[str, Any], value: float, senten
         row = np.full(5000, -np.inf, dtype=np.float32) if value < 0 else row_of(5000, 0)
         row[4321] = value
         with pytest.raises(ValueError, match=sentence.replace("+", r"\+")):
-            Drawer(DecodeConfig(top_k=top_k, **settings)).choose(row, [], 0)
+            Sampler(DecodeConfig(top_k=top_k, **settings)).sample(row, [], 0)
 
 
 def test_tokens_without_probability_are_not_kept() -> None:
@@ -314,13 +314,13 @@ def test_tokens_without_probability_are_not_kept() -> None:
     row[[7, 4000]] = 1.0
     for settings in ({}, {"top_k": 0}, {"min_p": 0.0}, {"top_k": 0, "min_p": 0.0}):
         config = DecodeConfig(temperature=1.0, **settings)  # type: ignore[arg-type]
-        assert Drawer(config).distribution(row, [])[0].tolist() == [7, 4000]
+        assert Sampler(config).distribution(row, [])[0].tolist() == [7, 4000]
 
 
 def test_extreme_values_stay_finite_decisions() -> None:
     row = np.array([3e38, -3e38, 2.9e38, 0.0], dtype=np.float32)
     for settings in ({"top_k": 0}, {"top_k": 2}, {"top_k": 0, "top_p": 1.0, "min_p": 0.0}):
-        choice = Drawer(DecodeConfig(temperature=1e-300, **settings)).choose(row, [], 0)  # type: ignore[arg-type]
+        choice = Sampler(DecodeConfig(temperature=1e-300, **settings)).sample(row, [], 0)  # type: ignore[arg-type]
         assert choice.token == 0
 
 
@@ -329,14 +329,14 @@ def test_extreme_values_stay_finite_decisions() -> None:
 )
 def test_wrong_arrays_are_refused(row: np.ndarray[Any, Any]) -> None:
     with pytest.raises(ValueError, match="must be float32"):
-        Drawer(DecodeConfig()).choose(row, [], 0)
+        Sampler(DecodeConfig()).sample(row, [], 0)
 
 
 def test_a_token_outside_the_vocabulary_is_refused() -> None:
-    sampler = Drawer(DecodeConfig(repeat_penalty=1.1))
+    sampler = Sampler(DecodeConfig(repeat_penalty=1.1))
     for bad in (-1, 100):
         with pytest.raises(ValueError, match=f"token id {bad} is outside the vocabulary of 100"):
-            sampler.choose(row_of(100, 0), [5, bad], 2)
+            sampler.sample(row_of(100, 0), [5, bad], 2)
 
 
 @pytest.mark.parametrize("penalties", [{}, {"repeat_penalty": 1.3, "presence_penalty": 0.4}])
@@ -350,11 +350,11 @@ def test_biases_are_added_before_all_else(penalties: dict[str, Any]) -> None:
         if token < 500:
             biased[token] += np.float32(bias)
     for settings in ({"temperature": 0.9, "seed": 1}, {"temperature": 0.0}):
-        with_bias = Drawer(DecodeConfig(logit_bias=biases, **settings, **penalties))
-        without = Drawer(DecodeConfig(**settings, **penalties))
+        with_bias = Sampler(DecodeConfig(logit_bias=biases, **settings, **penalties))
+        without = Sampler(DecodeConfig(**settings, **penalties))
         for place in range(50):
-            wanted = without.choose(biased, seen, place).token
-            assert with_bias.choose(logits, seen, place).token == wanted
+            wanted = without.sample(biased, seen, place).token
+            assert with_bias.sample(logits, seen, place).token == wanted
         ids = rng.permutation(500)[:64]
         found = with_bias.adjusted_among(ids, logits[ids], seen)
         np.testing.assert_array_equal(found, without.adjusted_among(ids, biased[ids], seen))
@@ -369,19 +369,19 @@ def test_chances_are_those_of_the_model_or_of_the_draw() -> None:
     logs = logits.astype(float) - np.log(np.exp(logits.astype(float)).sum())
     order = np.argsort(-logits, kind="stable")
     settings: dict[str, Any] = {"temperature": 1.4, "repeat_penalty": 1.2, "top_k": 6, "seed": 2}
-    model = Drawer(DecodeConfig(n_probs=4, logit_bias={9: 4.0}, **settings))
-    found = model.chances(logits, seen, 17)
+    model = Sampler(DecodeConfig(n_probs=4, logit_bias={9: 4.0}, **settings))
+    found = model.logprobs(logits, seen, 17)
     assert found.log_prob == pytest.approx(logs[17])
     assert [token for token, _ in found.top] == order[:4].tolist()
     assert [value for _, value in found.top] == pytest.approx(logs[order[:4]])
-    draw = Drawer(DecodeConfig(n_probs=10, post_sampling_probs=True, **settings))
+    draw = Sampler(DecodeConfig(n_probs=10, post_sampling_probs=True, **settings))
     ids, chances = draw.distribution(logits, seen)
-    found = draw.chances(logits, seen, int(ids[1]))
+    found = draw.logprobs(logits, seen, int(ids[1]))
     assert found.log_prob == pytest.approx(math.log(chances[1]))
     assert dict(found.top) == pytest.approx(dict(zip(ids.tolist(), np.log(chances), strict=True)))
     out = int(order[-1])
-    assert draw.chances(logits, seen, out).log_prob == -math.inf
-    none = Drawer(DecodeConfig(n_probs=0)).chances(logits, seen, 3)
+    assert draw.logprobs(logits, seen, out).log_prob == -math.inf
+    none = Sampler(DecodeConfig(n_probs=0)).logprobs(logits, seen, 3)
     assert (none.top, none.log_prob) == ((), pytest.approx(logs[3]))
-    every = Drawer(DecodeConfig(n_probs=10_000)).chances(logits, seen, 3)
+    every = Sampler(DecodeConfig(n_probs=10_000)).logprobs(logits, seen, 3)
     assert [token for token, _ in every.top] == order.tolist()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from dflash_gguf.config import DecodeConfig
-from dflash_gguf.sampling.sampler import Drawer
+from dflash_gguf.sampling.sampler import Sampler
 
 llama_cpp = pytest.importorskip("llama_cpp")
 
@@ -78,7 +78,7 @@ def test_chain_equals_llama_cpp(settings: dict[str, Any], spread: float) -> None
         row = (rng.standard_normal(2000) * spread).astype(np.float32)
         seen = rng.integers(0, 40, 30).tolist()
         row[:40] += spread * 2
-        kept, probabilities = Drawer(config).distribution(row, seen)
+        kept, probabilities = Sampler(config).distribution(row, seen)
         expected = llama_distribution(row, seen, config)
         assert set(kept.tolist()) == set(expected)
         assert probabilities == pytest.approx([expected[t] for t in kept.tolist()], rel=1e-4)

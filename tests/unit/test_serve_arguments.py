@@ -17,7 +17,7 @@ from dflash_gguf.serve.arguments import (
     with_environment,
 )
 from dflash_gguf.serve.listen import is_loopback
-from dflash_gguf.serve.prompts import Texts
+from dflash_gguf.serve.prompts import PromptBuilder
 from dflash_gguf.serve.schemas import BadRequestError, TemplateBody
 from dflash_gguf.text import chat
 from dflash_gguf.text.tokenizer import Tokenizer
@@ -130,20 +130,20 @@ SAID = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
 def test_thinking_that_is_off_closes_what_is_open(
     tokenizer: Tokenizer, template: str, think: bool | None, end: str
 ) -> None:
-    texts = Texts(tokenizer, template)
+    texts = PromptBuilder(tokenizer, template)
     body = TemplateBody(messages=[{"role": "user", "content": "x"}], enable_thinking=think)
     assert texts.chat_text(body)[0].endswith(end)
 
 
 def test_thoughts_that_were_begun_are_continued(tokenizer: Tokenizer) -> None:
-    texts = Texts(tokenizer, SAID + "<think>\n{# </think> #}")
+    texts = PromptBuilder(tokenizer, SAID + "<think>\n{# </think> #}")
     user = {"role": "user", "content": "x"}
     begun = {"role": "assistant", "content": "yes", "reasoning_content": "hm"}
     text = texts.chat_text(TemplateBody(messages=[user, begun]))[0]
     assert text == "user:x;<think>\nhm\n</think>\n\nyes"
     text = texts.chat_text(TemplateBody(messages=[user, begun | {"content": ""}]))[0]
     assert text == "user:x;<think>\nhm"
-    no_thoughts = Texts(tokenizer, SAID)
+    no_thoughts = PromptBuilder(tokenizer, SAID)
     with pytest.raises(BadRequestError, match="the template has no thoughts"):
         no_thoughts.chat_text(TemplateBody(messages=[user, begun]))
 

@@ -167,7 +167,7 @@ def test_live_answers_take_turns_and_the_others_wait_in_order(pipe: Pipe) -> Non
     for number, n in ((1, 6), (2, 6), (3, 2), (4, 1)):
         assert [m.tokens for m in of(said, Stepped, number)] == [[i] for i in range(n)]
         (end,) = of(said, Ended, number)
-        assert (end.account.n_tokens, end.account.stop_reason) == (n, "length")
+        assert (end.stats.n_tokens, end.stats.stop_reason) == (n, "length")
 
 
 def test_what_a_round_says_comes_at_once(pipe: Pipe) -> None:
@@ -202,7 +202,7 @@ def test_a_cancelled_answer_ends_and_gives_its_place_away(pipe: Pipe) -> None:
     decoder.gate.release(10)
     pipe.wait(lambda said: len(of(said, Ended)) == 3)
     assert not of(pipe.said, Started, 2)
-    assert [m.account.stop_reason for m in of(pipe.said, Ended)] == [
+    assert [m.stats.stop_reason for m in of(pipe.said, Ended)] == [
         "cancelled",
         "cancelled",
         "length",

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from dflash_gguf.config import DecodeConfig
-from dflash_gguf.native import Copies, Error
-from dflash_gguf.sampling.noise import Sampler
+from dflash_gguf.native import Error, SuffixIndex
+from dflash_gguf.sampling.noise import DraftScorer
 from dflash_gguf.speculative.proposers.proposer import Request
-from dflash_gguf.speculative.proposers.suffix import Copy
+from dflash_gguf.speculative.proposers.suffix import SuffixProposer
 from dflash_gguf.speculative.tree import Tree
 
 
@@ -31,20 +31,20 @@ def longest_match(text: list[int]) -> int:
 
 
 def below(
-    copies: Copies, n_positions: int, n_nodes: int
+    copies: SuffixIndex, n_positions: int, n_nodes: int
 ) -> tuple[list[int], list[int], list[float]]:
     """Tokens, parents (-1: the text's last token) and log-chances of what is proposed below it."""
-    tokens, parents, depths, log_chances = copies.propose(n_positions, n_nodes)
-    assert not tokens or (parents[0], log_chances[0]) == (-1, 0.0)
+    tokens, parents, depths, log_probs = copies.propose(n_positions, n_nodes)
+    assert not tokens or (parents[0], log_probs[0]) == (-1, 0.0)
     assert depths == Tree.of(tokens, parents).depths
-    return tokens[1:], [parent - 1 for parent in parents[1:]], log_chances[1:]
+    return tokens[1:], [parent - 1 for parent in parents[1:]], log_probs[1:]
 
 
 @pytest.mark.parametrize("n_kinds", [1, 2, 3, 5, 20])
 @pytest.mark.parametrize("seed", range(6))
 def test_the_longest_end_that_stands_before_is_found(n_kinds: int, seed: int) -> None:
     rng = np.random.default_rng((n_kinds, seed))
-    copies, text = Copies(1000), []
+    copies, text = SuffixIndex(1000), []
     while len(text) < 120:
         if seed % 2 and len(text) > 20 and rng.random() < 0.2:  # with copies of whole passages
             start = int(rng.integers(len(text) - 10))
@@ -59,12 +59,12 @@ def test_the_longest_end_that_stands_before_is_found(n_kinds: int, seed: int) ->
 @pytest.mark.parametrize("seed", range(6))
 def test_what_came_after_it_last_is_proposed(n_kinds: int, seed: int) -> None:
     rng = np.random.default_rng((n_kinds, seed))
-    copies, text, n_found = Copies(1000), [], 0
+    copies, text, n_found = SuffixIndex(1000), [], 0
     for _ in range(120):
         token = int(rng.integers(n_kinds))
         text.append(token)
         n = copies.append([token])
-        tokens, parents, log_chances = below(copies, 6, 12)
+        tokens, parents, log_probs = below(copies, 6, 12)
         if not n:
             assert not tokens
             continue
@@ -79,8 +79,8 @@ def test_what_came_after_it_last_is_proposed(n_kinds: int, seed: int) -> None:
             paths.append([*paths[parent + 1], token])
             before = [*text, *paths[parent + 1]]
             assert any(ends_of([*text, -1], [*before[-k:], token]) for k in range(1, n + 6))
-        assert tokens[0] == following[0] or log_chances[0] < np.log(0.5)
-        assert log_chances == sorted(log_chances, reverse=True)
+        assert tokens[0] == following[0] or log_probs[0] < np.log(0.5)
+        assert log_probs == sorted(log_probs, reverse=True)
         assert all(parent < node for node, parent in enumerate(parents))
         assert max(map(len, paths)) <= 6
         assert len(set(zip(parents, tokens, strict=True))) == len(tokens) <= 12
@@ -88,7 +88,7 @@ def test_what_came_after_it_last_is_proposed(n_kinds: int, seed: int) -> None:
 
 
 def test_no_copy_goes_across_texts() -> None:
-    copies = Copies(1000)
+    copies = SuffixIndex(1000)
     copies.append([1, 2, 3])
     copies.separate()
     assert copies.append([4, 5, 3]) == 1
@@ -103,7 +103,7 @@ def test_no_copy_goes_across_texts() -> None:
 @pytest.mark.parametrize("n_most", [2, 7, 50])
 def test_old_texts_are_forgotten(n_most: int) -> None:
     rng = np.random.default_rng(n_most)
-    copies, text = Copies(n_most), []
+    copies, text = SuffixIndex(n_most), []
     bytes_then = 0
     for number in range(40 * n_most):
         text.append(int(rng.integers(6)))
@@ -119,7 +119,7 @@ def test_chances_follow_what_came_true() -> None:
     chance = {}
     for is_copied in (True, False):
         rng = np.random.default_rng(0)
-        copies, text = Copies(10_000), rng.integers(0, 1000, 400).tolist()
+        copies, text = SuffixIndex(10_000), rng.integers(0, 1000, 400).tolist()
         copies.append(text)
         for start in range(0, 300, 6):
             copies.append(text[start : start + 4])
@@ -127,9 +127,9 @@ def test_chances_follow_what_came_true() -> None:
             copies.append(more, is_chosen=True)
             copies.separate()
         copies.append(text[350:354])
-        tokens, _, log_chances = below(copies, 1, 1)
+        tokens, _, log_probs = below(copies, 1, 1)
         assert tokens == [text[354]]
-        chance[is_copied] = np.exp(log_chances[0])
+        chance[is_copied] = np.exp(log_probs[0])
     assert chance[True] > 0.9
     assert chance[False] < 0.2
 
@@ -138,7 +138,7 @@ def test_a_name_that_was_changed_once_is_changed_again() -> None:
     """What the target took in place of a copy is proposed where the same would be copied next."""
     name, renamed = [50, 51, 52], [60, 50, 51, 52]
     text = [1, 2, 3, *name, 4, 5, 6, 7, 8, *name, 9, 10, 11]
-    copies = Copies(1000)
+    copies = SuffixIndex(1000)
     copies.append(text)
     copies.separate()
     copies.append([1, 2, 3])
@@ -160,11 +160,11 @@ def test_a_name_that_was_changed_once_is_changed_again() -> None:
     assert below(copies, 1, 1)[0] == name[:1]
 
 
-def guesses_of(copies: Copies) -> dict[int, float]:
+def guesses_of(copies: SuffixIndex) -> dict[int, float]:
     """What may come next, and its chances."""
-    tokens, parents, log_chances = below(copies, 1, 9)
+    tokens, parents, log_probs = below(copies, 1, 9)
     assert set(parents) <= {-1}
-    return dict(zip(tokens, np.exp(log_chances).tolist(), strict=True))
+    return dict(zip(tokens, np.exp(log_probs).tolist(), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_a_copy_goes_on_after_a_change(changed: list[int], at: int) -> None:
     """At once where a token stands for another, else after one that the copy goes on with."""
     text = [*range(1, 30), 50, 51, 50, 50, *range(60, 70)]
     text[12] = text[13] = 50  # stands in many places
-    copies = Copies(1000)
+    copies = SuffixIndex(1000)
     copies.append([90, 91, 92, *range(200, 240), *text, 99, 1, 2])
     copies.append(text[2:8], is_chosen=True)
     copies.append(changed, is_chosen=True)
@@ -191,7 +191,7 @@ def test_a_copy_goes_on_after_a_change(changed: list[int], at: int) -> None:
 
 def test_a_text_goes_on_as_it_begins_not_as_an_older_one() -> None:
     """A longer match in an older text is not all: what stands in this one is proposed as well."""
-    copies = Copies(1000)
+    copies = SuffixIndex(1000)
     begin, head = [80, 81, 82, 83], [1, 2, 3, 4, 5]
     copies.append([*head, 20, 21, *begin])
     copies.append([*head, 30, 31], is_chosen=True)
@@ -219,33 +219,33 @@ class Timeline:
 
 
 def request_of(seen: list[int], sequence: Any = None) -> Request:
-    sampler = Sampler(DecodeConfig())
+    sampler = DraftScorer(DecodeConfig())
     sequence = sequence or Timeline()
     return Request(sequence, seen, sampler, n_left=99, n_room=99, n_positions=9, n_nodes=9)
 
 
-def proposed(proposer: Copy, request: Request, *, begins: bool = True) -> Tree:
+def proposed(proposer: SuffixProposer, request: Request, *, begins: bool = True) -> Tree:
     if begins:
-        proposer.begin(request)
+        proposer.start(request)
     (tree,) = proposer.propose([request])
     assert tree is not None
     return tree
 
 
 def test_outcomes_go_on_in_another_process() -> None:
-    proposer, text = Copy(), [*range(50), *range(30)]
+    proposer, text = SuffixProposer(), [*range(50), *range(30)]
     request = request_of(text[:60])
     proposed(proposer, request)
     for n in range(61, 80):
-        request.seen = text[:n]
+        request.history = text[:n]
         proposed(proposer, request, begins=False)
     stored = json.loads(json.dumps(proposer.to_dict()))
-    again = Copy()
+    again = SuffixProposer()
     again.learn(stored)
     assert again.to_dict() == stored
-    tree, first = (proposed(x, request_of(text)) for x in (again, Copy()))
+    tree, first = (proposed(x, request_of(text)) for x in (again, SuffixProposer()))
     assert tree.tokens == first.tokens
-    assert tree.log_chances[5] > first.log_chances[5]
+    assert tree.log_probs[5] > first.log_probs[5]
     for bad in ({}, {"outcomes": {"0": [[1.0, 2.0]]}}, {"outcomes": {"0": [[0.0, 0.0]] * 84}}):
         with pytest.raises((KeyError, TypeError, ValueError)):
             again.learn(bad)
@@ -253,7 +253,7 @@ def test_outcomes_go_on_in_another_process() -> None:
 
 def test_texts_go_on_and_part() -> None:
     """What two prompts have in common is taken up once; the rest is another text."""
-    proposer, first = Copy(), [*range(20), 5, 6]
+    proposer, first = SuffixProposer(), [*range(20), 5, 6]
     request = request_of(first)
     assert proposed(proposer, request).tokens == [6, *range(7, 16)]
     memory = request.notes["copy"]
@@ -269,10 +269,10 @@ def test_texts_go_on_and_part() -> None:
 
 
 def test_each_sequence_has_its_own_texts() -> None:
-    proposer = Copy()
+    proposer = SuffixProposer()
     one, two = request_of([1, 2, 3, 9, 1, 2]), request_of([1, 2, 4, 9, 1, 2])
     for request in (one, two):
-        proposer.begin(request)
+        proposer.start(request)
     trees = proposer.propose([one, two])
     assert [tree.tokens[1] for tree in trees if tree is not None] == [3, 4]
 
@@ -280,15 +280,15 @@ def test_each_sequence_has_its_own_texts() -> None:
 def test_what_repeats_goes_on_repeating() -> None:
     """The copy of a copy that has just begun, beyond where the text ends."""
     for period in ([7], [1, 2], [1, 2, 3, 4, 5]):
-        copies = Copies(100)
+        copies = SuffixIndex(100)
         copies.append(period * 3)
         assert below(copies, 11, 11)[0] == (period * 12)[:11]
 
 
 def test_bad_arguments_are_one_sentence() -> None:
     with pytest.raises(Error, match="max_tokens is 1, must be 2 to"):
-        Copies(1)
-    copies = Copies(9)
+        SuffixIndex(1)
+    copies = SuffixIndex(9)
     with pytest.raises(Error, match="token id -4 is below 0"):
         copies.append([1, -4])
     with pytest.raises(ValueError, match="need one pair a class"):

@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dflash_gguf.speculative.ddtree import Candidates, chain, grow
+from dflash_gguf.speculative.ddtree import PositionCandidates, best_first_tree, chain
 from dflash_gguf.speculative.tree import Tree, merged
 
 ROOT = 1000
 
 
-def candidates(n: int, k: int, seed: int = 0, flat: float = 1.0) -> Candidates:
+def candidates(n: int, k: int, seed: int = 0, flat: float = 1.0) -> PositionCandidates:
     """Random ones; tokens differ from those of other positions, so that a path names its ranks."""
     rng = np.random.default_rng(seed)
-    chances = rng.dirichlet(np.full(k + 1, flat), size=n)[:, :k]
+    probs = rng.dirichlet(np.full(k + 1, flat), size=n)[:, :k]
     tokens = np.array([rng.permutation(k) + 100 * depth for depth in range(n)])
-    return Candidates(tokens.reshape(n, k), np.log(-np.sort(-chances, axis=1)))
+    return PositionCandidates(tokens.reshape(n, k), np.log(-np.sort(-probs, axis=1)))
 
 
 def path_of(tree: Tree, node: int) -> tuple[int, ...]:
@@ -32,27 +32,27 @@ def path_of(tree: Tree, node: int) -> tuple[int, ...]:
     return tuple(reversed(path))
 
 
-def all_paths(given: Candidates) -> dict[tuple[int, ...], float]:
+def all_paths(given: PositionCandidates) -> dict[tuple[int, ...], float]:
     """Every sequence of candidates and its log-chance."""
     found = {}
     for depth in range(1, len(given) + 1):
         for ranks in itertools.product(range(given.tokens.shape[1]), repeat=depth):
             places = (np.arange(depth), np.array(ranks))
             path = tuple(given.tokens[places].tolist())
-            found[path] = float(given.log_chances[places].sum())
+            found[path] = float(given.log_probs[places].sum())
     return found
 
 
-def check(tree: Tree, given: Candidates, budget: int) -> None:
+def check(tree: Tree, given: PositionCandidates, budget: int) -> None:
     """What holds for every tree."""
     n, k = given.tokens.shape
-    assert (tree.tokens[0], tree.parents[0], tree.depths[0], tree.log_chances[0]) == (
+    assert (tree.tokens[0], tree.parents[0], tree.depths[0], tree.log_probs[0]) == (
         ROOT,
         -1,
         0,
         0.0,
     )
-    assert len(tree.tokens) == len(tree.parents) == len(tree.depths) == len(tree.log_chances)
+    assert len(tree.tokens) == len(tree.parents) == len(tree.depths) == len(tree.log_probs)
     assert tree.n_drafted == min(budget, sum(k**depth for depth in range(1, n + 1)))
     for node in range(1, len(tree)):
         parent = tree.parents[node]
@@ -60,8 +60,8 @@ def check(tree: Tree, given: Candidates, budget: int) -> None:
         assert tree.depths[node] == tree.depths[parent] + 1 <= n
         assert tree.child(parent, tree.tokens[node]) == node
         rank = given.tokens[tree.depths[parent]].tolist().index(tree.tokens[node])
-        step = given.log_chances[tree.depths[parent], rank]
-        assert tree.log_chances[node] == pytest.approx(tree.log_chances[parent] + step)
+        step = given.log_probs[tree.depths[parent], rank]
+        assert tree.log_probs[node] == pytest.approx(tree.log_probs[parent] + step)
     keys = list(zip(tree.parents, tree.tokens, strict=True))
     assert len(set(keys)) == len(keys)
 
@@ -73,9 +73,9 @@ def test_the_tree_holds_the_likeliest_sequences(shape: tuple[int, int], flat: fl
         given = candidates(*shape, seed, flat)
         ranked = sorted(all_paths(given).values(), reverse=True)
         for budget in (0, 1, 2, 3, 7, 8, 20, 256):
-            tree = grow(ROOT, given, budget)
+            tree = best_first_tree(ROOT, given, budget)
             check(tree, given, budget)
-            found = [tree.log_chances[node] for node in range(1, len(tree))]
+            found = [tree.log_probs[node] for node in range(1, len(tree))]
             assert found == pytest.approx(ranked[: len(found)])
             assert tree.n_expected == pytest.approx(sum(map(math.exp, ranked[: len(found)])))
 
@@ -83,29 +83,29 @@ def test_the_tree_holds_the_likeliest_sequences(shape: tuple[int, int], flat: fl
 def test_with_the_spine_first_the_rest_is_the_likeliest() -> None:
     for seed, budget in itertools.product(range(5), (1, 2, 4, 5, 9, 30, 200)):
         given = candidates(4, 3, seed, flat=5.0)
-        tree = grow(ROOT, given, budget, spine=True)
+        tree = best_first_tree(ROOT, given, budget, main_chain=True)
         check(tree, given, budget)
         depth = min(budget, 4)
-        spine = {tuple(given.tokens[:d, 0].tolist()) for d in range(1, depth + 1)}
-        assert {path_of(tree, node) for node in range(1, depth + 1)} == spine
-        others = [chance for path, chance in all_paths(given).items() if path not in spine]
+        main_chain = {tuple(given.tokens[:d, 0].tolist()) for d in range(1, depth + 1)}
+        assert {path_of(tree, node) for node in range(1, depth + 1)} == main_chain
+        others = [prob for path, prob in all_paths(given).items() if path not in main_chain]
         rest = sorted(others, reverse=True)[: max(0, budget - 4)]
-        assert tree.log_chances[depth + 1 :] == pytest.approx(rest)
+        assert tree.log_probs[depth + 1 :] == pytest.approx(rest)
 
 
 def test_big_trees_of_real_shapes() -> None:
     for n, k, budget in itertools.product((1, 7, 15), (1, 4, 32), (1, 9, 64, 255, 256)):
         given = candidates(n, k, flat=0.3)
-        check(grow(ROOT, given, budget), given, budget)
+        check(best_first_tree(ROOT, given, budget), given, budget)
 
 
 def test_the_first_nodes_of_a_tree_are_the_tree_of_that_budget() -> None:
     given = candidates(6, 8)
-    whole = grow(ROOT, given, 60)
+    whole = best_first_tree(ROOT, given, 60)
     for budget in (0, 1, 5, 60, 90):
-        part, alone = whole.first(budget), grow(ROOT, given, min(budget, 60))
+        part, alone = whole.first(budget), best_first_tree(ROOT, given, min(budget, 60))
         assert (part.tokens, part.parents) == (alone.tokens, alone.parents)
-        assert (part.depths, part.log_chances) == (alone.depths, alone.log_chances)
+        assert (part.depths, part.log_probs) == (alone.depths, alone.log_probs)
 
 
 def test_a_chain_is_the_best_of_every_position() -> None:
@@ -115,41 +115,43 @@ def test_a_chain_is_the_best_of_every_position() -> None:
         assert line.tokens == [ROOT, *given.tokens[:length, 0]]
         assert line.is_chain
         assert line.child(0, -1) is None
-    narrow = Candidates(given.tokens[:, :1], given.log_chances[:, :1])
-    assert grow(ROOT, narrow, 9).tokens == chain(ROOT, given, 9).tokens
-    assert grow(ROOT, given, 3, spine=True).tokens == chain(ROOT, given, 3).tokens
+    narrow = PositionCandidates(given.tokens[:, :1], given.log_probs[:, :1])
+    assert best_first_tree(ROOT, narrow, 9).tokens == chain(ROOT, given, 9).tokens
+    assert best_first_tree(ROOT, given, 3, main_chain=True).tokens == chain(ROOT, given, 3).tokens
 
 
 def test_a_fork_is_no_chain() -> None:
-    given = Candidates(np.array([[1, 2], [3, 4]]), np.log([[0.5, 0.4], [0.1, 0.1]]))
-    assert grow(ROOT, given, 1).is_chain
-    fork = grow(ROOT, given, 2)
+    given = PositionCandidates(np.array([[1, 2], [3, 4]]), np.log([[0.5, 0.4], [0.1, 0.1]]))
+    assert best_first_tree(ROOT, given, 1).is_chain
+    fork = best_first_tree(ROOT, given, 2)
     assert (fork.tokens, fork.parents) == ([ROOT, 1, 2], [-1, 0, 0])
     assert not fork.is_chain
     assert [fork.child(0, token) for token in (1, 2, 3)] == [1, 2, None]
 
 
-@pytest.mark.parametrize("make", [chain, grow, lambda *a: grow(*a, spine=True)])
+@pytest.mark.parametrize(
+    "make", [chain, best_first_tree, lambda *a: best_first_tree(*a, main_chain=True)]
+)
 def test_what_cannot_be_taken_is_in_no_tree(make: Any) -> None:
     steps = np.log([[0.5, 0.4], [0.5, 0.4], [0.5, 0.4]])
     steps[1] = -np.inf
     steps[0, 1] = -np.inf
-    tree = make(ROOT, Candidates(np.array([[1, 2], [3, 4], [5, 6]]), steps), 9)
+    tree = make(ROOT, PositionCandidates(np.array([[1, 2], [3, 4], [5, 6]]), steps), 9)
     assert tree.tokens == [ROOT, 1]
 
 
 def test_equal_chances_give_equal_trees() -> None:
-    given = Candidates(np.arange(20).reshape(5, 4), np.full((5, 4), math.log(0.25)))
-    trees = [grow(ROOT, given, 40) for _ in range(2)]
+    given = PositionCandidates(np.arange(20).reshape(5, 4), np.full((5, 4), math.log(0.25)))
+    trees = [best_first_tree(ROOT, given, 40) for _ in range(2)]
     assert trees[0] == trees[1]
     check(trees[0], given, 40)
 
 
 def test_the_accepted_path_takes_no_more_tokens_than_it_needs() -> None:
-    given = Candidates(
+    given = PositionCandidates(
         np.array([[1, 2], [3, 4], [5, 6]]), np.log([[0.5, 0.4], [0.4, 0.1], [0.4, 0.1]])
     )
-    tree = grow(ROOT, given, 12)
+    tree = best_first_tree(ROOT, given, 12)
     for tokens, n_taken in (([2, 3, 5, 7], 4), ([2, 9, 5], 2), ([9, 1, 3], 1), ([1], 1)):
         left = iter(tokens)
         path = tree.accepted(left)
@@ -185,32 +187,32 @@ def test_a_tree_of_given_nodes_knows_their_depths() -> None:
 
 def test_merged_trees_hold_all_paths_the_likeliest_first() -> None:
     for seed in range(20):
-        trees = [grow(ROOT, candidates(4, 3, seed=seed + 100 * i), 15) for i in range(3)]
+        trees = [best_first_tree(ROOT, candidates(4, 3, seed=seed + 100 * i), 15) for i in range(3)]
         # tokens of one position are alike in all of them, so that some paths are shared
         whole = merged(trees)
         paths: dict[tuple[int, ...], float] = {}
         for tree in trees:
             for node in range(len(tree)):
                 path = path_of(tree, node)
-                paths[path] = max(tree.log_chances[node], paths.get(path, -math.inf))
+                paths[path] = max(tree.log_probs[node], paths.get(path, -math.inf))
         assert len(paths) < sum(map(len, trees))
-        found = {path_of(whole, node): whole.log_chances[node] for node in range(len(whole))}
+        found = {path_of(whole, node): whole.log_probs[node] for node in range(len(whole))}
         assert found == paths
-        assert whole.log_chances == sorted(whole.log_chances, reverse=True)
+        assert whole.log_probs == sorted(whole.log_probs, reverse=True)
         assert all(parent < node for node, parent in enumerate(whole.parents))
         assert whole.depths == [len(path_of(whole, node)) for node in range(len(whole))]
 
 
 def test_one_tree_is_merged_as_it_is() -> None:
-    tree = grow(ROOT, candidates(3, 2), 5, spine=True)
+    tree = best_first_tree(ROOT, candidates(3, 2), 5, main_chain=True)
     assert merged([tree]) is tree
 
 
 def test_the_spine_follows_the_likeliest_children() -> None:
     given = candidates(5, 3)
-    tree = grow(ROOT, given, 200)
-    assert tree.spine().tokens == chain(ROOT, given, 5).tokens
-    assert tree.spine().log_chances == pytest.approx(chain(ROOT, given, 5).log_chances)
-    assert tree.spine().is_chain
+    tree = best_first_tree(ROOT, given, 200)
+    assert tree.main_chain().tokens == chain(ROOT, given, 5).tokens
+    assert tree.main_chain().log_probs == pytest.approx(chain(ROOT, given, 5).log_probs)
+    assert tree.main_chain().is_chain
     fork = Tree([ROOT, 1, 2, 3], [-1, 0, 0, 2], [0, 1, 1, 2], [0.0, -0.1, -0.2, -0.3])
-    assert fork.spine().tokens == [ROOT, 1]
+    assert fork.main_chain().tokens == [ROOT, 1]

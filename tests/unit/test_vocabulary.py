@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from vocabularies import byte_level, gemma, sentence_piece, write
 
-from dflash_gguf.text.gguf_metadata import Metadata
+from dflash_gguf.text.gguf_metadata import GgufMetadata
 from dflash_gguf.text.vocabulary import Vocabulary, read_vocabulary
 
 T = "tokenizer.ggml."
@@ -17,7 +17,7 @@ TOKENS: list[str] = byte_level()[T + "tokens"]
 
 
 def read(path: Path, values: dict[str, Any]) -> Vocabulary | None:
-    with Metadata(write(path, values)) as file:
+    with GgufMetadata(write(path, values)) as file:
         return read_vocabulary(file)
 
 
@@ -29,7 +29,7 @@ def test_whole_vocabularies_pass(tmp_path: Path, make: Callable[..., dict[str, A
     assert [text.decode() for text in vocabulary.tokens] == values[T + "tokens"]
     copy = tmp_path / "copy.gguf"
     copy.write_bytes(vocabulary.to_gguf())
-    with Metadata(copy) as file:
+    with GgufMetadata(copy) as file:
         again = read_vocabulary(file)
         assert file.text("general.architecture") == "llama"
     assert again is not None
@@ -110,7 +110,7 @@ def test_broken_characters_are_named(tmp_path: Path) -> None:
     at = data.index(b"<|im_end|>")
     path.write_bytes(data[:at] + b"\xff" + data[at + 1 :])
     with (
-        Metadata(path) as file,
+        GgufMetadata(path) as file,
         pytest.raises(ValueError, match=r"tokens entry 260 is .*not valid"),
     ):
         read_vocabulary(file)

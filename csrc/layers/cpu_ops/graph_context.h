@@ -1,4 +1,5 @@
-// What a graph builder is given and returns. Shapes in csrc comments are in ggml order: [ne0, ne1,
+// The context that layers build a graph in, and the inputs of graphs. Shapes in csrc comments are
+// in ggml order: [ne0, ne1,
 // ...], the contiguous dimension first.
 #pragma once
 
@@ -18,21 +19,21 @@ namespace dfl {
 enum class GraphKind {
     APPEND, // prefill and plain decoding
     VERIFY, // some rows are nodes of verifies, which leave committed states alone and write the
-            // trace that PROMOTE reads
+            // updates that PROMOTE reads
     PROMOTE,
     DRAFT,
     INJECT,
 };
 
-// Rows of some sequences as recurrent layers take them where ggml computes them: a lane each, side
-// by side and of one length, so that an operation serves all. Whose they are, and which of a lane's
+// The shape of a padded batch of recurrent rows where ggml computes them: a lane for each sequence,
+// all of one length, so that an operation serves all. Whose they are, and which of a lane's
 // rows are nobody's, is told by inputs: a sequence that nobody runs may have a lane, which leaves
 // its state as it is.
 struct RecurrentBatchShape {
     int64_t n_rows = 0; // of a lane
     int64_t n_lanes = 0;
     bool is_verify = false;       // else they advance the states
-    bool tree_form = false;       // in the form for trees
+    bool tree_form = false;       // with ancestor masks, as trees need
     bool in_place = false;        // lane i is of slot i; else states are gathered, and brought back
     bool identity_layout = false; // in place, and the rows are the pass's, in its order
 
@@ -77,7 +78,7 @@ struct RecurrentInputs {
     // i32 [before * n_lanes]: likewise those that are committed then.
     ggml_tensor * last_inputs = nullptr;
     ggml_tensor * rows = nullptr; // i32 [n_rows * n_lanes] of the pass; one past them: nobody's
-    // i64 [n_rows * n_lanes], and [(before + n_rows) * n_lanes]: rows of the traces of a verify.
+    // i64 [n_rows * n_lanes], and [(before + n_rows) * n_lanes]: update rows of a verify.
     ggml_tensor *update_rows = nullptr, *conv_update_rows = nullptr;
     // i32 [d_conv * n_rows * n_lanes], tap by tap: rows of the lanes' convolution inputs.
     ggml_tensor * conv_taps = nullptr;
@@ -85,15 +86,15 @@ struct RecurrentInputs {
 
 // Inputs of a promotion, of all layers alike.
 struct PromoteInputs {
-    // i32 [n_steps * n_lanes]: rows of the trace, padded with the one of zeros, which changes
-    // nothing; of one slot for every layer, [n_steps, n_layers].
+    // i32 [n_steps * n_lanes]: update rows, padded with the one of zeros, which changes nothing; of
+    // one slot for every layer, [n_steps, n_layers].
     ggml_tensor * path = nullptr;
-    // i32 [d_conv - 1, n_lanes, or layers likewise]: rows of the convolution's trace.
+    // i32 [d_conv - 1, n_lanes, or layers likewise]: rows of the convolution updates.
     ggml_tensor * conv_rows = nullptr;
     ggml_tensor * to_slots = nullptr; // i64 [n_lanes]: whose they become; one slot has none
 };
 
-// How n nodes of a lane hang together, the same for every layer. A row i stands twice: for its
+// Ancestors among n nodes of a lane, the same for every layer. A row i stands twice: for its
 // query, which sees i itself, and for its key, which does not.
 struct TreeInputs {
     int64_t batch = -1; // which of BatchShape::recurrent, of a verify; else any that are appended

@@ -17,8 +17,8 @@ struct DeltaNetProducts {
     ggml_tensor * alpha; // the same
 };
 
-// What the output matrix takes, [d_state * n_v_heads, n_rows], of RecurrentCache::scanned;
-// otherwise as delta_net().
+// What the output matrix takes, [d_state * n_v_heads, n_rows], for the rows
+// RecurrentCache::pass_rows; otherwise as delta_net().
 ggml_tensor * scan_delta_net(GraphContext & g, int il, const DeltaNetProducts & in);
 
 // Advances the states of a device's recurrent layers along RecurrentCache::accepted.

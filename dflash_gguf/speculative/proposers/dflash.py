@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...native import Draft
-from ...sampling.noise import Sampler, noise_of
+from ...sampling.noise import DraftScorer, noise_of
 from ..calibration import Calibration, Calibrations, Features, Outcome
-from ..ddtree import Candidates, chain, grow
+from ..ddtree import PositionCandidates, best_first_tree, chain
 from ..tree import Tree
-from .proposer import BRIEF, CHAIN, SPINE, Request, draft_all
+from .proposer import CHAIN, MAIN_CHAIN, TOP1, Request, draft_for_all
 
 N_RANKED = 32
 """Candidates of a position that compete for its place where the best logit does not decide."""
@@ -35,10 +35,10 @@ class _Batch:
     def places(self, rows: Sequence[int], wanted: Sequence[int]) -> list[int]:
         """Of a token for each of some rows its place among the candidates; k if it is none."""
         is_it = self.tokens[rows] == np.array(wanted)[:, None]
-        found: list[int] = np.where(
+        places: list[int] = np.where(
             is_it.any(axis=1), is_it.argmax(axis=1), is_it.shape[1]
         ).tolist()
-        return found
+        return places
 
 
 class _Ranked(NamedTuple):
@@ -58,7 +58,7 @@ class DFlash:
     """
 
     name = "dflash"
-    is_free = False
+    needs_forward = True
     state = None
     """The core keeps it with the sequence."""
 
@@ -79,21 +79,21 @@ class DFlash:
     def calibrations(self, calibrations: Calibrations) -> None:
         self._calibrations = calibrations
 
-    def begin(self, request: Request) -> None:
+    def start(self, request: Request) -> None:
         """The core has seen the prompt."""
 
     def propose(self, requests: Sequence[Request]) -> list[Tree | None]:
         """Drafts for all; none, with a warning, where the drafter's scores are not finite."""
         self._learn_outcomes()
-        drafts = draft_all(requests, [self._width(request) for request in requests])
+        drafts = draft_for_all(requests, [self._width(request) for request in requests])
         trees: dict[Request, Tree] = {}
         groups: dict[object, list[tuple[Request, Draft]]] = {}  # None: brief ones
         for request, draft in zip(requests, drafts, strict=True):
-            way = None if request.shape == BRIEF else _way_to_rank(request.sampler)
-            groups.setdefault(way, []).append((request, draft))
-        for way, group in groups.items():
-            finite = _finite(group, with_logits=way is not None)
-            if way is None:
+            ranking_class = None if request.shape == TOP1 else _ranking_class(request.scorer)
+            groups.setdefault(ranking_class, []).append((request, draft))
+        for ranking_class, group in groups.items():
+            finite = _finite(group, with_logits=ranking_class is not None)
+            if ranking_class is None:
                 for request, draft in finite:
                     trees[request] = self._brief(request, draft)
             elif finite:
@@ -106,16 +106,16 @@ class DFlash:
         note = request.notes.pop(self.name, None)
         if note is None:
             return
-        spine = self._calibrations.spine(request.sampler.config)
+        acceptance = self._calibrations.top1(request.scorer.config)
         if not isinstance(note, _Ranked):
-            spine.observe(note, tokens)
+            acceptance.observe(note, tokens)
             return
-        spine.observe(note.batch.best[note.first : note.first + note.n], tokens)
+        acceptance.observe(note.batch.best[note.first : note.first + note.n], tokens)
         self._outcomes.append((note, tokens[: note.n]))
 
-    def outlook(self, sampler: Sampler) -> Sequence[float]:
+    def expected_path_probs(self, scorer: DraftScorer) -> Sequence[float]:
         """How often the target took chains of such candidates lately."""
-        return self._calibrations.spine(sampler.config).paths(self.max_draft)
+        return self._calibrations.top1(scorer.config).paths(self.max_draft)
 
     def forget(self, sequence: Any) -> None:
         """Keeps nothing."""
@@ -129,35 +129,35 @@ class DFlash:
         self.calibrations = Calibrations.from_dict(stored)
 
     def _width(self, request: Request) -> int:
-        if request.shape == CHAIN and request.sampler.is_argmax:
-            request.shape = BRIEF
-        if request.shape != BRIEF:
+        if request.shape == CHAIN and request.scorer.is_argmax:
+            request.shape = TOP1
+        if request.shape != TOP1:
             return self._n_ranked
-        return min(1 + len(request.sampler.banned), self._n_ranked)
+        return min(1 + len(request.scorer.banned), self._n_ranked)
 
     def _brief(self, request: Request, draft: Draft) -> Tree:
         """The best candidate of every position that may be drawn at all."""
         if draft.tokens.shape[1] == 1:
             tokens = draft.tokens[:, 0].tolist()
         else:
-            banned = request.sampler.banned
+            banned = request.scorer.banned
             rows = draft.tokens.tolist()
             tokens = [next((t for t in row if t not in banned), row[0]) for row in rows]
         tokens = tokens[: request.n_nodes]
         request.notes[self.name] = tokens
-        chances = self._calibrations.spine(request.sampler.config).log_paths(len(tokens))
-        return Tree.chain([request.seen[-1], *tokens], [0.0, *chances])
+        probs = self._calibrations.top1(request.scorer.config).log_paths(len(tokens))
+        return Tree.chain([request.history[-1], *tokens], [0.0, *probs])
 
-    def _ranked(self, drafts: Sequence[tuple[Request, Draft]]) -> list[Candidates]:
+    def _ranked(self, drafts: Sequence[tuple[Request, Draft]]) -> list[PositionCandidates]:
         """The candidates of drafts that are ranked alike: all in as few steps as one's."""
-        samplers = [request.sampler for request, _ in drafts]
+        samplers = [request.scorer for request, _ in drafts]
         sampler, counts = samplers[0], [len(draft.tokens) for _, draft in drafts]
         ends = list(itertools.accumulate(counts, initial=0))
         tokens = _joined([draft.tokens for _, draft in drafts]).astype(np.int64)
         depths = np.arange(ends[-1]) - np.repeat(ends[:-1], counts)
         noise = None
         if sampler.config.temperature > 0.0:
-            starts = np.repeat([len(request.seen) for request, _ in drafts], counts)
+            starts = np.repeat([len(request.history) for request, _ in drafts], counts)
             noise = noise_of(samplers, counts, starts + depths, tokens)
         calibration = self._calibrations.of(sampler.config)
         logits = _joined([draft.logits for _, draft in drafts]).astype(np.float64)
@@ -173,16 +173,16 @@ class DFlash:
         log_q -= np.maximum(log_q.max(axis=1, keepdims=True), 0.0)
         is_cut = None if noise is None else sampler.is_cut(log_q)
         features = Features(log_q, noise, is_cut, depths)
-        chances = calibration.log_chances(features)
+        probs = calibration.log_probs(features)
         if sampler.banned or sampler.config.has_penalties:
-            chances[np.isneginf(logits)] = -np.inf
+            probs[np.isneginf(logits)] = -np.inf
         batch = _Batch(calibration, features, tokens)
         for (request, _), first, n in zip(drafts, ends, counts, strict=False):
             request.notes[self.name] = _Ranked(batch, first, n)
-        places = _best_first(chances, only_best=all(x.shape == CHAIN for x, _ in drafts))
+        places = _best_first(probs, only_best=all(x.shape == CHAIN for x, _ in drafts))
         rows = np.arange(len(tokens))[:, None]
-        tokens, chances = tokens[rows, places], chances[rows, places]
-        return [Candidates(tokens[a:b], chances[a:b]) for a, b in itertools.pairwise(ends)]
+        tokens, probs = tokens[rows, places], probs[rows, places]
+        return [PositionCandidates(tokens[a:b], probs[a:b]) for a, b in itertools.pairwise(ends)]
 
     def _learn_outcomes(self) -> None:
         """Looks all tokens that the target took up among their candidates, and learns from that."""
@@ -204,11 +204,11 @@ class DFlash:
             calibration.observe(found)
 
 
-def _way_to_rank(sampler: Sampler) -> object:
+def _ranking_class(scorer: DraftScorer) -> object:
     """What drafts have in common that are ranked together."""
-    config = sampler.config
+    config = scorer.config
     cuts = config.top_k, config.top_p, config.min_p
-    return config.temperature, config.has_penalties, cuts, sampler.banned
+    return config.temperature, config.has_penalties, cuts, scorer.banned
 
 
 def _finite(
@@ -230,30 +230,28 @@ def _sums_are_finite(drafts: Sequence[Draft], *, with_logits: bool) -> bool:
     return math.isfinite(sums)
 
 
-def _tree(request: Request, candidates: Candidates) -> Tree:
-    root, n = request.seen[-1], request.n_nodes
+def _tree(request: Request, candidates: PositionCandidates) -> Tree:
+    root, n = request.history[-1], request.n_nodes
     if request.shape == CHAIN:
         return chain(root, candidates, n)
-    return grow(root, candidates, n, spine=request.shape == SPINE)
+    return best_first_tree(root, candidates, n, main_chain=request.shape == MAIN_CHAIN)
 
 
 def _joined(rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
     return rows[0] if len(rows) == 1 else np.concatenate(rows)
 
 
-def _best_first(chances: NDArray[np.float64], *, only_best: bool) -> NDArray[np.intp]:
+def _best_first(probs: NDArray[np.float64], *, only_best: bool) -> NDArray[np.intp]:
     """Places in the order of chances, the first of equal ones first; of each row one if asked."""
     places: NDArray[np.intp] = (
-        chances.argmax(axis=1)[:, None]
-        if only_best
-        else np.argsort(-chances, axis=1, kind="stable")
+        probs.argmax(axis=1)[:, None] if only_best else np.argsort(-probs, axis=1, kind="stable")
     )
     return places
 
 
-def _ban(sampler: Sampler, tokens: NDArray[np.int64], logits: NDArray[np.float64]) -> None:
+def _ban(scorer: DraftScorer, tokens: NDArray[np.int64], logits: NDArray[np.float64]) -> None:
     """Takes banned tokens out; a position whose candidates are all banned keeps its own."""
-    banned = sampler.is_banned(tokens)
+    banned = scorer.is_banned(tokens)
     banned &= ~banned.all(axis=1, keepdims=True)
     logits[banned] = -np.inf
 
@@ -268,7 +266,7 @@ def _adjusted(
 
     A position whose candidates are all banned keeps its own.
     """
-    sampler, path = request.sampler, list(request.seen)
+    sampler, path = request.scorer, list(request.history)
     rows = np.empty(draft.logits.shape)
     for depth, (ids, row) in enumerate(zip(draft.tokens, draft.logits, strict=True)):
         rows[depth] = sampler.adjusted_among(ids, row, path)

@@ -11,16 +11,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ...native import ANYTHING, Draft, DraftRequest, Worth
-from ...sampling.noise import Sampler
+from ...native import NO_THRESHOLD, BreakEven, Draft, DraftRequest
+from ...sampling.noise import DraftScorer
 from ..tree import Tree, merged
 
-BRIEF, CHAIN, TREE, SPINE = "brief", "chain", "tree", "spine"
+TOP1, CHAIN, TREE, MAIN_CHAIN = "brief", "chain", "tree", "spine"
 """Shapes of a proposal: the best continuation as quickly as it is had; the best one by all that is
 known; the likeliest nodes; all of the chain of best candidates, and the likeliest nodes beside."""
 
 
-class Drafts(Protocol):
+class DraftSource(Protocol):
     """What proposers ask of a sequence."""
 
     @property
@@ -39,7 +39,7 @@ class Drafts(Protocol):
 class Request:
     """One answer, as proposers see it round after round.
 
-    sequence: whose it is, `Drafts` where there is a drafter. seen: prompt and answer; its last
+    sequence: whose it is, `DraftSource` where there is a drafter. seen: prompt and answer; its last
     token is chosen, but not in the caches yet. sampler: what the target's rows will be given to.
     n_left: tokens the answer may still take. n_room: rows of the pass at most.
     n_positions, n_nodes, shape: what is asked for in this round: positions, and nodes below the
@@ -50,14 +50,14 @@ class Request:
     """
 
     sequence: Any
-    seen: Sequence[int]
-    sampler: Sampler
+    history: Sequence[int]
+    scorer: DraftScorer
     n_left: int = 0
     n_room: int = 0
     n_positions: int = 0
     n_nodes: int = 0
     shape: str = TREE
-    worth: Worth = ANYTHING
+    break_even: BreakEven = NO_THRESHOLD
     notes: dict[str, Any] = field(default_factory=dict)
     failed: set[str] = field(default_factory=set)
     proposed: dict[str, Tree] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class Proposer(Protocol):
         """How it is called: `draft_type`, and in reports."""
 
     @property
-    def is_free(self) -> bool:
+    def needs_forward(self) -> bool:
         """Whether asking it costs no pass: it is then asked every round, before others are."""
 
     @property
@@ -108,10 +108,10 @@ class Proposer(Protocol):
         """Positions of one proposal at most."""
 
     @property
-    def state(self) -> State | None:
+    def state(self) -> ProposerState | None:
         """What it keeps of every sequence, where that is its own affair."""
 
-    def begin(self, request: Request) -> None:
+    def start(self, request: Request) -> None:
         """An answer begins; its prompt is in `seen`.
 
         What is kept of the sequence goes where it does not agree: others may have used it.
@@ -126,7 +126,7 @@ class Proposer(Protocol):
     def observe(self, request: Request, tokens: Sequence[int]) -> None:
         """Learns what the target chose in the round that followed, whatever its kind."""
 
-    def outlook(self, sampler: Sampler) -> Sequence[float]:
+    def expected_path_probs(self, scorer: DraftScorer) -> Sequence[float]:
         """Chances of the paths of its best chain, by depth, before it is asked."""
 
     def forget(self, sequence: Any) -> None:
@@ -142,7 +142,7 @@ class Proposer(Protocol):
         """
 
 
-class State(Protocol):
+class ProposerState(Protocol):
     """What a proposer keeps of sequences beside the target's caches, such as K/V of its own.
 
     A state of every position (K/V of full length) can be saved and loaded by ranges, so that it
@@ -157,34 +157,34 @@ class State(Protocol):
     def bytes_a_sequence(self) -> int:
         """Bytes that a sequence takes besides, whatever its length."""
 
-    def position(self, sequence: Drafts) -> int:
+    def position(self, sequence: DraftSource) -> int:
         """Tokens of the sequence that it holds the state of."""
 
-    def save(self, sequence: Drafts, first: int, last: int) -> bytes:
+    def save(self, sequence: DraftSource, first: int, last: int) -> bytes:
         """The state of positions [first, last)."""
 
-    def load(self, sequence: Drafts, first: int, saved: bytes) -> None:
+    def load(self, sequence: DraftSource, first: int, saved: bytes) -> None:
         """Puts back what `save` gave; positions before `first` must be there, later ones go."""
 
-    def truncate(self, sequence: Drafts, position: int) -> None:
+    def truncate(self, sequence: DraftSource, position: int) -> None:
         """Forgets the positions from this one on."""
 
 
-def draft_all(requests: Sequence[Request], widths: Sequence[int]) -> list[Draft]:
+def draft_for_all(requests: Sequence[Request], widths: Sequence[int]) -> list[Draft]:
     """The drafter's candidates for all requests, so many a position for each.
 
     In as few passes as there may be.
     """
     if len(requests) == 1:
         (request,), (width,) = requests, widths
-        return [request.sequence.draft(request.seen[-1], request.n_positions, width)]
+        return [request.sequence.draft(request.history[-1], request.n_positions, width)]
     engine = requests[0].sequence.engine
     drafts: list[Draft] = []
     waiting = list(requests)
     while waiting:
         n_rows = list(itertools.accumulate(request.n_positions + 1 for request in waiting))
         n = max(1, sum(rows <= engine.max_draft_rows for rows in n_rows))
-        asked = [DraftRequest(x.sequence, x.seen[-1], x.n_positions) for x in waiting[:n]]
+        asked = [DraftRequest(x.sequence, x.history[-1], x.n_positions) for x in waiting[:n]]
         drafts += engine.draft(asked, max(widths[len(drafts) : len(drafts) + n]))
         del waiting[:n]
     return [
@@ -195,7 +195,7 @@ def draft_all(requests: Sequence[Request], widths: Sequence[int]) -> list[Draft]
     ]
 
 
-def named(proposers: Sequence[Proposer], names: Iterable[str] | None) -> list[Proposer]:
+def select_proposers(proposers: Sequence[Proposer], names: Iterable[str] | None) -> list[Proposer]:
     """Those of these names, all without any.
 
     Errors: ValueError for a name that none of them has.
@@ -206,6 +206,6 @@ def named(proposers: Sequence[Proposer], names: Iterable[str] | None) -> list[Pr
     names = list(names)
     for name in names:
         if name not in known:
-            there = ", ".join(known) or "none"
-            raise ValueError(f"draft_type {name!r} is not there; this decoder has: {there}")
+            available = ", ".join(known) or "none"
+            raise ValueError(f"draft_type {name!r} is not there; this decoder has: {available}")
     return [known[name] for name in known if name in names]

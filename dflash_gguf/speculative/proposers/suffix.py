@@ -14,16 +14,16 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from ...native import MAX_VERIFY, Copies, Error, Proposals
-from ...sampling.noise import Sampler
-from ..calibration import way_to_draw
+from ...native import MAX_VERIFY, Error, Proposals, SuffixIndex
+from ...sampling.noise import DraftScorer
+from ..calibration import sampling_class_of
 from ..tree import Tree
 from .proposer import Request
 
-N_MOST = 1 << 17
+MAX_REMEMBERED = 1 << 17
 """Tokens remembered of a timeline at most, which take some 100 bytes each."""
 
-_NOTHING = Tree.of([-1])
+_NO_CANDIDATES = Tree.of([-1])
 
 
 class _Memory:
@@ -32,47 +32,47 @@ class _Memory:
     seen: the text of its last answer, with the prompt; n: how many tokens of it were taken up.
     """
 
-    def __init__(self, n_most: int) -> None:
-        self.copies = Copies(n_most)
-        self.seen: Sequence[int] = []
+    def __init__(self, max_tokens: int) -> None:
+        self.index = SuffixIndex(max_tokens)
+        self.history: Sequence[int] = []
         self.n = 0
-        self.way = ""
+        self.sampling_class = ""
 
 
-class Copy:
+class SuffixProposer:
     """Copies for all sequences of an engine; each has its own texts."""
 
     name = "copy"
-    is_free = True
+    needs_forward = False
     max_draft = MAX_VERIFY - 1
     state = None
     """Tokens, which nobody need save: texts that come back bring theirs."""
 
-    def __init__(self, n_most: int = N_MOST) -> None:
-        """n_most: tokens remembered of a timeline; the older half is forgotten beyond."""
-        self._n_most = n_most
+    def __init__(self, max_tokens: int = MAX_REMEMBERED) -> None:
+        """max_tokens: tokens remembered of a timeline; the older half is forgotten beyond."""
+        self._max_tokens = max_tokens
         self._proposals = Proposals()
         self._memories: WeakKeyDictionary[Any, _Memory] = WeakKeyDictionary()
         self._outcomes: dict[str, list[list[float]]] = {}
 
-    def begin(self, request: Request) -> None:
+    def start(self, request: Request) -> None:
         """Takes up the prompt: what it has in common with the text before is there already."""
         memory = self._memories.get(request.sequence)
         if memory is None:
-            memory = self._memories[request.sequence] = _Memory(self._n_most)
-        before, now = list(memory.seen[: memory.n]), list(request.seen)
+            memory = self._memories[request.sequence] = _Memory(self._max_tokens)
+        before, now = list(memory.history[: memory.n]), list(request.history)
         n = _n_common(before, now)
         if n < len(before):
-            memory.copies.separate()
-        memory.copies.append(now[n:])
-        memory.seen, memory.n = request.seen, len(now)
-        way = way_to_draw(request.sampler.config)
-        if memory.way != way:
-            if memory.way:
-                self._outcomes[memory.way] = memory.copies.outcomes.tolist()
-            if way in self._outcomes:
-                memory.copies.outcomes = np.array(self._outcomes[way])
-            memory.way = way
+            memory.index.separate()
+        memory.index.append(now[n:])
+        memory.history, memory.n = request.history, len(now)
+        sampling_class = sampling_class_of(request.scorer.config)
+        if memory.sampling_class != sampling_class:
+            if memory.sampling_class:
+                self._outcomes[memory.sampling_class] = memory.index.outcomes.tolist()
+            if sampling_class in self._outcomes:
+                memory.index.outcomes = np.array(self._outcomes[sampling_class])
+            memory.sampling_class = sampling_class
         request.notes[self.name] = memory
 
     def propose(self, requests: Sequence[Request]) -> list[Tree | None]:
@@ -80,20 +80,22 @@ class Copy:
         texts, chosen, n_positions, n_nodes = [], [], [], []
         for request in requests:
             memory: _Memory = request.notes[self.name]
-            texts.append(memory.copies)
-            chosen.append(request.seen[memory.n :])
-            memory.n = len(request.seen)
+            texts.append(memory.index)
+            chosen.append(request.history[memory.n :])
+            memory.n = len(request.history)
             n_positions.append(request.n_positions)
             n_nodes.append(request.n_nodes)
-        found = self._proposals.propose(texts, chosen, n_positions, n_nodes, requests[0].worth)
-        if found is None:
-            return [_NOTHING] * len(requests)
-        return [Tree(*tree) if tree else _NOTHING for tree in found]
+        proposals = self._proposals.propose(
+            texts, chosen, n_positions, n_nodes, requests[0].break_even
+        )
+        if proposals is None:
+            return [_NO_CANDIDATES] * len(requests)
+        return [Tree(*tree) if tree else _NO_CANDIDATES for tree in proposals]
 
     def observe(self, request: Request, tokens: Sequence[int]) -> None:
         """The text tells, when it goes on."""
 
-    def outlook(self, sampler: Sampler) -> Sequence[float]:  # noqa: ARG002
+    def expected_path_probs(self, scorer: DraftScorer) -> Sequence[float]:  # noqa: ARG002
         """Nothing is promised beforehand."""
         return ()
 
@@ -101,24 +103,24 @@ class Copy:
         """Drops its texts, not how often copies came true."""
         memory = self._memories.pop(sequence, None)
         if memory is not None:
-            self._outcomes[memory.way] = memory.copies.outcomes.tolist()
+            self._outcomes[memory.sampling_class] = memory.index.outcomes.tolist()
 
     def to_dict(self) -> dict[str, Any]:
         """How often copies came true, by way to draw."""
         for memory in self._memories.values():
-            self._outcomes[memory.way] = memory.copies.outcomes.tolist()
+            self._outcomes[memory.sampling_class] = memory.index.outcomes.tolist()
         return {"outcomes": self._outcomes}
 
     def learn(self, stored: Mapping[str, Any]) -> None:
         """Goes on from an earlier process."""
-        probe, found = Copies(2), {}
-        for way, outcomes in stored["outcomes"].items():
+        probe, outcomes_by_class = SuffixIndex(2), {}
+        for sampling_class, outcomes in stored["outcomes"].items():
             try:
                 probe.outcomes = np.array(outcomes, dtype=np.float64)
             except Error as error:
                 raise ValueError(str(error)) from None
-            found[way] = outcomes
-        self._outcomes = found
+            outcomes_by_class[sampling_class] = outcomes
+        self._outcomes = outcomes_by_class
 
 
 def _n_common(a: list[int], b: list[int]) -> int:

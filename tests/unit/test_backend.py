@@ -1,0 +1,20 @@
+"""The line of a failed build that names its cause."""
+
+from __future__ import annotations
+
+import textwrap
+
+from dflash_gguf.backend_build.build import first_error
+
+
+def test_what_a_compiler_says_is_wrong_is_found() -> None:
+    log = textwrap.dedent("""\
+        [1/2] c++ -Werror -c x.cu
+        x.cu(3): error: no such name
+        1 error found
+        ninja: stopped
+        """)
+    assert first_error(log) == "x.cu(3): error: no such name"
+    cmake = "-- looking\nCMake Error at x.cmake:2 (message):\n\n  no glslc\n\nmore"
+    assert first_error(cmake) == "CMake Error at x.cmake:2 (message): no glslc"
+    assert first_error("killed\n") == "killed"
