@@ -368,7 +368,7 @@ dfl_status dfl_sampler_sample(const dfl_sampler * sampler, const float * logits,
  * dfl_sampler_sample. */
 dfl_status dfl_sampler_filter(const dfl_sampler * sampler, const float * logits, int64_t n,
                               const int32_t * history, int64_t n_history, int32_t * tokens,
-                              float * values, int64_t * n_kept, dfl_error * err);
+                              float * values, int64_t * n_left, dfl_error * err);
 
 /* Request to sample from a sequence's rows of the last pass: after an append from the last token's
  * row, of a pending verify from the root down while the sampled tokens are candidates. */

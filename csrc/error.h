@@ -48,20 +48,20 @@ template <typename Body>
 dfl_status guard(dfl_error * err, Body && body) noexcept {
     dfl_status code = DFL_STATUS_OK;
     const char * message = "";
-    std::string kept;
+    std::string text;
     try {
         body();
     } catch (const Error & e) {
         code = e.code();
-        kept = e.what();
-        message = kept.c_str();
+        text = e.what();
+        message = text.c_str();
     } catch (const std::bad_alloc &) {
         code = DFL_STATUS_MEMORY;
         message = "out of host memory";
     } catch (const std::exception & e) {
         code = DFL_STATUS_INTERNAL;
-        kept = e.what();
-        message = kept.c_str();
+        text = e.what();
+        message = text.c_str();
     } catch (...) {
         code = DFL_STATUS_INTERNAL;
         message = "unknown C++ exception";

@@ -103,20 +103,20 @@ dfl_status dfl_engine_run(dfl_engine * engine, const dfl_batch_entry * entries, 
                           dfl_progress progress, void * user, dfl_error * err) {
     return guard(err, [&] {
         need(engine, entries);
-        std::vector<dfl::BatchEntry> asked;
+        std::vector<dfl::BatchEntry> parsed;
         for (int64_t i = 0; i < n_entries; ++i) {
             const dfl_batch_entry & entry = entries[i];
             need(entry.sequence, entry.tokens);
-            asked.push_back({&entry.sequence->sequence, entry.is_verify != 0, entry.tokens, entry.n,
-                             entry.parents, entry.n_remaining, entry.n_remaining == 0,
-                             entry.all_logits});
+            parsed.push_back({&entry.sequence->sequence, entry.is_verify != 0, entry.tokens,
+                              entry.n, entry.parents, entry.n_remaining, entry.n_remaining == 0,
+                              entry.all_logits});
         }
         dfl::PrefillProgress watch;
         if (progress != nullptr) {
             watch = [=](int64_t done, int64_t total) { return progress(user, done, total) != 0; };
         }
         const CallGuard guard_of_call(*engine->is_busy);
-        engine->engine->run(asked, watch);
+        engine->engine->run(parsed, watch);
     });
 }
 
@@ -125,14 +125,14 @@ dfl_status dfl_engine_draft(dfl_engine * engine, const dfl_draft_request * reque
                             float * log_sum_exp, dfl_error * err) {
     return guard(err, [&] {
         need(engine, requests, tokens);
-        std::vector<dfl::DraftRequest> asked;
+        std::vector<dfl::DraftRequest> parsed;
         for (int64_t i = 0; i < n_requests; ++i) {
             need(requests[i].sequence);
-            asked.push_back(
+            parsed.push_back(
                 {&requests[i].sequence->sequence, requests[i].last_token, requests[i].n_draft});
         }
         const CallGuard guard_of_call(*engine->is_busy);
-        for (const dfl::Draft & draft : engine->engine->draft(asked, k, log_sum_exp != nullptr)) {
+        for (const dfl::Draft & draft : engine->engine->draft(parsed, k, log_sum_exp != nullptr)) {
             for (const dfl::Candidate & candidate : draft.best) {
                 *tokens++ = candidate.token;
                 if (logits != nullptr) {
@@ -149,12 +149,12 @@ dfl_status dfl_engine_commit(dfl_engine * engine, const dfl_path * paths, int64_
                              dfl_error * err) {
     return guard(err, [&] {
         need(engine, paths);
-        std::vector<dfl::Path> asked;
+        std::vector<dfl::Path> parsed;
         for (int64_t i = 0; i < n_paths; ++i) {
             need(paths[i].sequence);
-            asked.push_back({&paths[i].sequence->sequence, paths[i].nodes, paths[i].n});
+            parsed.push_back({&paths[i].sequence->sequence, paths[i].nodes, paths[i].n});
         }
         const CallGuard guard_of_call(*engine->is_busy);
-        engine->engine->commit(asked);
+        engine->engine->commit(parsed);
     });
 }

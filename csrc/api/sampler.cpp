@@ -68,18 +68,18 @@ dfl_status dfl_sampler_sample(const dfl_sampler * sampler, const float * logits,
 
 dfl_status dfl_sampler_filter(const dfl_sampler * sampler, const float * logits, int64_t n,
                               const int32_t * history, int64_t n_history, int32_t * tokens,
-                              float * values, int64_t * n_kept, dfl_error * err) {
+                              float * values, int64_t * n_left, dfl_error * err) {
     return guard(err, [&] {
-        need(sampler, logits, tokens, values, n_kept);
+        need(sampler, logits, tokens, values, n_left);
         check_row(n);
         std::vector<float> row(logits, logits + n);
-        std::vector<Candidate> kept;
-        check(sampler->sampler.filter(row.data(), n, {history, n_history}, kept));
-        for (const Candidate & one : kept) {
+        std::vector<Candidate> candidates;
+        check(sampler->sampler.filter(row.data(), n, {history, n_history}, candidates));
+        for (const Candidate & one : candidates) {
             *tokens++ = one.token;
             *values++ = one.logit;
         }
-        *n_kept = static_cast<int64_t>(kept.size());
+        *n_left = static_cast<int64_t>(candidates.size());
     });
 }
 

@@ -29,8 +29,8 @@ dfl_status dfl_sequence_get_tokens(const dfl_sequence * sequence, int32_t * toke
                                    dfl_error * err) {
     return guard(err, [&] {
         need(sequence, tokens);
-        const std::vector<int32_t> & held = sequence->sequence.tokens();
-        std::copy(held.begin(), held.end(), tokens);
+        const std::vector<int32_t> & committed = sequence->sequence.tokens();
+        std::copy(committed.begin(), committed.end(), tokens);
     });
 }
 

@@ -47,9 +47,9 @@ static Hparams read(const GgufFile & file) {
         hp.experts.activation = Activation::GELU;
     }
     share_keys_and_values(file, hp);
-    constexpr int64_t most = 1 << 16;
+    constexpr int64_t max_layers = 1 << 16;
     const char * per_layer = schema::KEY_EMBEDDING_LENGTH_PER_LAYER_INPUT;
-    hp.n_per_layer = file.has(per_layer) ? file.need_integer(per_layer, 0, most) : 0;
+    hp.n_per_layer = file.has(per_layer) ? file.need_integer(per_layer, 0, max_layers) : 0;
     for (LayerShape & layer : hp.layers) {
         const bool slides = layer.window > 0;
         layer.attn_scale = 1.0f;

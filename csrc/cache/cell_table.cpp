@@ -75,11 +75,11 @@ std::vector<int64_t> CellTable::take(int32_t sequence, int64_t n) {
     for (; static_cast<int64_t>(cells.size()) < n; ++at) {
         if (at >= static_cast<int64_t>(owned.pages.size()) * PAGE) {
             if (n_unclaimed_ <= 0) {
-                const auto n_found = static_cast<int64_t>(cells.size());
+                const auto n_taken = static_cast<int64_t>(cells.size());
                 std::for_each(cells.rbegin(), cells.rend(), [&](int64_t cell) { release(cell); });
                 throw Error(DFL_STATUS_ARGUMENT,
                             format("%lld rows do not fit: %lld of %lld cells are free",
-                                   (long long)n, (long long)n_found, (long long)size()));
+                                   (long long)n, (long long)n_taken, (long long)size()));
             }
             claim_page(owned);
         }
@@ -227,8 +227,8 @@ CellTable::Copy CellTable::release_from(int32_t sequence, int32_t position) {
               (long long)n_pages());
     SequenceCells & owned = sequence_cells_[sequence];
     const auto own = static_cast<int64_t>(owned.shared.size()) * PAGE;
-    const std::vector<cpu::CellSpan> found = spans(sequence);
-    for (auto span = found.rbegin(); span != found.rend(); ++span) {
+    const std::vector<cpu::CellSpan> spans_before = spans(sequence);
+    for (auto span = spans_before.rbegin(); span != spans_before.rend(); ++span) {
         for (int64_t i = span->n - 1;
              i >= 0 && span->position + i >= std::max<int64_t>(own, position); --i) {
             free_cell(span->cell + i, true);
@@ -346,8 +346,8 @@ void CellTable::release_before(int32_t sequence, int32_t position) {
     if (const auto & all = spans(sequence); all.empty() || all.front().position >= position) {
         return;
     }
-    const std::vector<cpu::CellSpan> found = spans(sequence);
-    for (const cpu::CellSpan & span : found) {
+    const std::vector<cpu::CellSpan> spans_before = spans(sequence);
+    for (const cpu::CellSpan & span : spans_before) {
         for (int64_t i = 0; i < span.n && span.position + i < position; ++i) {
             free_cell(span.cell + i, packs_);
         }

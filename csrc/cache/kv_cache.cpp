@@ -155,20 +155,21 @@ KvCache::KvCache(const Hparams & hp, const LayerPlace & place, ggml_type type_k,
     }
     const std::vector<int64_t> windows = windows_of(hp);
     const std::vector<int64_t> cells = cells_of(hp, place, windows, sizes);
-    std::vector<std::pair<int64_t, int64_t>> apart; // windows with a group of their own, its cells
+    std::vector<std::pair<int64_t, int64_t>>
+        own_groups; // windows with a group of their own, its cells
     for (int64_t il = 0; il < hp.n_layer(); ++il) {
         const std::pair<int64_t, int64_t> own = {windows[il], cells[il]};
         if (hp.layers[il].recurrent || own.second == sizes.n_cells) {
             continue;
         }
-        const auto known = std::find(apart.begin(), apart.end(), own);
-        layers_[il].group = known - apart.begin() + 1;
-        if (known == apart.end()) {
-            apart.push_back(own);
+        const auto group = std::find(own_groups.begin(), own_groups.end(), own);
+        layers_[il].group = group - own_groups.begin() + 1;
+        if (group == own_groups.end()) {
+            own_groups.push_back(own);
         }
     }
     make_group(hp, place, 0, sizes.n_cells, sizes);
-    for (const auto & [window, n_cells] : apart) {
+    for (const auto & [window, n_cells] : own_groups) {
         make_group(hp, place, window, n_cells, sizes);
     }
     // Block sizes of the rotations are those llama.cpp uses: the largest power of two that divides

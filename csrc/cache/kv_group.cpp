@@ -76,12 +76,12 @@ void KvGroup::copy_out_lent(int32_t sequence, int64_t first, int64_t end) {
     if (first >= end) {
         return;
     }
-    std::vector<KvBlock *> found; // they give themselves back
-    std::copy_if(lent_.begin(), lent_.end(), std::back_inserter(found), [&](const KvBlock * block) {
+    std::vector<KvBlock *> lent; // each ends its own loan
+    std::copy_if(lent_.begin(), lent_.end(), std::back_inserter(lent), [&](const KvBlock * block) {
         return block->owner() == sequence && block->position() < end &&
                block->position() + block->n() > first;
     });
-    std::for_each(found.begin(), found.end(), [](KvBlock * block) { block->copy_out(); });
+    std::for_each(lent.begin(), lent.end(), [](KvBlock * block) { block->copy_out(); });
 }
 
 void KvGroup::clear_range(int32_t sequence, int64_t first, int64_t end) {
@@ -106,11 +106,11 @@ void KvGroup::release_before(int32_t sequence, int32_t position) {
 }
 
 std::vector<ggml_tensor *> KvGroup::tensors() const {
-    std::vector<ggml_tensor *> found;
+    std::vector<ggml_tensor *> tensors;
     for (const Store & store : stores_) {
-        found.push_back(store.rows);
+        tensors.push_back(store.rows);
     }
-    return found;
+    return tensors;
 }
 
 uint64_t KvGroup::row_bytes() const {
@@ -122,7 +122,7 @@ uint64_t KvGroup::row_bytes() const {
 }
 
 void KvGroup::read_rows(int32_t sequence, int32_t position, int64_t n, uint8_t * to) const {
-    int64_t n_found = 0;
+    int64_t n_read = 0;
     for (const ggml_tensor * tensor : tensors()) {
         const size_t row = tensor->nb[1];
         for (const cpu::CellSpan & span : cells_.spans(sequence)) {
@@ -132,12 +132,12 @@ void KvGroup::read_rows(int32_t sequence, int32_t position, int64_t n, uint8_t *
                 ggml_backend_tensor_get(tensor, to + (first - position) * row,
                                         (span.cell + first - span.position) * row,
                                         (end - first) * row);
-                n_found += end - first;
+                n_read += end - first;
             }
         }
         to += n * row;
     }
-    DFL_CHECK(n_found == n * static_cast<int64_t>(tensors().size()), DFL_STATUS_INTERNAL,
+    DFL_CHECK(n_read == n * static_cast<int64_t>(tensors().size()), DFL_STATUS_INTERNAL,
               "sequence %d lacks rows of %lld from position %d on", sequence, (long long)n,
               position);
 }
@@ -226,9 +226,9 @@ const uint8_t * KvGroup::load(int32_t sequence, int64_t position, const uint8_t 
         clear_from(sequence, 0);
     }
     release_from(sequence, 0);
-    const std::vector<int64_t> taken = cells_.take(sequence, position - first);
-    for (size_t i = 0; i < taken.size(); ++i) {
-        cells_.place(taken[i], first + static_cast<int32_t>(i));
+    const std::vector<int64_t> cells = cells_.take(sequence, position - first);
+    for (size_t i = 0; i < cells.size(); ++i) {
+        cells_.place(cells[i], first + static_cast<int32_t>(i));
     }
     for (const Store & store : stores_) {
         const size_t size = store.rows->nb[1];

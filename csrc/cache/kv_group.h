@@ -35,8 +35,9 @@ class KvGroup {
     // where they are, and a sequence may keep as many pages as it had in its largest pass.
     static int64_t cells_needed(int64_t window, int32_t n_sequences, const UncommittedRows & rows,
                                 bool is_host) {
-        const int64_t kept = window - 1 + REACH + 2 * (CellTable::PAGE - 1);
-        return is_host ? n_sequences * kept + rows.total : n_sequences * (kept + rows.per_sequence);
+        const int64_t retained = window - 1 + REACH + 2 * (CellTable::PAGE - 1);
+        return is_host ? n_sequences * retained + rows.total
+                       : n_sequences * (retained + rows.per_sequence);
     }
 
     // window: 0, or as far back as a row of these layers sees, itself included. attends_on_host:

@@ -12,14 +12,14 @@ RecurrentCache::RecurrentCache(const Hparams & hp, const LayerPlace & place, int
             continue;
         }
         Backend & backend = place(il);
-        auto found = std::find_if(parts_.begin(), parts_.end(),
-                                  [&](const auto & part) { return part->backend == &backend; });
-        if (found == parts_.end()) {
-            found = parts_.insert(found, std::make_unique<RecurrentPart>());
-            (*found)->backend = &backend;
+        auto part = std::find_if(parts_.begin(), parts_.end(),
+                                 [&](const auto & part) { return part->backend == &backend; });
+        if (part == parts_.end()) {
+            part = parts_.insert(part, std::make_unique<RecurrentPart>());
+            (*part)->backend = &backend;
         }
-        part_[il] = found->get();
-        index_[il] = (*found)->n_layers++;
+        part_[il] = part->get();
+        index_[il] = (*part)->n_layers++;
     }
     for (const auto & part : parts_) {
         part->ctx.reset(ggml_init({2 * ggml_tensor_overhead(), nullptr, true}));

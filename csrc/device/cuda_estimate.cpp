@@ -31,7 +31,7 @@ void add_attention_copies(ggml_cgraph * graph) {
 }
 
 // Rows that products of floats and of quantised weights take without cuBLAS and without tiles.
-constexpr int64_t few_rows = 8;
+constexpr int64_t MAX_ROWS_WITHOUT_BLAS = 8;
 // What cuBLAS is given to work in on a GPU since Hopper; it is 4 MiB on those before.
 constexpr uint64_t blas_workspace = uint64_t(32) << 20;
 // Sums of a tile of 128 x 128 that another block finishes, one for each multiprocessor of an H100.
@@ -41,7 +41,7 @@ constexpr uint64_t pool_page = uint64_t(2) << 20;
 // Activations are quantised in blocks of 128 values and 16 bytes of scales, rows padded to 512.
 static uint64_t quantised_product_bytes(const ggml_tensor * x) {
     const int64_t padded = (x->ne[0] + 511) / 512 * 512, n_rows = ggml_nrows(x);
-    return n_rows * padded / 128 * 144 + (n_rows > few_rows ? open_tiles : 0);
+    return n_rows * padded / 128 * 144 + (n_rows > MAX_ROWS_WITHOUT_BLAS ? open_tiles : 0);
 }
 
 // Inputs and, where weights are float16, outputs in their type.
@@ -61,20 +61,21 @@ static uint64_t sort_bytes(const ggml_tensor * rows) {
 }
 
 uint64_t pool_bytes(ggml_cgraph * graph) {
-    uint64_t most = 0, workspace = 0;
+    uint64_t largest = 0, workspace = 0;
     for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
         const ggml_tensor * node = ggml_graph_node(graph, i);
         const bool product = node->op == GGML_OP_MUL_MAT || node->op == GGML_OP_MUL_MAT_ID;
         if (product && ggml_is_quantized(node->src[0]->type)) {
-            most = std::max(most, quantised_product_bytes(node->src[1]));
+            largest = std::max(largest, quantised_product_bytes(node->src[1]));
         } else if (product) {
-            most = std::max(most, float_product_bytes(node));
-            workspace = ggml_nrows(node->src[1]) > few_rows ? blas_workspace : workspace;
+            largest = std::max(largest, float_product_bytes(node));
+            workspace =
+                ggml_nrows(node->src[1]) > MAX_ROWS_WITHOUT_BLAS ? blas_workspace : workspace;
         } else if (node->op == GGML_OP_TOP_K) {
-            most = std::max(most, sort_bytes(node->src[0]));
+            largest = std::max(largest, sort_bytes(node->src[0]));
         }
     }
-    return (most + pool_page - 1) / pool_page * pool_page + workspace;
+    return (largest + pool_page - 1) / pool_page * pool_page + workspace;
 }
 
 } // namespace dfl::cuda_estimate

@@ -122,8 +122,10 @@ static uint64_t reclaimable_bytes(const std::string & folder) {
 }
 
 std::optional<uint64_t> available_memory(const std::string & root) {
-    std::optional<uint64_t> least;
-    const auto bound = [&](uint64_t bytes) { least = std::min(least.value_or(bytes), bytes); };
+    std::optional<uint64_t> available;
+    const auto bound = [&](uint64_t bytes) {
+        available = std::min(available.value_or(bytes), bytes);
+    };
     const auto machine = read_table(root + "/proc/meminfo");
     if (const auto found = machine.find("MemAvailable:"); found != machine.end()) {
         bound(found->second * 1024);
@@ -135,13 +137,13 @@ std::optional<uint64_t> available_memory(const std::string & root) {
         for (const char * name : {"/memory.max", "/memory.high", "/memory.limit_in_bytes"}) {
             const std::optional<int64_t> limit = read_number(folder + name);
             if (limit && used && *limit >= 0) {
-                const auto most = static_cast<uint64_t>(*limit);
-                const uint64_t taken = *used, cache = reclaimable_bytes(folder);
-                bound(most - std::min(most, taken - std::min(taken, cache)));
+                const auto max_bytes = static_cast<uint64_t>(*limit);
+                const uint64_t used_bytes = *used, cache = reclaimable_bytes(folder);
+                bound(max_bytes - std::min(max_bytes, used_bytes - std::min(used_bytes, cache)));
             }
         }
     }
-    return least;
+    return available;
 }
 
 // CPUs of a list like "0-3,8".
@@ -163,21 +165,21 @@ static std::set<int> read_cpus(const std::string & path) {
 static std::vector<int> fast_cpus(const std::vector<int> & allowed, const std::string & root) {
     const std::set<int> listed = read_cpus(root + "/sys/devices/cpu_core/cpus");
     std::map<int, int64_t> capacity;
-    int64_t most = 0;
+    int64_t max_capacity = 0;
     for (const int cpu : allowed) {
         const std::string path = format("/sys/devices/system/cpu/cpu%d/cpu_capacity", cpu);
         capacity[cpu] = listed.empty() ? read_number(root + path).value_or(0) : listed.count(cpu);
-        most = std::max(most, capacity[cpu]);
+        max_capacity = std::max(max_capacity, capacity[cpu]);
     }
     std::vector<int> fast;
     std::copy_if(allowed.begin(), allowed.end(), std::back_inserter(fast),
-                 [&](int cpu) { return capacity[cpu] >= SLOW_SHARE * most; });
+                 [&](int cpu) { return capacity[cpu] >= SLOW_SHARE * max_capacity; });
     return fast;
 }
 
 // CPUs' worth of time that the groups of this process may use; nothing if that is not limited.
 static std::optional<double> cpu_quota(const std::string & root) {
-    std::optional<double> least;
+    std::optional<double> quota_of_all;
     for (const std::string & folder : group_folders(root, "cpu")) {
         int64_t quota = -1, period = 0;
         if (std::ifstream file(folder + "/cpu.max"); file) { // "max" is no number
@@ -190,10 +192,10 @@ static std::optional<double> cpu_quota(const std::string & root) {
         }
         if (quota > 0 && period > 0) {
             const double cpus = static_cast<double>(quota) / static_cast<double>(period);
-            least = std::min(least.value_or(cpus), cpus);
+            quota_of_all = std::min(quota_of_all.value_or(cpus), cpus);
         }
     }
-    return least;
+    return quota_of_all;
 }
 
 int usable_cores(const std::vector<int> & allowed_cpus, const std::string & root) {

@@ -17,14 +17,14 @@ struct Callback {
 thread_local LogCapture * innermost = nullptr;
 
 // Never destroyed: ggml may log to the end of the process.
-struct Known {
+struct LogCallbacks {
     std::mutex mutex;
     ggml_log_callback by_default = nullptr; // ggml's own
     std::forward_list<Callback> callbacks;  // a place in it is ours to hand to ggml as data
 };
 
-Known & known() {
-    static Known * one = new Known;
+LogCallbacks & log_callbacks() {
+    static LogCallbacks * one = new LogCallbacks;
     return *one;
 }
 
@@ -43,7 +43,7 @@ void route(ggml_log_level level, const char * text, void * data) {
     }
     Callback before = {print_warnings, nullptr};
     {
-        Known & all = known();
+        LogCallbacks & all = log_callbacks();
         std::lock_guard<std::mutex> lock(all.mutex);
         for (const Callback & one : all.callbacks) {
             before = &one == data ? one : before;
@@ -68,7 +68,7 @@ std::string LogCapture::reason() const {
 }
 
 void quiet_log() {
-    Known & all = known();
+    LogCallbacks & all = log_callbacks();
     std::lock_guard<std::mutex> lock(all.mutex);
     Callback set = {nullptr, nullptr};
     ggml_log_get(&set.function, &set.data);

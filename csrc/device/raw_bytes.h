@@ -28,17 +28,17 @@ struct RawAllocator {
     T * allocate(size_t n) {
         const size_t bytes = n * sizeof(T);
         const size_t alignment = bytes < LARGE ? alignof(std::max_align_t) : LARGE;
-        void * found =
+        void * memory =
             std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
-        if (found == nullptr) {
+        if (memory == nullptr) {
             throw std::bad_alloc();
         }
 #ifdef __linux__
         if (bytes >= LARGE) {
-            madvise(found, bytes, MADV_HUGEPAGE); // it may refuse
+            madvise(memory, bytes, MADV_HUGEPAGE); // it may refuse
         }
 #endif
-        return static_cast<T *>(found);
+        return static_cast<T *>(memory);
     }
     void deallocate(T * bytes, size_t /*n*/) { std::free(bytes); }
 

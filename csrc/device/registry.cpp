@@ -67,17 +67,17 @@ ggml_backend_dev_t find_device(const std::string & name) {
         }
         return cpu_device();
     }
-    std::string known;
+    std::string names;
     for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
         ggml_backend_dev_t device = ggml_backend_dev_get(i);
         if (same_name(name, ggml_backend_dev_name(device))) {
             return device;
         }
-        known += (known.empty() ? "" : ", ") + std::string(ggml_backend_dev_name(device));
+        names += (names.empty() ? "" : ", ") + std::string(ggml_backend_dev_name(device));
     }
     throw Error(DFL_STATUS_UNSUPPORTED,
                 format("device %s: ggml has no such device, only %s; a backend module may bring it",
-                       name.c_str(), known.c_str()));
+                       name.c_str(), names.c_str()));
 }
 
 int32_t device_count() { return static_cast<int32_t>(ggml_backend_dev_count()); }

@@ -52,8 +52,7 @@ bool ThreadCount::has_free_core() {
 #endif
 }
 
-ThreadCount::ThreadCount(int most, Probe probe)
-    : max_(most), now_(most), probe_(std::move(probe)) {}
+ThreadCount::ThreadCount(int max, Probe probe) : max_(max), now_(max), probe_(std::move(probe)) {}
 
 void ThreadCount::record_run(Clock::time_point end, int64_t elapsed_ns, int64_t lost_ns,
                              int n_late) {
@@ -65,9 +64,9 @@ void ThreadCount::record_run(Clock::time_point end, int64_t elapsed_ns, int64_t 
     } else if (now_ < max_) {
         probe_for_cores(end);
     } else if (elapsed_ns_ > WINDOW_NS) {
-        const double keep = static_cast<double>(WINDOW_NS) / static_cast<double>(elapsed_ns_);
+        const double share = static_cast<double>(WINDOW_NS) / static_cast<double>(elapsed_ns_);
         elapsed_ns_ = WINDOW_NS;
-        lost_ns_ = static_cast<int64_t>(static_cast<double>(lost_ns_) * keep);
+        lost_ns_ = static_cast<int64_t>(static_cast<double>(lost_ns_) * share);
         if (lost_ns_ == 0) {
             pause_ = {};
         }

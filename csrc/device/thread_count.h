@@ -20,7 +20,7 @@ class ThreadCount {
     // Runs on a thread of its own: whether that thread had a core to itself.
     using Probe = std::function<bool()>;
 
-    explicit ThreadCount(int most, Probe probe = has_free_core);
+    explicit ThreadCount(int max, Probe probe = has_free_core);
 
     int max() const { return max_; }
     // For the next run.

@@ -38,14 +38,14 @@ uint64_t untouched_bytes() {
     uint64_t untouched = 0;
 #ifdef __linux__
     const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
-    std::vector<unsigned char> taken(1 << 16);
+    std::vector<unsigned char> n_touched(1 << 16);
     const std::lock_guard<std::mutex> lock(promises().mutex);
     for (const auto & [first, bytes] : promises().bytes) {
-        for (uint64_t done = 0; done < bytes; done += taken.size() * page) {
-            const uint64_t size = std::min<uint64_t>(bytes - done, taken.size() * page);
+        for (uint64_t done = 0; done < bytes; done += n_touched.size() * page) {
+            const uint64_t size = std::min<uint64_t>(bytes - done, n_touched.size() * page);
             const uint64_t n_pages = (size + page - 1) / page;
-            if (mincore(static_cast<char *>(first) + done, size, taken.data()) == 0) {
-                untouched += page * std::count_if(taken.begin(), taken.begin() + n_pages,
+            if (mincore(static_cast<char *>(first) + done, size, n_touched.data()) == 0) {
+                untouched += page * std::count_if(n_touched.begin(), n_touched.begin() + n_pages,
                                                   [](unsigned char x) { return (x & 1) == 0; });
             }
         }

@@ -47,28 +47,27 @@ void add_draft_output(CachedGraph & cached, ggml_tensor * logits) {
 // The device gives the k best in any order.
 static Draft read_selection(const CachedGraph & cached, const Backend & backend) {
     const int64_t n = cached.logits->ne[0], n_draft = cached.logits->ne[1], k = cached.shape.n_top;
-    const TopRows & found = cached.top.rows;
-    std::vector<std::vector<int32_t>> blocks(found.levels.size(),
-                                             std::vector<int32_t>(k * n_draft));
+    const TopRows & rows = cached.top.rows;
+    std::vector<std::vector<int32_t>> blocks(rows.levels.size(), std::vector<int32_t>(k * n_draft));
     std::vector<int32_t> last(k * n_draft);
     std::vector<float> logits(k * n_draft), probabilities;
-    std::vector<Backend::Fetch> wanted = {{found.last, last.data()},
-                                          {cached.top.logits, logits.data()}};
+    std::vector<Backend::Fetch> fetches = {{rows.last, last.data()},
+                                           {cached.top.logits, logits.data()}};
     for (size_t level = 0; level < blocks.size(); ++level) {
-        wanted.push_back({found.levels[level].blocks, blocks[level].data()});
+        fetches.push_back({rows.levels[level].blocks, blocks[level].data()});
     }
     if (cached.shape.log_sum_exp) {
         probabilities.resize(k * n_draft);
-        wanted.push_back({cached.top.probabilities, probabilities.data()});
+        fetches.push_back({cached.top.probabilities, probabilities.data()});
     }
     Draft draft;
     if (cached.top.sums != nullptr) {
         draft.sums.resize(n_draft);
-        wanted.push_back({cached.top.sums, draft.sums.data()});
+        fetches.push_back({cached.top.sums, draft.sums.data()});
     }
-    backend.read(wanted);
+    backend.read(fetches);
     for (int64_t i = 0; i < k * n_draft; ++i) {
-        const int64_t row = std::clamp<int64_t>(found.index_of(blocks, last, i), 0,
+        const int64_t row = std::clamp<int64_t>(rows.index_of(blocks, last, i), 0,
                                                 n - 1); // NaNs may confuse the device
         draft.best.push_back({static_cast<int32_t>(row), logits[i]});
     }
@@ -97,13 +96,13 @@ Draft read_draft(const CachedGraph & cached, int64_t k, const Backend & backend)
     }
     if (!backend.is_host()) {
         fetched.resize(ggml_nelements(cached.logits));
-        std::vector<Backend::Fetch> wanted = {{cached.logits, fetched.data()}};
+        std::vector<Backend::Fetch> fetches = {{cached.logits, fetched.data()}};
         if (probabilities != nullptr) {
             fetched_probabilities.resize(ggml_nelements(cached.top.probabilities));
-            wanted.push_back({cached.top.probabilities, fetched_probabilities.data()});
+            fetches.push_back({cached.top.probabilities, fetched_probabilities.data()});
             probabilities = fetched_probabilities.data();
         }
-        backend.read(wanted);
+        backend.read(fetches);
         logits = fetched.data();
     }
     const int64_t n = cached.logits->ne[0];

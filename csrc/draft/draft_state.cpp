@@ -16,10 +16,10 @@ static int64_t pad(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 // make_room(); one pass or block beside it, pages that are not full, and one cell that padding
 // writes to.
 static int64_t cells_needed(const DraftSizes & sizes) {
-    const int64_t beside = std::max(sizes.n_ubatch, sizes.max_block) + CellTable::PAGE;
+    const int64_t uncommitted = std::max(sizes.n_ubatch, sizes.max_block) + CellTable::PAGE;
     const int64_t windows = sizes.n_parallel * sizes.window;
     const int64_t more = (sizes.n_parallel - 1) * (sizes.max_block + 2 * CellTable::PAGE);
-    return pad(std::min(windows, sizes.n_ctx) + beside + more + 1, 256);
+    return pad(std::min(windows, sizes.n_ctx) + uncommitted + more + 1, 256);
 }
 
 static LayerPlace on(Backend & backend) {
@@ -144,14 +144,14 @@ void DraftState::add_pending(int32_t sequence, const std::vector<int64_t> & rows
 
 template <typename Is>
 void DraftState::drop_pending(Is && is) {
-    const auto kept = std::remove_if(pending_.begin(), pending_.end(), [&](const Pending & one) {
+    const auto end = std::remove_if(pending_.begin(), pending_.end(), [&](const Pending & one) {
         if (is(one)) {
             is_taken_[one.row] = false;
             return true;
         }
         return false;
     });
-    pending_.erase(kept, pending_.end());
+    pending_.erase(end, pending_.end());
 }
 
 void DraftState::write_positions(const CachedGraph & cached, ggml_tensor * tensor,
@@ -183,14 +183,14 @@ void DraftState::make_room(const std::map<int32_t, int64_t> & n_rows) {
     };
     while (is_short()) {
         int32_t longest = -1;
-        int64_t n_most = 0;
+        int64_t max_cells = 0;
         for (int32_t sequence = 0; sequence < draft_sizes_.n_parallel; ++sequence) {
             int64_t n = 0;
             for (const cpu::CellSpan & span : group.cells().spans(sequence)) {
                 n += span.n;
             }
-            if (n > n_most) {
-                n_most = n;
+            if (n > max_cells) {
+                max_cells = n;
                 longest = sequence;
             }
         }
@@ -370,12 +370,12 @@ void DraftState::set_block_inputs(CachedGraph & cached, const std::vector<DraftB
 
 std::vector<DraftState::Pending>
 DraftState::pending_of(const std::vector<DraftBlock> & blocks) const {
-    std::vector<Pending> found;
+    std::vector<Pending> features;
     for (const DraftBlock & block : blocks) {
-        std::copy_if(pending_.begin(), pending_.end(), std::back_inserter(found),
+        std::copy_if(pending_.begin(), pending_.end(), std::back_inserter(features),
                      [&](const Pending & one) { return one.sequence == block.sequence; });
     }
-    return found;
+    return features;
 }
 
 // What was read of all blocks, block by block.
@@ -423,10 +423,10 @@ std::vector<Draft> DraftState::run_blocks(GraphPool & graphs,
     try {
         make_room(n_rows);
         for (const DraftBlock & block : blocks) {
-            const std::vector<int64_t> taken = table.take(block.sequence, block.n_draft + 1);
-            cells.insert(cells.end(), taken.begin(), taken.end());
-            for (size_t i = 0; i < taken.size(); ++i) {
-                table.place(taken[i], block.position + static_cast<int32_t>(i));
+            const std::vector<int64_t> block_cells = table.take(block.sequence, block.n_draft + 1);
+            cells.insert(cells.end(), block_cells.begin(), block_cells.end());
+            for (size_t i = 0; i < block_cells.size(); ++i) {
+                table.place(block_cells[i], block.position + static_cast<int32_t>(i));
             }
         }
         // The cell that padding writes to is read too: CUDA's flash attention is at its best over

@@ -283,12 +283,12 @@ std::vector<MemoryUse> Engine::memory() const {
     const ArenaBytes arena = graphs_.arena_bytes();
     std::vector<MemoryUse> uses;
     // beside: of the bytes, those on the CPU beside another device.
-    const auto add = [&](const char * name, uint64_t bytes, uint64_t beside) {
-        if (bytes > beside) {
-            uses.push_back({name, devices_.main().name(), bytes - beside});
+    const auto add = [&](const char * name, uint64_t bytes, uint64_t cpu_split) {
+        if (bytes > cpu_split) {
+            uses.push_back({name, devices_.main().name(), bytes - cpu_split});
         }
-        if (beside > 0) {
-            uses.push_back({name, cpu->name(), beside});
+        if (cpu_split > 0) {
+            uses.push_back({name, cpu->name(), cpu_split});
         }
     };
     add("kv", kv_.bytes(), kv_.bytes_on(cpu));

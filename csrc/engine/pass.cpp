@@ -171,10 +171,10 @@ int64_t Engine::max_appended() const {
 
 // Beside verifies one row that is appended is one, too: the last of a prompt.
 std::vector<int64_t> Engine::chunks_of(const Pass & pass) const {
-    const int64_t least = pass.entries.back().is_verify && sizes_.uses_few_sizes() ? 1 : 2;
+    const int64_t min_rows = pass.entries.back().is_verify && sizes_.uses_few_sizes() ? 1 : 2;
     std::vector<int64_t> chunks;
     for (const PassEntry & entry : pass.entries) {
-        if (!entry.is_verify && entry.n >= least) {
+        if (!entry.is_verify && entry.n >= min_rows) {
             chunks.push_back(entry.n);
         }
     }
@@ -320,10 +320,10 @@ void Engine::plan_recurrent_rows(Pass & pass) {
         // Where both come, chains are verified as trees are, else each is a graph.
         const bool tree_form = recent_trees_(has_tree) > 0 && sizes_.serves_many();
         // Lanes run side by side, so that padding costs little of a short pass.
-        const int64_t most = std::min(4 * pass.n_rows(), max_chunk_lane_rows());
-        pass.recurrent_batches =
-            make_recurrent_batches(pass.recurrent_rows, sizes_,
-                                   {pass.n_rows(), most, params_.n_parallel, fused_, tree_form});
+        const int64_t max_chunk_rows = std::min(4 * pass.n_rows(), max_chunk_lane_rows());
+        pass.recurrent_batches = make_recurrent_batches(
+            pass.recurrent_rows, sizes_,
+            {pass.n_rows(), max_chunk_rows, params_.n_parallel, fused_, tree_form});
     }
 }
 
@@ -472,9 +472,10 @@ void Engine::run_pass(const std::vector<BatchEntry> & entries, const std::vector
         if (!entry.reads_all_logits) {
             continue;
         }
-        const auto of = std::find_if(entries.begin(), entries.end(), [&](const BatchEntry & asked) {
-            return asked.sequence == entry.sequence;
-        });
+        const auto of =
+            std::find_if(entries.begin(), entries.end(), [&](const BatchEntry & batch_entry) {
+                return batch_entry.sequence == entry.sequence;
+            });
         const int64_t done = from[of - entries.begin()];
         float * to = of->all_logits + done * n_vocab;
         const size_t row_size = n_vocab * sizeof(float);

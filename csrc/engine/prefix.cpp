@@ -30,11 +30,11 @@ Prefix::Prefix(std::shared_ptr<Engine> engine, std::vector<int32_t> tokens,
     DFL_CHECK(n_rows.size() == caches.size(), DFL_STATUS_ARGUMENT,
               "a prefix of %zu caches, the engine has %zu", n_rows.size(), caches.size());
     for (size_t i = 0; i < caches.size(); ++i) {
-        const int64_t most = std::min(size(), engine_->max_snapshot_rows(i, size()) + PAGE - 1);
-        DFL_CHECK(n_rows[i] <= most && n_rows[i] >= engine_->min_snapshot_rows(i, size()),
+        const int64_t max_rows = std::min(size(), engine_->max_snapshot_rows(i, size()) + PAGE - 1);
+        DFL_CHECK(n_rows[i] <= max_rows && n_rows[i] >= engine_->min_snapshot_rows(i, size()),
                   DFL_STATUS_ARGUMENT,
                   "%lld rows in cache %zu of a prefix of %lld tokens, expected %lld",
-                  (long long)n_rows[i], i, (long long)size(), (long long)most);
+                  (long long)n_rows[i], i, (long long)size(), (long long)max_rows);
         blocks_.emplace_back();
         for (int64_t at = size() - n_rows[i]; at < size();) {
             const int64_t n = std::min(size(), (at / PAGE + 1) * PAGE) - at;
@@ -160,14 +160,14 @@ void Prefix::write(size_t part, const uint8_t * from) {
 // ---- engines and sequences
 
 std::vector<KvGroup *> Engine::caches() {
-    std::vector<KvGroup *> found;
+    std::vector<KvGroup *> caches;
     for (KvGroup & group : kv_.groups()) {
-        found.push_back(&group);
+        caches.push_back(&group);
     }
     if (draft_) {
-        found.push_back(&draft_->cache());
+        caches.push_back(&draft_->cache());
     }
-    return found;
+    return caches;
 }
 
 bool Engine::is_draft_cache(size_t cache) const {
@@ -253,17 +253,17 @@ std::vector<Sequence::BlockSource> Sequence::block_sources(size_t cache) const {
     const std::vector<int64_t> & shared = group.cells().shared(slot_);
     for (int64_t at = first; at < position();) {
         const int64_t index = at / PAGE, end = std::min((index + 1) * PAGE, position());
-        const auto known = blocks_[cache].find(index);
+        const auto block = blocks_[cache].find(index);
         BlockSource one = {static_cast<int32_t>(at), end - at, nullptr, COPIED};
-        if (known != blocks_[cache].end()) {
-            one.block = known->second.lock();
+        if (block != blocks_[cache].end()) {
+            one.block = block->second.lock();
         }
         if (one.block == nullptr && end - at == PAGE && engine_->shares_pages(cache)) {
             one.page = index < static_cast<int64_t>(shared.size()) ? shared[index] : TO_BE_SHARED;
             // A snapshot of another sequence that began alike may have the block.
-            const auto kept = group.blocks_by_page().find(one.page);
-            if (kept != group.blocks_by_page().end()) {
-                one.block = kept->second->shared_from_this();
+            const auto by_page = group.blocks_by_page().find(one.page);
+            if (by_page != group.blocks_by_page().end()) {
+                one.block = by_page->second->shared_from_this();
             }
         }
         n_needed.push_back(std::move(one));

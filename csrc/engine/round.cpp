@@ -28,10 +28,10 @@ std::vector<Draft> Engine::draft(const std::vector<DraftRequest> & requests, int
                       "requests %zu and %zu are of one sequence", j, i);
         }
         sequence->check_no_pending_verify();
-        const int64_t most = draft_->max_block() - 1, position = sequence->position();
-        DFL_CHECK(n_draft >= 1 && n_draft <= most, DFL_STATUS_ARGUMENT,
+        const int64_t max_draft = draft_->max_block() - 1, position = sequence->position();
+        DFL_CHECK(n_draft >= 1 && n_draft <= max_draft, DFL_STATUS_ARGUMENT,
                   "%lld drafted tokens: the drafter gives 1 to %lld", (long long)n_draft,
-                  (long long)most);
+                  (long long)max_draft);
         DFL_CHECK(k >= 1 && k <= n_choices, DFL_STATUS_ARGUMENT,
                   "%lld candidates: the drafter chooses among %lld tokens", (long long)k,
                   (long long)n_choices);
@@ -143,7 +143,7 @@ void Engine::commit(const std::vector<Path> & paths) {
 
 void Engine::promote_paths(const std::vector<Path> & paths) {
     recurrent_.accepted.clear();
-    int64_t n_most = 0;
+    int64_t max_steps = 0;
     for (const Path & path : paths) {
         if (path.n == 0) {
             continue;
@@ -154,14 +154,14 @@ void Engine::promote_paths(const std::vector<Path> & paths) {
         for (int32_t & node : accepted.nodes) {
             node += static_cast<int32_t>(pending.updates.first);
         }
-        n_most = std::max(n_most, path.n);
+        max_steps = std::max(max_steps, path.n);
         recurrent_.accepted.push_back(std::move(accepted));
     }
     if (scans_) {
         graphs_.compute(scan_promote_graph());
         return;
     }
-    for (int64_t first = 0; first < n_most; first += MAX_STEPS) {
+    for (int64_t first = 0; first < max_steps; first += MAX_STEPS) {
         promote_steps(recurrent_.accepted, first);
     }
 }
@@ -217,12 +217,12 @@ CachedGraph & Engine::promote_graph(int64_t n_steps, int64_t n_lanes, bool in_pl
 
 void Engine::promote_steps(const std::vector<AcceptedPath> & paths, int64_t first) {
     std::vector<const AcceptedPath *> active;
-    int64_t n_most = 0, end = 0;
+    int64_t max_steps = 0, end = 0;
     for (const AcceptedPath & path : paths) {
         const int64_t n = std::min(static_cast<int64_t>(path.nodes.size()) - first, MAX_STEPS);
         if (n > 0) {
             active.push_back(&path);
-            n_most = std::max(n_most, n);
+            max_steps = std::max(max_steps, n);
             end = std::max<int64_t>(end, path.sequence + 1);
         }
     }
@@ -230,7 +230,7 @@ void Engine::promote_steps(const std::vector<AcceptedPath> & paths, int64_t firs
     end = sizes_.lanes(end);
     const bool in_place = 3 * n >= end; // as make_recurrent_batches() has it
     const int64_t n_lanes = in_place ? end : sizes_.lanes(n);
-    CachedGraph & cached = promote_graph(sizes_.promote_steps(n_most), n_lanes, in_place);
+    CachedGraph & cached = promote_graph(sizes_.promote_steps(max_steps), n_lanes, in_place);
     // NULL: a slot whose state stays as it is.
     std::vector<const AcceptedPath *> lanes(n_lanes, in_place ? nullptr : active.front());
     for (int64_t i = 0; i < n; ++i) {

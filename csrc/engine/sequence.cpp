@@ -10,8 +10,8 @@
 namespace dfl {
 
 static uint64_t next_id() {
-    static std::atomic<uint64_t> n_given = 0;
-    return ++n_given;
+    static std::atomic<uint64_t> last = 0;
+    return ++last;
 }
 
 Sequence::Sequence(std::shared_ptr<Engine> engine)
@@ -199,9 +199,9 @@ int32_t Sequence::argmax(int64_t row) {
 
 bool Sequence::find_top(int64_t row, const Candidate *& best) {
     if (last_->candidates.empty()) {
-        Draft found = read_draft(*last_, last_->shape.n_top, engine_->main());
-        last_->candidates = std::move(found.best);
-        last_->sums = std::move(found.sums);
+        Draft selection = read_draft(*last_, last_->shape.n_top, engine_->main());
+        last_->candidates = std::move(selection.best);
+        last_->sums = std::move(selection.sums);
     }
     const int64_t at = first_out_ + row;
     best = last_->candidates.data() + at * last_->shape.n_top;

@@ -101,9 +101,9 @@ ArenaBytes GraphPool::arena_bytes() const {
         ArenaBytes in_arena;
         std::map<GraphKind, ArenaBytes> lanes;
         for (const auto & [kind, wanted] : needed_) {
-            ArenaBytes & most =
+            ArenaBytes & largest =
                 split_kinds_.count(kind) > 0 ? lanes[scheduler_kind(kind)] : in_arena;
-            most = max_of(most, wanted);
+            largest = max_of(largest, wanted);
         }
         bytes = in_arena;
         for (const auto & [lane, wanted] : lanes) {
@@ -122,8 +122,8 @@ ArenaBytes GraphPool::arena_bytes() const {
 }
 
 uint64_t GraphPool::arena_bytes(GraphKind kind) const {
-    const auto found = needed_.find(kind);
-    return found == needed_.end() ? 0 : found->second.main;
+    const auto entry = needed_.find(kind);
+    return entry == needed_.end() ? 0 : entry->second.main;
 }
 
 // The buffer that holds a graph's results; views may lie in caches instead.
@@ -209,8 +209,8 @@ bool GraphPool::is_split(const CachedGraph & fresh) {
 }
 
 void GraphPool::record_size(const CachedGraph & cached, const ArenaBytes & needed) {
-    ArenaBytes & most = needed_[cached.shape.kind];
-    most = max_of(most, needed);
+    ArenaBytes & largest = needed_[cached.shape.kind];
+    largest = max_of(largest, needed);
     if (backend_.is_cuda()) {
         pool_bytes_ = std::max(pool_bytes_, cuda_estimate::pool_bytes(cached.graph));
     }

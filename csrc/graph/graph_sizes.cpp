@@ -44,9 +44,9 @@ int64_t GraphSizes::close_step(int64_t n) const {
     if (n <= USUAL_BLOCK) {
         return row_bucket(n);
     }
-    const int64_t most_steps = n_parallel_ > 1 && n <= FEW_ROWS ? 4 : 8;
+    const int64_t max_steps = n_parallel_ > 1 && n <= FEW_ROWS ? 4 : 8;
     int64_t step = 8;
-    while (step * most_steps < n) {
+    while (step * max_steps < n) {
         step *= 2;
     }
     return (n + step - 1) / step * step;

@@ -33,16 +33,16 @@ bool has_fused_delta_rule(const RecurrentCache & cache, const RecurrentShape & s
 // ---- the batches of a pass
 
 static int64_t length_class(int64_t n_rows) {
-    int64_t most = SHORT_CHUNK;
-    while (most < n_rows) {
-        most *= 2;
+    int64_t length = SHORT_CHUNK;
+    while (length < n_rows) {
+        length *= 2;
     }
-    return most;
+    return length;
 }
 
 int64_t max_recurrent_batches(int64_t n_ubatch) {
     int64_t n = 3; // single rows, short chunks, verifies
-    for (int64_t most = SHORT_CHUNK; most < n_ubatch; most *= 2) {
+    for (int64_t length = SHORT_CHUNK; length < n_ubatch; length *= 2) {
         ++n;
     }
     return n;
@@ -50,11 +50,11 @@ int64_t max_recurrent_batches(int64_t n_ubatch) {
 
 // Prompt chunks by the length of their lanes, which all have the longest one's as long as that
 // makes lanes no longer in all than that: fewer operations, and few shapes.
-static void merge_classes(std::map<int64_t, std::vector<int32_t>> & chunks, int64_t most) {
+static void merge_classes(std::map<int64_t, std::vector<int32_t>> & chunks, int64_t max_rows) {
     while (chunks.size() > 1) {
         auto & [length, longest] = *chunks.rbegin();
         std::vector<int32_t> & next = std::next(chunks.rbegin())->second;
-        if (length * static_cast<int64_t>(longest.size() + next.size()) > most) {
+        if (length * static_cast<int64_t>(longest.size() + next.size()) > max_rows) {
             return;
         }
         longest.insert(longest.end(), next.begin(), next.end());
@@ -68,11 +68,11 @@ static RecurrentBatch make_batch(const std::vector<int32_t> & members, bool is_c
                                  const GraphSizes & sizes, const RecurrentBatchOptions & options) {
     RecurrentBatch batch;
     RecurrentBatchShape & shape = batch.shape;
-    int64_t most = 0, all = 0, end = 0;
+    int64_t longest = 0, total = 0, end = 0;
     bool is_tree = false;
     for (const int32_t i : members) {
-        most = std::max(most, entries[i].n);
-        all += entries[i].n;
+        longest = std::max(longest, entries[i].n);
+        total += entries[i].n;
         end = std::max<int64_t>(end, entries[i].sequence + 1);
         is_tree = is_tree || !entries[i].parents.empty();
     }
@@ -80,19 +80,19 @@ static RecurrentBatch make_batch(const std::vector<int32_t> & members, bool is_c
     shape.is_verify = entries[members.front()].is_verify;
     shape.tree_form = !options.fused || is_tree || (shape.is_verify && options.tree_form);
     const bool has_class = is_chunk && sizes.serves_many();
-    const bool is_beside = n < static_cast<int64_t>(entries.size());
-    const bool are_few = has_class && n > 1 && n <= FEW_CHUNKS &&
-                         FEW_CHUNKS * length_class(all) <= options.max_chunk_rows;
+    const bool is_mixed = n < static_cast<int64_t>(entries.size());
+    const bool shares_lanes = has_class && n > 1 && n <= FEW_CHUNKS &&
+                              FEW_CHUNKS * length_class(total) <= options.max_chunk_rows;
     if (has_class) {
-        shape.n_rows = length_class(are_few ? all : most);
-    } else if (shape.is_verify || most > 1) {
-        shape.n_rows = is_chunk ? sizes.chunk_lane_rows(most) : sizes.lane_rows(most);
+        shape.n_rows = length_class(shares_lanes ? total : longest);
+    } else if (shape.is_verify || longest > 1) {
+        shape.n_rows = is_chunk ? sizes.chunk_lane_rows(longest) : sizes.lane_rows(longest);
     } else {
         shape.n_rows = 1;
     }
     if (is_chunk) { // it costs much more than to gather a state
         shape.in_place = options.n_slots == 1;
-    } else if (sizes.uses_few_sizes() && is_beside) { // so do those beside it
+    } else if (sizes.uses_few_sizes() && is_mixed) { // so do those beside it
         end = options.n_slots;
         shape.in_place = n > 1 || end == 1;
     } else {
@@ -100,7 +100,7 @@ static RecurrentBatch make_batch(const std::vector<int32_t> & members, bool is_c
         end = sizes.lanes(end);
         shape.in_place = 3 * n >= end;
     }
-    shape.n_lanes = shape.in_place ? end : sizes.lanes(are_few ? FEW_CHUNKS : n);
+    shape.n_lanes = shape.in_place ? end : sizes.lanes(shares_lanes ? FEW_CHUNKS : n);
     if (is_chunk && shape.size() > options.max_chunk_rows) {
         shape.n_lanes = n;
     }
@@ -166,10 +166,10 @@ std::vector<RecurrentBatch> make_recurrent_batches(const std::vector<RecurrentRo
 static void make_tree_inputs(CachedGraph & cached, int64_t of, int64_t n, int64_t n_lanes) {
     ggml_context * ctx = cached.ctx.get();
     std::vector<TreeInputs> & trees = cached.in.trees;
-    const bool is_there = std::any_of(trees.begin(), trees.end(), [&](const TreeInputs & tree) {
+    const bool exists = std::any_of(trees.begin(), trees.end(), [&](const TreeInputs & tree) {
         return tree.batch == of && tree.n == n;
     });
-    if (n == 0 || is_there) {
+    if (n == 0 || exists) {
         return;
     }
     const auto make = [&](const char * name) {
@@ -193,24 +193,24 @@ void make_recurrent_inputs(CachedGraph & cached, const RecurrentShape & recurren
     for (size_t i = 0; i < all.size(); ++i) {
         const RecurrentBatchShape & batch = all[i];
         const int64_t n_inputs = (before + batch.n_rows) * batch.n_lanes;
-        RecurrentInputs made;
+        RecurrentInputs inputs;
         if (!batch.in_place) {
-            made.slots = make(GGML_TYPE_I32, batch.n_lanes, "slots");
-            made.to_slots = make(GGML_TYPE_I64, batch.n_lanes, "to_slots");
+            inputs.slots = make(GGML_TYPE_I32, batch.n_lanes, "slots");
+            inputs.to_slots = make(GGML_TYPE_I64, batch.n_lanes, "to_slots");
         }
         if (!batch.identity_layout && !promotes) {
-            made.inputs = make(GGML_TYPE_I32, n_inputs, "inputs");
-            made.last_inputs = make(GGML_TYPE_I32, before * batch.n_lanes, "last_inputs");
-            made.rows = make(GGML_TYPE_I32, batch.size(), "rows");
+            inputs.inputs = make(GGML_TYPE_I32, n_inputs, "inputs");
+            inputs.last_inputs = make(GGML_TYPE_I32, before * batch.n_lanes, "last_inputs");
+            inputs.rows = make(GGML_TYPE_I32, batch.size(), "rows");
         }
         if (batch.is_verify) {
-            made.update_rows = make(GGML_TYPE_I64, batch.size(), "update_rows");
-            made.conv_update_rows = make(GGML_TYPE_I64, n_inputs, "conv_update_rows");
+            inputs.update_rows = make(GGML_TYPE_I64, batch.size(), "update_rows");
+            inputs.conv_update_rows = make(GGML_TYPE_I64, n_inputs, "conv_update_rows");
         }
         if (batch.is_verify && batch.tree_form) {
-            made.conv_taps = make(GGML_TYPE_I32, recurrent.d_conv * batch.size(), "conv_taps");
+            inputs.conv_taps = make(GGML_TYPE_I32, recurrent.d_conv * batch.size(), "conv_taps");
         }
-        in.recurrent.push_back(made);
+        in.recurrent.push_back(inputs);
         tree_form = tree_form || batch.tree_form;
         if (batch.tree_form && batch.is_verify) {
             make_tree_inputs(cached, static_cast<int64_t>(i), batch.n_rows, batch.n_lanes);

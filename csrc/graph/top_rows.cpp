@@ -30,8 +30,8 @@ static ggml_tensor * blocks_of(ggml_context * ctx, ggml_tensor * values, int64_t
                                ggml_tensor * blocks) {
     const int64_t n_rows = values->ne[1];
     ggml_tensor * cut = ggml_reshape_3d(ctx, values, width, values->ne[0] / width, n_rows);
-    ggml_tensor * found = ggml_get_rows(ctx, cut, blocks);
-    return ggml_reshape_2d(ctx, found, width * blocks->ne[0], n_rows);
+    ggml_tensor * rows = ggml_get_rows(ctx, cut, blocks);
+    return ggml_reshape_2d(ctx, rows, width * blocks->ne[0], n_rows);
 }
 
 // f32 [n / width, n_rows]: the largest of each block.
@@ -39,8 +39,9 @@ static ggml_tensor * maxima(ggml_context * ctx, ggml_tensor * values, int64_t wi
     const int64_t n_blocks = values->ne[0] / width, n_rows = values->ne[1];
     ggml_tensor * at = ggml_argmax(ctx, ggml_reshape_2d(ctx, values, width, n_blocks * n_rows));
     ggml_tensor * each = ggml_reshape_3d(ctx, values, 1, width, n_blocks * n_rows);
-    ggml_tensor * found = ggml_get_rows(ctx, each, ggml_reshape_2d(ctx, at, 1, n_blocks * n_rows));
-    return ggml_reshape_2d(ctx, found, n_blocks, n_rows);
+    ggml_tensor * largest =
+        ggml_get_rows(ctx, each, ggml_reshape_2d(ctx, at, 1, n_blocks * n_rows));
+    return ggml_reshape_2d(ctx, largest, n_blocks, n_rows);
 }
 
 TopRows make_top_rows(ggml_context * ctx, ggml_tensor * values, int64_t k, bool by_blocks) {

@@ -20,15 +20,15 @@ std::vector<KeyValue> project_kv(GraphContext & g, const Rows & x) {
         }
     }
     const std::vector<ggml_tensor *> products = linears(g, weights, x);
-    std::vector<KeyValue> found;
+    std::vector<KeyValue> projection;
     size_t next = 0;
     for (int il = 0; il < g.hp.n_layer(); ++il) {
         const LayerShape & shape = g.hp.layers[il];
         ggml_tensor * k = kv_heads(g, shape, products[next++]);
         const bool has_v = static_cast<bool>(g.weights.layers[il].attn.v);
-        found.push_back({k, has_v ? kv_heads(g, shape, products[next++]) : k});
+        projection.push_back({k, has_v ? kv_heads(g, shape, products[next++]) : k});
     }
-    return found;
+    return projection;
 }
 
 Projections project_qkv(GraphContext & g, int il, const Rows & x, int64_t q_width) {

@@ -272,15 +272,15 @@ ggml_tensor * delta_net(GraphContext & g, int il, const Rows & x, ggml_tensor * 
 
     if (g.shape.scans) {
         const std::vector<const Linear *> joint = {&w.qkv, &w.gate, &w.beta_alpha};
-        const std::vector<const Linear *> apart = {&w.qkv, &w.gate, &w.beta, &w.alpha};
-        const auto in = linears(g, w.beta_alpha ? joint : apart, x);
+        const std::vector<const Linear *> separate = {&w.qkv, &w.gate, &w.beta, &w.alpha};
+        const auto in = linears(g, w.beta_alpha ? joint : separate, x);
         return linear(g, w.output, scan_delta_net(g, il, {in[0], in[1], in[2], in.back()}), add);
     }
     ggml_tensor * qkv = linear(g, w.qkv, x);
     ggml_tensor * z = linear(g, w.gate, x); // [inner, n_rows]
-    const Gates made = gates(g, w, x);
-    ggml_tensor * beta = tiled(g, ggml_sigmoid(g.ctx, made.beta));
-    ggml_tensor * log_decay = ggml_softplus(g.ctx, ggml_add(g.ctx, made.alpha, w.dt_bias));
+    const Gates beta_alpha = gates(g, w, x);
+    ggml_tensor * beta = tiled(g, ggml_sigmoid(g.ctx, beta_alpha.beta));
+    ggml_tensor * log_decay = ggml_softplus(g.ctx, ggml_add(g.ctx, beta_alpha.alpha, w.dt_bias));
     log_decay = tiled(g, ggml_mul(g.ctx, log_decay, w.a));
     ConvolutionInputs inputs = {qkv, nullptr};
     const bool picks = !g.shape.recurrent.front().identity_layout;

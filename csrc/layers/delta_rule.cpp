@@ -74,9 +74,9 @@ static ggml_tensor * decays(GraphContext & g, const DeltaRuleInputs & in, const 
 
 // [n, n, n_v, lanes]
 static ggml_tensor * identity(GraphContext & g, TreeMasks & masks, int64_t n) {
-    for (ggml_tensor * known : masks.identities) {
-        if (known->ne[0] == n) {
-            return known;
+    for (ggml_tensor * made : masks.identities) {
+        if (made->ne[0] == n) {
+            return made;
         }
     }
     ggml_tensor * corner = columns(g, rows(g, masks.in.identity, 0, n), 0, n);
@@ -94,18 +94,18 @@ static ggml_tensor * solve(GraphContext & g, ggml_tensor * a, ggml_tensor * r, T
     for (int64_t first = 0; first < a->ne[0]; first += SOLVE_BLOCK) {
         const int64_t n = std::min(SOLVE_BLOCK, a->ne[0] - first);
         ggml_tensor * below = rows(g, a, first, n);
-        ggml_tensor * rest = columns(g, r, first, n);
+        ggml_tensor * residual = columns(g, r, first, n);
         // ggml's Vulkan backend rounds float32 factors with gaps between their rows to half.
         if (first > 0) {
-            ggml_tensor * known = ggml_cont(c, columns(g, below, 0, first));
-            rest = ggml_sub(c, rest, ggml_mul_mat(c, known, w));
+            ggml_tensor * solved = ggml_cont(c, columns(g, below, 0, first));
+            residual = ggml_sub(c, residual, ggml_mul_mat(c, solved, w));
         } else if (n < a->ne[0]) {
-            rest = ggml_cont(c, rest);
+            residual = ggml_cont(c, residual);
         }
         ggml_tensor * eye = identity(g, masks, n);
         ggml_tensor * block = ggml_add(c, columns(g, below, first, n), eye);
         ggml_tensor * inverse = ggml_solve_tri(c, block, eye, true, true, false);
-        ggml_tensor * part = ggml_mul_mat(c, inverse, rest); // [n, d, n_v, lanes]
+        ggml_tensor * part = ggml_mul_mat(c, inverse, residual); // [n, d, n_v, lanes]
         w = first == 0 ? part : ggml_concat(c, w, part, 0);
     }
     return w;
@@ -135,8 +135,8 @@ DeltaRule delta_rule(GraphContext & g, const DeltaRuleInputs & in) {
                                       decay->nb[3], (n - 1) * decay->nb[1]);
     ggml_tensor * keys_by_node = ggml_cont(c, ggml_permute(c, keys, 1, 0, 2, 3));
     ggml_tensor * added = ggml_mul_mat(c, keys_by_node, ggml_mul(c, w, last));
-    ggml_tensor * kept = ggml_mul(c, in.state, columns(g, growth, n - 1, 1));
-    return {ggml_cont(c, ggml_permute(c, out, 2, 0, 1, 3)), ggml_add(c, kept, added)};
+    ggml_tensor * decayed = ggml_mul(c, in.state, columns(g, growth, n - 1, 1));
+    return {ggml_cont(c, ggml_permute(c, out, 2, 0, 1, 3)), ggml_add(c, decayed, added)};
 }
 
 } // namespace dfl

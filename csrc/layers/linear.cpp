@@ -31,9 +31,9 @@ static bool take_alike(const Linear & one, const Linear & other) {
 
 std::vector<ggml_tensor *> linears(GraphContext & g, const std::vector<const Linear *> & weights,
                                    const Rows & x) {
-    std::vector<ggml_tensor *> found(weights.size());
+    std::vector<ggml_tensor *> outputs(weights.size());
     for (size_t i = 0; i < weights.size(); ++i) {
-        if (found[i] != nullptr) {
+        if (outputs[i] != nullptr) {
             continue;
         }
         std::vector<size_t> places;
@@ -45,15 +45,15 @@ std::vector<ggml_tensor *> linears(GraphContext & g, const std::vector<const Lin
             }
         }
         if (alike.size() < 2) {
-            found[i] = linear(g, *weights[i], x);
+            outputs[i] = linear(g, *weights[i], x);
             continue;
         }
         const std::vector<ggml_tensor *> joint = packed_linears(g, alike, x);
         for (size_t j = 0; j < places.size(); ++j) {
-            found[places[j]] = joint[j];
+            outputs[places[j]] = joint[j];
         }
     }
-    return found;
+    return outputs;
 }
 
 ggml_tensor * gated(GraphContext & g, Activation activation, ggml_tensor * gate, ggml_tensor * up) {

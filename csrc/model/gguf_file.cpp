@@ -16,10 +16,10 @@ GgufFile::GgufFile(const std::string & path)
         for (int64_t i = 0; i < gguf_get_n_tensors(gguf); ++i) {
             const std::string name = gguf_get_tensor_name(gguf, i);
             const ggml_tensor * meta = ggml_get_tensor(part->meta.get(), name.c_str());
-            const auto known =
+            const auto inserted =
                 tensors_.emplace(name, Stored{meta, part->tensor_data(i), part.get()});
-            DFL_CHECK(known.second, DFL_STATUS_FILE, "%s: tensor %s is also in %s",
-                      part->path.c_str(), name.c_str(), known.first->second.part->path.c_str());
+            DFL_CHECK(inserted.second, DFL_STATUS_FILE, "%s: tensor %s is also in %s",
+                      part->path.c_str(), name.c_str(), inserted.first->second.part->path.c_str());
             names_.push_back(name);
         }
     }
@@ -100,14 +100,14 @@ static GgufFile::Unread value_of(const gguf_context * gguf, int64_t id) {
 }
 
 std::vector<GgufFile::Unread> GgufFile::unread() const {
-    std::vector<Unread> found;
+    std::vector<Unread> unread;
     for (size_t id = 0; id < keys_read_.size(); ++id) {
         const std::string name = gguf_get_key(gguf_, id);
         if (name.compare(0, arch_.size() + 1, arch_ + ".") == 0 && !keys_read_[id]) {
-            found.push_back(value_of(gguf_, id));
+            unread.push_back(value_of(gguf_, id));
         }
     }
-    return found;
+    return unread;
 }
 
 std::optional<int64_t> GgufFile::integer(const char * pattern) const {
@@ -248,8 +248,8 @@ std::vector<int64_t> GgufFile::need_per_layer(const char * pattern, int64_t n_la
 }
 
 const ggml_tensor * GgufFile::tensor(const std::string & name) const {
-    const auto found = tensors_.find(name);
-    return found != tensors_.end() ? found->second.meta : nullptr;
+    const auto stored = tensors_.find(name);
+    return stored != tensors_.end() ? stored->second.meta : nullptr;
 }
 
 const void * GgufFile::tensor_data(const std::string & name) const {

@@ -39,8 +39,8 @@ void read_rope_scaling(const GgufFile & file, int64_t n_ctx_train, RopeShape & r
     }
     rope.freq_scale = static_cast<float>(1.0 / factor);
     const char * original = schema::KEY_ROPE_SCALING_ORIGINAL_CONTEXT_LENGTH;
-    const bool given = file.has(original);
-    rope.n_ctx_orig = static_cast<int>(given ? file.need_integer(original, 0, INT32_MAX) : 0);
+    const bool has_type = file.has(original);
+    rope.n_ctx_orig = static_cast<int>(has_type ? file.need_integer(original, 0, INT32_MAX) : 0);
     if (rope.n_ctx_orig == 0) {
         rope.n_ctx_orig = static_cast<int>(n_ctx_train);
     }
@@ -75,16 +75,17 @@ void read_rope_scaling(const GgufFile & file, int64_t n_ctx_train, RopeShape & r
 // Source: transformers, modeling_rope_utils.py, _compute_yarn_parameters.
 void ramp_by_factors(RopeShape & rope) {
     const double base = rope.freq_base, pi = 3.14159265358979323846;
-    const auto pair_that_turns = [&](double rotations) {
+    const auto pair_of_rotations = [&](double rotations) {
         return rope.n_dims * std::log(rope.n_ctx_orig / (rotations * 2 * pi)) /
                (2 * std::log(base));
     };
-    const double low = std::max(pair_that_turns(rope.beta_fast), 0.0);
-    const double high = std::min(pair_that_turns(rope.beta_slow), rope.n_dims - 1.0);
+    const double low = std::max(pair_of_rotations(rope.beta_fast), 0.0);
+    const double high = std::min(pair_of_rotations(rope.beta_slow), rope.n_dims - 1.0);
     for (int i = 0; i < rope.n_dims / 2; ++i) {
         const double along = (i - low) / std::max(high - low, 0.001);
-        const double kept = rope.ext_factor * (1.0 - std::clamp(along, 0.0, 1.0));
-        rope.factors.push_back(static_cast<float>(1.0 / ((1.0 - kept) * rope.freq_scale + kept)));
+        const double extrapolated = rope.ext_factor * (1.0 - std::clamp(along, 0.0, 1.0));
+        rope.factors.push_back(
+            static_cast<float>(1.0 / ((1.0 - extrapolated) * rope.freq_scale + extrapolated)));
     }
     rope.attn_factor *= static_cast<float>(1.0 - 0.1 * std::log(rope.freq_scale));
     rope.freq_scale = 1.0f;
@@ -188,8 +189,8 @@ Hparams read_common_hparams(const GgufFile & file, const HparamRules & rules) {
     hp.n_embd = file.need_integer(schema::KEY_EMBEDDING_LENGTH, 1, MAX_WIDTH);
     hp.n_ctx_train = file.need_integer(schema::KEY_CONTEXT_LENGTH, 1, INT32_MAX);
     const char * eps_key = schema::KEY_ATTENTION_LAYER_NORM_RMS_EPSILON;
-    const bool given = file.has(eps_key) || !rules.default_eps;
-    hp.eps = static_cast<float>(given ? file.need_real(eps_key) : *rules.default_eps);
+    const bool has_eps = file.has(eps_key) || !rules.default_eps;
+    hp.eps = static_cast<float>(has_eps ? file.need_real(eps_key) : *rules.default_eps);
     DFL_CHECK(hp.eps >= 0.0f && hp.eps < 1.0f, DFL_STATUS_FILE, "%s: %s is %g, expected 0 to 1",
               file.path().c_str(), file.key(eps_key).c_str(), hp.eps);
 

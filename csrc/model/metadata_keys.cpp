@@ -78,10 +78,10 @@ constexpr const char * HARMLESS[] = {
     schema::KEY_OLD_DFLASH_N_TARGET_FEATURES,
 };
 
-bool changes_nothing(const GgufFile & file, const GgufFile::Unread & found) {
-    const auto is = [&](const char * pattern) { return found.key == file.key(pattern); };
+bool is_harmless(const GgufFile & file, const GgufFile::Unread & entry) {
+    const auto is = [&](const char * pattern) { return entry.key == file.key(pattern); };
     const auto all = [&](double a, double b) {
-        return !found.numbers.empty() && std::all_of(found.numbers.begin(), found.numbers.end(),
+        return !entry.numbers.empty() && std::all_of(entry.numbers.begin(), entry.numbers.end(),
                                                      [&](double x) { return x == a || x == b; });
     };
     for (const char * pattern : HARMLESS) {
@@ -89,22 +89,22 @@ bool changes_nothing(const GgufFile & file, const GgufFile::Unread & found) {
             return true;
         }
     }
-    for (const Neutral & known : NEUTRAL) {
-        if (is(known.key)) {
-            return all(known.values[0], known.values[1]);
+    for (const Neutral & neutral : NEUTRAL) {
+        if (is(neutral.key)) {
+            return all(neutral.values[0], neutral.values[1]);
         }
     }
-    return is(schema::KEY_HIDDEN_ACTIVATION) && found.text == "\"silu\"";
+    return is(schema::KEY_HIDDEN_ACTIVATION) && entry.text == "\"silu\"";
 }
 
 } // namespace
 
 void check_no_key_skipped(const GgufFile & file) {
-    for (const GgufFile::Unread & found : file.unread()) {
-        DFL_CHECK(changes_nothing(file, found), DFL_STATUS_UNSUPPORTED,
+    for (const GgufFile::Unread & entry : file.unread()) {
+        DFL_CHECK(is_harmless(file, entry), DFL_STATUS_UNSUPPORTED,
                   "%s: metadata key %s is %s, which is not supported and may change the model's "
                   "numbers",
-                  file.path().c_str(), found.key.c_str(), found.text.c_str());
+                  file.path().c_str(), entry.key.c_str(), entry.text.c_str());
     }
 }
 

@@ -13,8 +13,8 @@ namespace dfl {
 ggml_type type_from_name(const std::string & name) {
     for (int i = 0; i < GGML_TYPE_COUNT; ++i) {
         const auto type = static_cast<ggml_type>(i);
-        const char * known = ggml_type_name(type);
-        if (known != nullptr && name == known && ggml_blck_size(type) > 0) {
+        const char * names = ggml_type_name(type);
+        if (names != nullptr && name == names && ggml_blck_size(type) > 0) {
             return type;
         }
     }

@@ -12,15 +12,15 @@
 namespace dfl {
 
 ggml_context * WeightLoader::context_for(const Place & place) {
-    auto found = contexts_.find(place);
-    if (found == contexts_.end()) {
+    auto context = contexts_.find(place);
+    if (context == contexts_.end()) {
         // Every tensor of the file, the head once more where it is tied to the embeddings, and what
         // is computed for a layer.
         const size_t size = (file_.tensor_count() + 1 + hp_.n_layer()) * ggml_tensor_overhead();
         weights_.contexts.emplace_back(ggml_init({size, nullptr, true}));
-        found = contexts_.emplace(place, weights_.contexts.back().get()).first;
+        context = contexts_.emplace(place, weights_.contexts.back().get()).first;
     }
-    return found->second;
+    return context->second;
 }
 
 static bool op_runs(const Backend & backend, ggml_backend_buffer_type_t buft,
@@ -230,16 +230,16 @@ void WeightLoader::allocate_packed() {
     }
 }
 
-void WeightLoader::note_placement(const TensorRequest & request) {
+void WeightLoader::record_placement(const TensorRequest & request) {
     const std::string kernels = request.packed != nullptr
                                     ? request.packed->product->name
                                     : ggml_backend_buffer_name(request.tensor->buffer);
-    auto known = std::find_if(weights_.placements.begin(), weights_.placements.end(),
-                              [&](const Placement & p) { return p.kernels == kernels; });
-    if (known == weights_.placements.end()) {
-        known = weights_.placements.insert(known, {kernels, 0});
+    auto placement = std::find_if(weights_.placements.begin(), weights_.placements.end(),
+                                  [&](const Placement & p) { return p.kernels == kernels; });
+    if (placement == weights_.placements.end()) {
+        placement = weights_.placements.insert(placement, {kernels, 0});
     }
-    known->bytes += bytes_of(request);
+    placement->bytes += bytes_of(request);
 }
 
 void WeightLoader::fill(const TensorRequest & request) const {
@@ -291,7 +291,7 @@ std::unique_ptr<Weights> WeightLoader::load(const LoadProgress & progress) {
         if (!request.mapped) {
             fill(request);
         }
-        note_placement(request);
+        record_placement(request);
         done += file_bytes(request);
         DFL_CHECK(!progress || !progress(done, total), DFL_STATUS_CANCELLED,
                   "loading %s was cancelled", file_.path().c_str());

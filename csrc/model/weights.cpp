@@ -304,7 +304,7 @@ void WeightLoader::rope_factors() {
     if (stored) {
         read_directly_.insert(schema::TENSOR_ROPE_FREQS); // which no layer may take
     }
-    std::map<std::vector<float>, ggml_tensor *> known; // by their values; none: those of the file
+    std::map<std::vector<float>, ggml_tensor *> loaded; // by their values; none: those of the file
     for (int64_t il = 0; il < hp_.n_layer(); ++il) {
         const RopeShape & rope = hp_.layers[il].rope;
         const bool reads = stored && rope.takes_factors;
@@ -314,7 +314,7 @@ void WeightLoader::rope_factors() {
         DFL_CHECK(!reads || rope.factors.empty(), DFL_STATUS_UNSUPPORTED,
                   "%s: tensor %s beside yarn with bounds that are not rounded",
                   file_.path().c_str(), schema::TENSOR_ROPE_FREQS);
-        ggml_tensor *& factors = known[rope.factors];
+        ggml_tensor *& factors = loaded[rope.factors];
         if (reads) {
             checked(schema::TENSOR_ROPE_FREQS, {rope.n_dims / 2}, GGML_OP_MUL);
         }

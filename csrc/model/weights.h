@@ -244,7 +244,7 @@ class WeightLoader {
     void allocate(const Place & place, ggml_context * ctx);
     void count_copied(const Backend & backend, uint64_t bytes);
     void allocate_packed();
-    void note_placement(const TensorRequest & request);
+    void record_placement(const TensorRequest & request);
     void fill(const TensorRequest & request) const;
 
     const GgufFile & file_;

@@ -41,8 +41,8 @@ struct Race {
             second = score;
         }
     }
-    SampledToken result(int64_t n_kept) const {
-        return {token, n_kept > 1 ? best - second : std::numeric_limits<double>::infinity()};
+    SampledToken result(int64_t n_candidates) const {
+        return {token, n_candidates > 1 ? best - second : std::numeric_limits<double>::infinity()};
     }
 };
 
@@ -77,11 +77,11 @@ class Sampler::Adjusted {
         std::vector<int32_t> recent(history.tokens + (history.n - n_recent),
                                     history.tokens + history.n);
         std::sort(recent.begin(), recent.end());
-        const int32_t bad = recent.front() < 0 ? recent.front() : recent.back();
-        if (bad < 0 || bad >= n) {
+        const int32_t outside = recent.front() < 0 ? recent.front() : recent.back();
+        if (outside < 0 || outside >= n) {
             put_back();
-            throw Error(DFL_STATUS_ARGUMENT,
-                        format("token id %d is outside the vocabulary of %lld", bad, (long long)n));
+            throw Error(DFL_STATUS_ARGUMENT, format("token id %d is outside the vocabulary of %lld",
+                                                    outside, (long long)n));
         }
         for (auto at = recent.begin(); at != recent.end();) {
             const auto end = std::find_if(at, recent.end(), [&](int32_t id) { return id != *at; });
@@ -156,9 +156,9 @@ Sampler::Fault Sampler::sample(float * row, int64_t n, TokenHistory history, int
         const double infinite = std::numeric_limits<double>::infinity();
         sampled = {best[0].token, n > 1 ? (double)best[0].logit - best[1].logit : infinite};
     } else if (has_cutoffs(n)) {
-        std::vector<Candidate> kept;
-        filter_row(row, n, maxima, kept);
-        sampled = sample_candidates(kept, position);
+        std::vector<Candidate> candidates;
+        filter_row(row, n, maxima, candidates);
+        sampled = sample_candidates(candidates, position);
     } else {
         sampled = sample_full_row(row, n, maxima, position);
     }
@@ -167,35 +167,36 @@ Sampler::Fault Sampler::sample(float * row, int64_t n, TokenHistory history, int
 
 Sampler::Fault Sampler::sample_from(const Candidate * best, int64_t n, int64_t position,
                                     SampledToken & sampled) const {
-    std::vector<Candidate> kept;
-    std::copy_if(best, best + n, std::back_inserter(kept),
+    std::vector<Candidate> candidates;
+    std::copy_if(best, best + n, std::back_inserter(candidates),
                  [&](const Candidate & one) { return !is_banned(one.token); });
-    std::vector<float> logits(kept.size() + 1, -INFINITY); // one more, as none may be left
-    std::transform(kept.begin(), kept.end(), logits.begin(), [](auto & one) { return one.logit; });
+    std::vector<float> logits(candidates.size() + 1, -INFINITY); // one more, as none may be left
+    std::transform(candidates.begin(), candidates.end(), logits.begin(),
+                   [](auto & one) { return one.logit; });
     const auto n_logits = static_cast<int64_t>(logits.size());
     if (const Fault fault = fault_of(logits.data(), n_logits, Maxima(logits.data(), n_logits))) {
         return fault;
     }
-    kept.resize(std::min<size_t>(kept.size(), params_.top_k));
-    apply_cutoffs(kept, -1.0);
-    sampled = sample_candidates(kept, position);
+    candidates.resize(std::min<size_t>(candidates.size(), params_.top_k));
+    apply_cutoffs(candidates, -1.0);
+    sampled = sample_candidates(candidates, position);
     return nullptr;
 }
 
 Sampler::Fault Sampler::filter(float * row, int64_t n, TokenHistory history,
-                               std::vector<Candidate> & kept) const {
+                               std::vector<Candidate> & candidates) const {
     const Adjusted adjusted(row, n, *this, history);
     const Maxima maxima(row, n);
     if (const Fault fault = fault_of(row, n, maxima)) {
         return fault;
     }
     if (params_.temperature == 0.0) {
-        append_best(row, n, 1, maxima, kept);
+        append_best(row, n, 1, maxima, candidates);
     } else if (has_cutoffs(n)) {
-        filter_row(row, n, maxima, kept);
+        filter_row(row, n, maxima, candidates);
     } else {
         for (int64_t i = 0; i < n; ++i) {
-            kept.push_back({static_cast<int32_t>(i), row[i]});
+            candidates.push_back({static_cast<int32_t>(i), row[i]});
         }
     }
     return nullptr;
@@ -207,41 +208,41 @@ static double weight(const Candidate & one, const Candidate & best) {
 }
 
 void Sampler::filter_row(const float * row, int64_t n, const Maxima & maxima,
-                         std::vector<Candidate> & kept) const {
+                         std::vector<Candidate> & candidates) const {
     if (params_.top_k > 0 && params_.top_k < n) {
-        append_best(row, n, params_.top_k, maxima, kept);
-        apply_cutoffs(kept, -1.0);
+        append_best(row, n, params_.top_k, maxima, candidates);
+        apply_cutoffs(candidates, -1.0);
         return;
     }
     const float best = maxima.largest();
     const double mass = params_.top_p < 1.0 ? cpu::row_kernel()->sum_exp(row, n, best) : -1.0;
     if (params_.min_p > 0.0) {
         const float floor = best + std::log(static_cast<float>(params_.min_p));
-        append_from(row, n, std::max(floor, -FLT_MAX), maxima, kept);
-        apply_cutoffs(kept, mass);
+        append_from(row, n, std::max(floor, -FLT_MAX), maxima, candidates);
+        apply_cutoffs(candidates, mass);
         return;
     }
     for (int64_t n_first = N_MASS_FIRST; n_first < n; n_first *= 16) {
-        kept.clear();
-        append_best(row, n, n_first, maxima, kept);
+        candidates.clear();
+        append_best(row, n, n_first, maxima, candidates);
         double sum = 0.0;
-        for (const Candidate & one : kept) {
-            sum += weight(one, kept.front());
+        for (const Candidate & one : candidates) {
+            sum += weight(one, candidates.front());
         }
         if (sum >= params_.top_p * mass) {
-            apply_cutoffs(kept, mass);
+            apply_cutoffs(candidates, mass);
             return;
         }
     }
-    kept.clear();
-    append_from(row, n, -FLT_MAX, maxima, kept);
-    apply_cutoffs(kept, mass);
+    candidates.clear();
+    append_from(row, n, -FLT_MAX, maxima, candidates);
+    apply_cutoffs(candidates, mass);
 }
 
 // What min-p and top-p leave of the best tokens of a row. mass: what top-p is of; negative: the
 // sum over these tokens.
-void Sampler::apply_cutoffs(std::vector<Candidate> & kept, double mass) const {
-    const Candidate best = kept.front();
+void Sampler::apply_cutoffs(std::vector<Candidate> & candidates, double mass) const {
+    const Candidate best = candidates.front();
     float floor = -FLT_MAX;
     if (params_.min_p > 0.0) {
         floor = std::max(floor, best.logit + std::log(static_cast<float>(params_.min_p)));
@@ -249,37 +250,37 @@ void Sampler::apply_cutoffs(std::vector<Candidate> & kept, double mass) const {
     if (params_.top_p < 1.0) {
         if (mass < 0.0) {
             mass = 0.0;
-            for (const Candidate & one : kept) {
+            for (const Candidate & one : candidates) {
                 mass += weight(one, best);
             }
         }
         double sum = 0.0;
         size_t n = 0;
-        while (n < kept.size()) {
-            sum += weight(kept[n++], best);
+        while (n < candidates.size()) {
+            sum += weight(candidates[n++], best);
             if (sum >= params_.top_p * mass) {
                 break;
             }
         }
-        kept.resize(n);
+        candidates.resize(n);
     }
-    size_t n = kept.size();
-    while (n > 1 && kept[n - 1].logit < floor) {
+    size_t n = candidates.size();
+    while (n > 1 && candidates[n - 1].logit < floor) {
         --n;
     }
-    kept.resize(n);
+    candidates.resize(n);
 }
 
-SampledToken Sampler::sample_candidates(const std::vector<Candidate> & kept,
+SampledToken Sampler::sample_candidates(const std::vector<Candidate> & candidates,
                                         int64_t position) const {
     const uint64_t state = noise_state(position);
-    const double best = kept.front().logit;
+    const double best = candidates.front().logit;
     Race race;
-    for (const Candidate & one : kept) {
+    for (const Candidate & one : candidates) {
         const uint64_t bits = mix(state + (static_cast<uint64_t>(one.token) + 1) * GOLDEN) >> 12;
         race.add(one.token, (one.logit - best) / params_.temperature + gumbel(bits));
     }
-    return race.result(static_cast<int64_t>(kept.size()));
+    return race.result(static_cast<int64_t>(candidates.size()));
 }
 
 // Few tokens of a row have noise enough to win, which their hashes tell without a logarithm.
@@ -292,19 +293,19 @@ SampledToken Sampler::sample_full_row(const float * row, int64_t n, const Maxima
     for (size_t block = 0; block < maxima.of_blocks.size(); ++block) {
         const int64_t from = static_cast<int64_t>(block) * cpu::BLOCK;
         const int64_t size = std::min(n - from, cpu::BLOCK);
-        const uint64_t most = cpu::row_kernel()->noise(state, from, size, bits);
-        uint64_t least = 0; // bits that the best of the block needs
+        const uint64_t max_bits = cpu::row_kernel()->noise(state, from, size, bits);
+        uint64_t min_bits = 0; // bits that the best of the block needs
         if (std::isfinite(race.second)) {
             const double of_best = (maxima.of_blocks[block] - best) / params_.temperature;
             const double needed = std::min(race.second - of_best, 100.0); // no noise is above 37
             const double u = std::exp(-std::exp(-(needed - 1e-9 * (1.0 + std::fabs(needed)))));
-            least = static_cast<uint64_t>(std::max(0.0, u * 0x1p52 - 4.0));
+            min_bits = static_cast<uint64_t>(std::max(0.0, u * 0x1p52 - 4.0));
         }
-        if (most < least) {
+        if (max_bits < min_bits) {
             continue;
         }
         for (int64_t i = 0; i < size; ++i) {
-            if (bits[i] >= least) {
+            if (bits[i] >= min_bits) {
                 race.add(static_cast<int32_t>(from + i),
                          (row[from + i] - best) / params_.temperature + gumbel(bits[i]));
             }

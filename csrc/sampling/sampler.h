@@ -66,7 +66,8 @@ class Sampler {
                       SampledToken & sampled) const;
     // The candidates that top-k, top-p and min-p leave of a row, best first; all in their own order
     // where none of them is on.
-    Fault filter(float * row, int64_t n, TokenHistory history, std::vector<Candidate> & kept) const;
+    Fault filter(float * row, int64_t n, TokenHistory history,
+                 std::vector<Candidate> & candidates) const;
 
   private:
     bool has_penalties() const;
@@ -74,9 +75,10 @@ class Sampler {
     bool has_cutoffs(int64_t n) const;
     uint64_t noise_state(int64_t position) const;
     void filter_row(const float * row, int64_t n, const Maxima & maxima,
-                    std::vector<Candidate> & kept) const;
-    void apply_cutoffs(std::vector<Candidate> & kept, double mass) const;
-    SampledToken sample_candidates(const std::vector<Candidate> & kept, int64_t position) const;
+                    std::vector<Candidate> & candidates) const;
+    void apply_cutoffs(std::vector<Candidate> & candidates, double mass) const;
+    SampledToken sample_candidates(const std::vector<Candidate> & candidates,
+                                   int64_t position) const;
     SampledToken sample_full_row(const float * row, int64_t n, const Maxima & maxima,
                                  int64_t position) const;
     class Adjusted;

@@ -8,11 +8,11 @@
 namespace dfl {
 
 bool all_finite(const float * logits, int64_t n) {
-    int n_others = 0; // counted, as a loop that may end early uses no vector registers
+    int n_not_finite = 0; // counted, as a loop that may end early uses no vector registers
     for (int64_t i = 0; i < n; ++i) {
-        n_others += !(logits[i] < INFINITY);
+        n_not_finite += !(logits[i] < INFINITY);
     }
-    return n_others == 0;
+    return n_not_finite == 0;
 }
 
 int64_t first_largest(const float * x, int64_t n) { return cpu::row_kernel()->first_largest(x, n); }
@@ -50,9 +50,9 @@ void append_best(const float * x, int64_t n, int64_t k, const Maxima & maxima,
     // So many blocks reach the k-th largest of their maxima, and so at least so many values.
     float bound = -INFINITY;
     if (k < static_cast<int64_t>(maxima.of_blocks.size())) {
-        std::vector<float> most = maxima.of_blocks;
-        std::nth_element(most.begin(), most.begin() + (k - 1), most.end(), std::greater<>());
-        bound = most[k - 1];
+        std::vector<float> ranked = maxima.of_blocks;
+        std::nth_element(ranked.begin(), ranked.begin() + (k - 1), ranked.end(), std::greater<>());
+        bound = ranked[k - 1];
     }
     const auto first = static_cast<std::ptrdiff_t>(out.size());
     append_unordered(x, n, bound, maxima, out);

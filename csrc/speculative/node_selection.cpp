@@ -85,11 +85,11 @@ Selection select_nodes(const std::vector<CandidateTree> & trees, const BreakEven
                  candidate.is_tree);
     }
     Selection selection{std::vector<int32_t>(trees.size(), 0), best.is_tree(), best.value()};
-    size_t left = best.n();
+    size_t n_left = best.n();
     for (const Candidate & candidate : candidates) {
-        if (left > 0 && (selection.is_tree ? candidate.is_tree : candidate.is_chain)) {
+        if (n_left > 0 && (selection.is_tree ? candidate.is_tree : candidate.is_chain)) {
             ++selection.n_nodes[candidate.tree];
-            --left;
+            --n_left;
         }
     }
     return selection;

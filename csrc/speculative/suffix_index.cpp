@@ -197,8 +197,8 @@ SuffixIndex::Guesses SuffixIndex::guesses(int32_t state, int32_t length) const {
         for (int32_t e = here.first; e >= 0 && n_edges < MAX_EDGES; e = automaton_.edge(e).next) {
             const SuffixAutomaton::Edge & edge = automaton_.edge(e);
             ++n_edges;
-            const bool is_there = is_overridden && edge.token == substitution->second;
-            if (edge.token != result.token && edge.token >= 0 && !is_there &&
+            const bool is_substitution = is_overridden && edge.token == substitution->second;
+            if (edge.token != result.token && edge.token >= 0 && !is_substitution &&
                 result.n < MAX_PER_STATE) {
                 result.all[result.n++] = {edge.token, match, edge.to, match + 1, Kind::ALTERNATIVE};
             }
@@ -449,9 +449,9 @@ std::vector<std::vector<SuffixIndex::Node>> SuffixIndex::propose(const std::vect
         }
     }
     std::vector<std::vector<Node>> trees(queries.size());
-    size_t left = selector.n();
+    size_t n_left = selector.n();
     for (const ProposedNode & one : nodes) {
-        if (left == 0) {
+        if (n_left == 0) {
             break;
         }
         if (!selector.is_tree() && !one.is_chain) {
@@ -466,7 +466,7 @@ std::vector<std::vector<SuffixIndex::Node>> SuffixIndex::propose(const std::vect
         if (!selector.is_tree()) {
             tree.back().parent = int32_t(tree.size()) - 2;
         }
-        --left;
+        --n_left;
     }
     return trees;
 }

@@ -116,8 +116,8 @@ class SuffixIndex {
     struct Guesses {
         std::array<Guess, MAX_GUESSES> all;
         int n = 0;
-        int32_t token = -1;   // that followed the match last
-        uint64_t context = 0; // hash of that token and those after it
+        uint64_t context = 0; // hash of the token that followed the match last and those after it
+        int32_t token = -1;   // that token
     };
     // A match that is followed: the position of its next token, 0 for none, and its length.
     struct Match {

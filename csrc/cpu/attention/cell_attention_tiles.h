@@ -28,7 +28,7 @@ struct CellAttentionTiles {
 
     // A query's largest score, its weights' sum, and the weighted sum of values [padded(d)].
     struct State {
-        float *most, *total, *sum;
+        float *maximum, *total, *sum;
     };
 
     struct Scratch {
@@ -490,7 +490,7 @@ struct CellAttentionTiles {
             const Places & at = tile.places[i];
             if (!at.empty()) {
                 Softmax::weigh(s.scores + i * s.stride, at.first, at.end, largest[i],
-                               s.part.most[r + i], s.part.total[r + i],
+                               s.part.maximum[r + i], s.part.total[r + i],
                                s.part.sum + (r + i) * s.width, s.width);
             }
         }
@@ -518,13 +518,13 @@ struct CellAttentionTiles {
     static void finish_all(const CellAttention & work, int64_t first, int64_t n,
                            const State & state, int64_t width) {
         for (int64_t i = 0; i < n; ++i) {
-            Softmax::finish(work, first + i, state.most[i], state.total[i], state.sum + i * width,
-                            width);
+            Softmax::finish(work, first + i, state.maximum[i], state.total[i],
+                            state.sum + i * width, width);
         }
     }
 
     static void clear(const State & state, int64_t n, int64_t width) {
-        std::fill(state.most, state.most + n, -INFINITY);
+        std::fill(state.maximum, state.maximum + n, -INFINITY);
         std::fill(state.total, state.total + n, 0.0f);
         std::fill(state.sum, state.sum + n * width, 0.0f);
     }
@@ -541,8 +541,8 @@ struct CellAttentionTiles {
         for (int64_t segment = range.first; segment < range.end; ++segment) {
             attend_range(work, first, n, segment * CELL_SEGMENT, (segment + 1) * CELL_SEGMENT, s);
             for (int64_t i = 0; i < n; ++i) {
-                Softmax::fold(s.part.most[i], s.part.total[i], s.part.sum + i * s.width,
-                              s.all.most[i], s.all.total[i], s.all.sum + i * s.width, s.width);
+                Softmax::fold(s.part.maximum[i], s.part.total[i], s.part.sum + i * s.width,
+                              s.all.maximum[i], s.all.total[i], s.all.sum + i * s.width, s.width);
             }
         }
         finish_all(work, first, n, s.all, s.width);
@@ -555,7 +555,7 @@ struct CellAttentionTiles {
         for (int64_t i = 0; i < n; ++i) {
             float * to = parts + i * part_size(s.d);
             std::copy(s.part.sum + i * s.width, s.part.sum + (i + 1) * s.width, to);
-            to[s.width] = s.part.most[i];
+            to[s.width] = s.part.maximum[i];
             to[s.width + 1] = s.part.total[i];
         }
     }
@@ -566,10 +566,10 @@ struct CellAttentionTiles {
         clear(s.all, 1, s.width);
         for (int64_t i = 0; i < n_parts; ++i) {
             const float * part = parts + i * part_stride;
-            Softmax::fold(part[s.width], part[s.width + 1], part, s.all.most[0], s.all.total[0],
+            Softmax::fold(part[s.width], part[s.width + 1], part, s.all.maximum[0], s.all.total[0],
                           s.all.sum, s.width);
         }
-        Softmax::finish(work, query, s.all.most[0], s.all.total[0], s.all.sum, s.width);
+        Softmax::finish(work, query, s.all.maximum[0], s.all.total[0], s.all.sum, s.width);
     }
 
     static constexpr CellAttentionKernel kernel(const char * name) {

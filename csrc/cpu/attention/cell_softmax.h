@@ -32,7 +32,7 @@ struct CellSoftmax {
     }
 
     // What is subtracted from scores: minus infinity less itself would not be a number.
-    static float top_of(float most) { return most == -INFINITY ? 0.0f : most; }
+    static float top_of(float maximum) { return maximum == -INFINITY ? 0.0f : maximum; }
 
     // The largest of a block's scores of a query for cells [first, end), which is not empty. What
     // shares vectors with these becomes minus infinity.
@@ -48,16 +48,16 @@ struct CellSoftmax {
     }
 
     // These scores to weights.
-    static void weigh(float * scores, int64_t first, int64_t end, float largest, float & most,
+    static void weigh(float * scores, int64_t first, int64_t end, float largest, float & maximum,
                       float & total, float * sum, int64_t width) {
-        if (largest > most) {
-            const float by = exp_of(most - largest);
+        if (largest > maximum) {
+            const float by = exp_of(maximum - largest);
             total *= by;
             scale_sum(sum, width, by);
-            most = largest;
+            maximum = largest;
         }
         const int64_t begin = first / T * T, stop = CellValues<V>::padded(end);
-        const F top = V::spread(top_of(most));
+        const F top = V::spread(top_of(maximum));
         F sums[4] = {V::zero(), V::zero(), V::zero(), V::zero()};
         for (int c = 0; c < BLOCK; c += 4 * T) {
             for (int i = 0; i < 4; ++i) {
@@ -74,41 +74,43 @@ struct CellSoftmax {
         total += (added[0] + added[1]) + (added[2] + added[3]);
     }
 
-    static bool is_empty(float most, float total) { return most == -INFINITY && total == 0.0f; }
+    static bool is_empty(float maximum, float total) {
+        return maximum == -INFINITY && total == 0.0f;
+    }
 
     // One more segment.
-    static void fold(float most, float total, const float * sum, float & all_most,
+    static void fold(float maximum, float total, const float * sum, float & all_maximum,
                      float & all_total, float * all_sum, int64_t width) {
-        if (is_empty(most, total)) {
+        if (is_empty(maximum, total)) {
             return;
         }
-        if (is_empty(all_most, all_total)) {
-            all_most = most;
+        if (is_empty(all_maximum, all_total)) {
+            all_maximum = maximum;
             all_total = total;
             std::copy(sum, sum + width, all_sum);
             return;
         }
-        const float top = top_of(most > all_most ? most : all_most);
-        const float before = exp_of(all_most - top), now = exp_of(most - top);
+        const float top = top_of(maximum > all_maximum ? maximum : all_maximum);
+        const float before = exp_of(all_maximum - top), now = exp_of(maximum - top);
         all_total = all_total * before + total * now;
         for (int64_t j = 0; j < width; j += T) {
-            const F kept = V::mul(V::load(all_sum + j), V::spread(before));
-            V::store(all_sum + j, V::add(kept, V::mul(V::load(sum + j), V::spread(now))));
+            const F scaled = V::mul(V::load(all_sum + j), V::spread(before));
+            V::store(all_sum + j, V::add(scaled, V::mul(V::load(sum + j), V::spread(now))));
         }
-        all_most = most > all_most ? most : all_most;
+        all_maximum = maximum > all_maximum ? maximum : all_maximum;
     }
 
-    static void finish(const CellAttention & work, int64_t query, float most, float total,
+    static void finish(const CellAttention & work, int64_t query, float maximum, float total,
                        float * sum, int64_t width) {
         const int64_t row = query / work.n_group, head = query % work.n_group;
         if (work.sinks != nullptr) {
             const float sink = work.sinks[head];
-            if (sink > most) {
-                const float by = exp_of(most - sink);
+            if (sink > maximum) {
+                const float by = exp_of(maximum - sink);
                 total = total * by + 1.0f;
                 scale_sum(sum, width, by);
             } else {
-                total += exp_of(sink - most);
+                total += exp_of(sink - maximum);
             }
         }
         for (int64_t j = 0; j < width; j += T) {

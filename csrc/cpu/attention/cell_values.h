@@ -53,27 +53,27 @@ struct CellValues {
     }
 
     // Nibbles less `middle`: the low ones, then the high ones.
-    static void nibbles(const uint8_t * codes, float scale, float least, int middle, float * to) {
+    static void nibbles(const uint8_t * codes, float scale, float offset, int middle, float * to) {
         for (int i = 0; i < BLOCK / 2; ++i) {
-            to[i] = scale * static_cast<float>((codes[i] & 15) - middle) + least;
+            to[i] = scale * static_cast<float>((codes[i] & 15) - middle) + offset;
         }
         for (int i = 0; i < BLOCK / 2; ++i) {
-            to[BLOCK / 2 + i] = scale * static_cast<float>((codes[i] >> 4) - middle) + least;
+            to[BLOCK / 2 + i] = scale * static_cast<float>((codes[i] >> 4) - middle) + offset;
         }
     }
 
     // The same with a fifth bit each.
-    static void fives(const uint8_t * high, const uint8_t * codes, float scale, float least,
+    static void fives(const uint8_t * high, const uint8_t * codes, float scale, float offset,
                       int middle, float * to) {
         uint32_t bits;
         std::memcpy(&bits, high, sizeof bits);
         for (int i = 0; i < BLOCK / 2; ++i) {
             const int code = (codes[i] & 15) | static_cast<int>(bits >> i & 1) << 4;
-            to[i] = scale * static_cast<float>(code - middle) + least;
+            to[i] = scale * static_cast<float>(code - middle) + offset;
         }
         for (int i = 0; i < BLOCK / 2; ++i) {
             const int code = codes[i] >> 4 | static_cast<int>(bits >> (i + 16) & 1) << 4;
-            to[BLOCK / 2 + i] = scale * static_cast<float>(code - middle) + least;
+            to[BLOCK / 2 + i] = scale * static_cast<float>(code - middle) + offset;
         }
     }
 

@@ -30,14 +30,15 @@ struct DeltaScanAny {
 
     // Rows [row, row + n) of the state. m: room for R rows; seen: for R rows of every node's, where
     // there are parents.
-    static void scan_rows(const DeltaScan & work, int64_t row, int64_t n, float * m, float * seen) {
+    static void scan_rows(const DeltaScan & work, int64_t row, int64_t n, float * m,
+                          float * states) {
         const int64_t d = work.d;
         const float * state = work.state + row * d;
         std::copy(state, state + n * d, m);
         for (int64_t i = 0; i < work.n; ++i) {
             if (work.parents != nullptr && work.parents[i] != i - 1) {
                 const int64_t parent = work.parents[i];
-                const float * from = parent < 0 ? state : seen + parent * R * d;
+                const float * from = parent < 0 ? state : states + parent * R * d;
                 std::copy(from, from + n * d, m);
             }
             const float * k = work.k + i * work.qk_row;
@@ -55,13 +56,13 @@ struct DeltaScanAny {
                     work.out[i * work.out_row + row + r] = decay * on_query[r] + delta * work.qk[i];
                 }
                 for (int64_t j = 0; j < d; j += T) {
-                    const F kept = V::mul(V::spread(decay), Part::load(m + r * d, j, d));
+                    const F decayed = V::mul(V::spread(decay), Part::load(m + r * d, j, d));
                     const F key = Part::load(k, j, d);
-                    Part::store(m + r * d, j, d, V::mul_add(V::spread(delta), key, kept));
+                    Part::store(m + r * d, j, d, V::mul_add(V::spread(delta), key, decayed));
                 }
             }
             if (work.parents != nullptr) {
-                std::copy(m, m + n * d, seen + i * R * d);
+                std::copy(m, m + n * d, states + i * R * d);
             }
         }
         if (work.last_state != nullptr) {
@@ -69,10 +70,10 @@ struct DeltaScanAny {
         }
     }
 
-    static void scan(const DeltaScan & work, float * seen) {
+    static void scan(const DeltaScan & work, float * states) {
         float m[R * MAX_DELTA_HEAD] = {};
         for (int64_t row = 0; row < work.d; row += R) {
-            scan_rows(work, row, std::min<int64_t>(R, work.d - row), m, seen);
+            scan_rows(work, row, std::min<int64_t>(R, work.d - row), m, states);
         }
     }
 };

@@ -148,19 +148,19 @@ struct DeltaScanLanes {
 
     // seen: a slice for each node.
     template <bool ANSWERS>
-    static void scan_tree(const DeltaScan & work, int64_t value, float * slice, float * seen) {
+    static void scan_tree(const DeltaScan & work, int64_t value, float * slice, float * states) {
         for (int64_t i = 0; i < work.n; ++i) {
-            float * from = work.parents[i] < 0 ? slice : seen + work.parents[i] * SLICE;
+            float * from = work.parents[i] < 0 ? slice : states + work.parents[i] * SLICE;
             const Products on =
                 products<false, ANSWERS>(from, none(), work.k + i * work.qk_row, query(work, i));
-            apply(node<ANSWERS>(work, i, value, on), from, seen + i * SLICE);
+            apply(node<ANSWERS>(work, i, value, on), from, states + i * SLICE);
         }
         if (work.last_state != nullptr) {
-            store(seen + (work.n - 1) * SLICE, work.last_state + value * D);
+            store(states + (work.n - 1) * SLICE, work.last_state + value * D);
         }
     }
 
-    static void scan(const DeltaScan & work, float * seen) {
+    static void scan(const DeltaScan & work, float * states) {
         alignas(64) float slice[SLICE];
         for (int64_t value = 0; value < D; value += T) {
             load(work.state + value * D, slice);
@@ -168,8 +168,8 @@ struct DeltaScanLanes {
                 __builtin_prefetch(work.state + (value + T) * D + i);
             }
             if (work.parents != nullptr) {
-                work.q != nullptr ? scan_tree<true>(work, value, slice, seen)
-                                  : scan_tree<false>(work, value, slice, seen);
+                work.q != nullptr ? scan_tree<true>(work, value, slice, states)
+                                  : scan_tree<false>(work, value, slice, states);
             } else {
                 work.q != nullptr ? scan_chain<true>(work, value, slice)
                                   : scan_chain<false>(work, value, slice);

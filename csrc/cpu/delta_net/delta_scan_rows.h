@@ -55,14 +55,14 @@ struct DeltaScanRows {
 
     // Rows [row, row + R) of the state. seen: room for R rows of every node's.
     template <bool ANSWERS>
-    static void scan_rows(const DeltaScan & work, int64_t row, float * seen) {
+    static void scan_rows(const DeltaScan & work, int64_t row, float * states) {
         Rows m;
         load(m, work.state + row * D);
         float on_key[4], on_query[4];
         for (int64_t i = 0; i < work.n; ++i) {
             if (work.parents != nullptr && work.parents[i] != i - 1) {
                 const int64_t parent = work.parents[i];
-                load(m, parent < 0 ? work.state + row * D : seen + parent * R * D);
+                load(m, parent < 0 ? work.state + row * D : states + parent * R * D);
             }
             const float * k = work.k + i * work.qk_row;
             const float * v = work.v + i * work.v_row + row;
@@ -80,15 +80,15 @@ struct DeltaScanRows {
                     work.out[i * work.out_row + row + r] = decay * on_query[r] + delta * work.qk[i];
                 }
             }
-            const F kept = V::spread(decay);
+            const F decayed = V::spread(decay);
             for (int j = 0; j < N; ++j) {
                 const F key = V::load(k + j * V::T);
                 for (int r = 0; r < R; ++r) {
-                    m[r][j] = V::mul_add(change[r], key, V::mul(kept, m[r][j]));
+                    m[r][j] = V::mul_add(change[r], key, V::mul(decayed, m[r][j]));
                 }
             }
             if (work.parents != nullptr) {
-                store(m, seen + i * R * D);
+                store(m, states + i * R * D);
             }
         }
         if (work.last_state != nullptr) {
@@ -96,12 +96,12 @@ struct DeltaScanRows {
         }
     }
 
-    static void scan(const DeltaScan & work, float * seen) {
+    static void scan(const DeltaScan & work, float * states) {
         for (int64_t row = 0; row < D; row += R) {
             if (work.q != nullptr) {
-                scan_rows<true>(work, row, seen);
+                scan_rows<true>(work, row, states);
             } else {
-                scan_rows<false>(work, row, seen);
+                scan_rows<false>(work, row, states);
             }
         }
     }

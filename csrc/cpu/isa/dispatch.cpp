@@ -16,7 +16,7 @@ namespace {
 
 struct InstructionSet {
     const char * name;
-    bool (*here)();
+    bool (*is_available)();
     PackedProducts (*products)();
 };
 
@@ -66,7 +66,7 @@ const PackedProduct * best(ggml_type type, const char * at_most, bool in_place) 
     bool allowed = at_most[0] == '\0';
     for (const InstructionSet & set : SETS) {
         allowed = allowed || std::strcmp(at_most, set.name) == 0;
-        if (!allowed || !set.here()) {
+        if (!allowed || !set.is_available()) {
             continue;
         }
         const PackedProducts products = set.products();

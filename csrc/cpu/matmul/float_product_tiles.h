@@ -89,13 +89,13 @@ struct FloatProduct {
 
     // Adds up N weight rows, `apart` bytes from each other, with R rows.
     template <int R, int N>
-    static void add_up(const uint8_t * w, int64_t apart, int64_t n_in, const uint8_t * x,
+    static void add_up(const uint8_t * w, int64_t stride, int64_t n_in, const uint8_t * x,
                        F (&sum)[R][COLUMNS]) {
         // The hardware does not fetch on from the end of neighbours that are read side by side:
         // without this, some rows took twice as long. Fetched from where they end on, or later.
-        constexpr int64_t least_ahead = 8192;
+        constexpr int64_t min_ahead = 8192;
         const int64_t size = n_in * W::SIZE, x_size = n_in * W::X_SIZE;
-        const uint8_t * next = w + (least_ahead + N * size - 1) / (N * size) * (N * size);
+        const uint8_t * next = w + (min_ahead + N * size - 1) / (N * size) * (N * size);
         for (auto & row : sum) {
             std::fill(row, row + COLUMNS, W::zero());
         }
@@ -103,7 +103,7 @@ struct FloatProduct {
         const auto add = [&](auto weights) {
 #pragma GCC unroll 4
             for (int c = 0; c < N; ++c) {
-                const auto column = weights(w + c * apart);
+                const auto column = weights(w + c * stride);
 #pragma GCC unroll 8
                 for (int r = 0; r < R; ++r) {
                     sum[r][c] = W::mul_add(in[r], column, sum[r][c]);
@@ -136,15 +136,15 @@ struct FloatProduct {
 
     // R rows with N weight rows, the outputs from dst on, `apart` of them from each other.
     template <int R, int N>
-    static void multiply_columns(const uint8_t * w, int64_t n_in, int64_t apart, const uint8_t * x,
+    static void multiply_columns(const uint8_t * w, int64_t n_in, int64_t stride, const uint8_t * x,
                                  float * dst, int64_t dst_stride) {
         F sum[R][COLUMNS];
-        add_up<R, N>(w, apart * n_in * W::SIZE, n_in, x, sum);
+        add_up<R, N>(w, stride * n_in * W::SIZE, n_in, x, sum);
         for (int r = 0; r < R; ++r) {
             float sums[COLUMNS];
             W::sums(sum[r], sums);
             for (int c = 0; c < N; ++c) {
-                dst[r * dst_stride + c * apart] = sums[c];
+                dst[r * dst_stride + c * stride] = sums[c];
             }
         }
     }
@@ -154,9 +154,9 @@ struct FloatProduct {
     static void multiply_group(const uint8_t * weights, int64_t n_in, int64_t first, int64_t last,
                                const uint8_t * x, float * dst, int64_t dst_stride) {
         const int64_t size = n_in * W::SIZE, n = (last - first) / COLUMNS;
-        const int64_t apart = STREAMS<R> ? n : 1, step = STREAMS<R> ? 1 : COLUMNS;
+        const int64_t stride = STREAMS<R> ? n : 1, step = STREAMS<R> ? 1 : COLUMNS;
         for (int64_t o = first; o < first + n * step; o += step) {
-            multiply_columns<R, COLUMNS>(weights + o * size, n_in, apart, x, dst + o, dst_stride);
+            multiply_columns<R, COLUMNS>(weights + o * size, n_in, stride, x, dst + o, dst_stride);
         }
         for (int64_t o = first + n * COLUMNS; o < last; ++o) {
             multiply_columns<R, 1>(weights + o * size, n_in, 1, x, dst + o, dst_stride);
@@ -175,14 +175,15 @@ struct FloatProduct {
     static void multiply(const void * packed, int64_t n_in, int64_t n_out, const void * x,
                          int64_t n_rows, int64_t first_tile, int64_t last_tile, float * dst,
                          int64_t dst_stride) {
-        const int64_t x_size = n_in * W::X_SIZE, most = MAX_ROWS;
-        const int64_t chunk = std::max<int64_t>(CHUNK / x_size / most, 1) * most;
+        const int64_t x_size = n_in * W::X_SIZE, max_rows = MAX_ROWS;
+        const int64_t chunk = std::max<int64_t>(CHUNK / x_size / max_rows, 1) * max_rows;
         const int64_t last_out = std::min(last_tile * TILE, n_out);
         // One group of rows reads its weights once, whole streams of them.
         const int64_t block = std::max<int64_t>(BLOCK / (n_in * W::SIZE) / TILE, 1) * TILE;
-        const int64_t step = n_rows <= most ? std::max<int64_t>(last_out, 1) : block;
+        const int64_t step = n_rows <= max_rows ? std::max<int64_t>(last_out, 1) : block;
         for (int64_t first = 0; first < n_rows; first += chunk) {
-            const int64_t n = std::min(chunk, n_rows - first), n_groups = (n + most - 1) / most;
+            const int64_t n = std::min(chunk, n_rows - first),
+                          n_groups = (n + max_rows - 1) / max_rows;
             const auto * rows = static_cast<const uint8_t *>(x) + first * x_size;
             for (int64_t o = first_tile * TILE; o < last_out; o += step) {
                 int64_t row = 0;

@@ -29,19 +29,19 @@ TraitsOf find_traits() {
         return nullptr;
     }
     // Any function of that library tells which it is.
-    void * known = ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(device),
-                                                     "ggml_backend_set_n_threads");
+    void * any_function = ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(device),
+                                                            "ggml_backend_set_n_threads");
     Dl_info info;
-    if (known == nullptr || dladdr(known, &info) == 0) {
+    if (any_function == nullptr || dladdr(any_function, &info) == 0) {
         return nullptr;
     }
     void * library = dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
     if (library == nullptr) {
         return nullptr;
     }
-    void * found = dlsym(library, "ggml_get_type_traits_cpu");
+    void * function = dlsym(library, "ggml_get_type_traits_cpu");
     dlclose(library); // the registry keeps it
-    return reinterpret_cast<TraitsOf>(found);
+    return reinterpret_cast<TraitsOf>(function);
 #else
     return nullptr;
 #endif
@@ -53,11 +53,11 @@ const ggml_type_traits_cpu * traits_of(ggml_type type) {
 }
 
 bool all_finite(const float * x, int64_t n) {
-    int n_others = 0; // counted, as a loop that may end early uses no vector registers
+    int n_not_finite = 0; // counted, as a loop that may end early uses no vector registers
     for (int64_t i = 0; i < n; ++i) {
-        n_others += !(std::fabs(x[i]) <= FLT_MAX);
+        n_not_finite += !(std::fabs(x[i]) <= FLT_MAX);
     }
-    return n_others == 0;
+    return n_not_finite == 0;
 }
 
 // BLOCK: inputs in a block of the weights, and in whole blocks of x.
@@ -68,15 +68,15 @@ struct Dots {
     static constexpr int64_t CHUNK = 256 * 1024;
 
     static const ggml_type_traits_cpu & traits() {
-        static const ggml_type_traits_cpu * const found = traits_of(OF);
-        return *found;
+        static const ggml_type_traits_cpu * const traits = traits_of(OF);
+        return *traits;
     }
-    static bool here() {
-        const ggml_type_traits_cpu * found = traits_of(OF);
-        if (found == nullptr || found->vec_dot == nullptr) {
+    static bool is_available() {
+        const ggml_type_traits_cpu * traits = traits_of(OF);
+        if (traits == nullptr || traits->vec_dot == nullptr) {
             return false;
         }
-        const ggml_type x = found->vec_dot_type;
+        const ggml_type x = traits->vec_dot_type;
         const bool scale_first = x == GGML_TYPE_Q8_0 || x == GGML_TYPE_Q8_1 || x == GGML_TYPE_Q8_K;
         return scale_first && traits_of(x)->from_float != nullptr &&
                BLOCK % ggml_blck_size(OF) == 0 && BLOCK % ggml_blck_size(x) == 0;
@@ -148,45 +148,57 @@ constexpr PackedProduct dots(const char * name) {
             /*in_place =*/true};
 }
 
-struct Known {
+struct GgmlProduct {
     bool (*here)();
     PackedProduct product;
 };
 
 template <ggml_type OF, int BLOCK>
-constexpr Known known(const char * name) {
-    return {Dots<OF, BLOCK>::here, dots<OF, BLOCK>(name)};
+constexpr GgmlProduct ggml_product(const char * name) {
+    return {Dots<OF, BLOCK>::is_available, dots<OF, BLOCK>(name)};
 }
 
-constexpr Known KNOWN[] = {
-    known<GGML_TYPE_Q4_0, 32>("q4_0 ggml"),        known<GGML_TYPE_Q4_1, 32>("q4_1 ggml"),
-    known<GGML_TYPE_Q5_0, 32>("q5_0 ggml"),        known<GGML_TYPE_Q5_1, 32>("q5_1 ggml"),
-    known<GGML_TYPE_Q8_0, 32>("q8_0 ggml"),        known<GGML_TYPE_Q2_K, 256>("q2_k ggml"),
-    known<GGML_TYPE_Q3_K, 256>("q3_k ggml"),       known<GGML_TYPE_Q4_K, 256>("q4_k ggml"),
-    known<GGML_TYPE_Q5_K, 256>("q5_k ggml"),       known<GGML_TYPE_Q6_K, 256>("q6_k ggml"),
-    known<GGML_TYPE_IQ1_S, 256>("iq1_s ggml"),     known<GGML_TYPE_IQ1_M, 256>("iq1_m ggml"),
-    known<GGML_TYPE_IQ2_XXS, 256>("iq2_xxs ggml"), known<GGML_TYPE_IQ2_XS, 256>("iq2_xs ggml"),
-    known<GGML_TYPE_IQ2_S, 256>("iq2_s ggml"),     known<GGML_TYPE_IQ3_XXS, 256>("iq3_xxs ggml"),
-    known<GGML_TYPE_IQ3_S, 256>("iq3_s ggml"),     known<GGML_TYPE_IQ4_NL, 32>("iq4_nl ggml"),
-    known<GGML_TYPE_IQ4_XS, 256>("iq4_xs ggml"),   known<GGML_TYPE_TQ1_0, 256>("tq1_0 ggml"),
-    known<GGML_TYPE_TQ2_0, 256>("tq2_0 ggml"),     known<GGML_TYPE_MXFP4, 32>("mxfp4 ggml"),
-    known<GGML_TYPE_NVFP4, 64>("nvfp4 ggml"),      known<GGML_TYPE_Q1_0, 128>("q1_0 ggml"),
-    known<GGML_TYPE_Q2_0, 64>("q2_0 ggml"),
+constexpr GgmlProduct GGML_PRODUCTS[] = {
+    ggml_product<GGML_TYPE_Q4_0, 32>("q4_0 ggml"),
+    ggml_product<GGML_TYPE_Q4_1, 32>("q4_1 ggml"),
+    ggml_product<GGML_TYPE_Q5_0, 32>("q5_0 ggml"),
+    ggml_product<GGML_TYPE_Q5_1, 32>("q5_1 ggml"),
+    ggml_product<GGML_TYPE_Q8_0, 32>("q8_0 ggml"),
+    ggml_product<GGML_TYPE_Q2_K, 256>("q2_k ggml"),
+    ggml_product<GGML_TYPE_Q3_K, 256>("q3_k ggml"),
+    ggml_product<GGML_TYPE_Q4_K, 256>("q4_k ggml"),
+    ggml_product<GGML_TYPE_Q5_K, 256>("q5_k ggml"),
+    ggml_product<GGML_TYPE_Q6_K, 256>("q6_k ggml"),
+    ggml_product<GGML_TYPE_IQ1_S, 256>("iq1_s ggml"),
+    ggml_product<GGML_TYPE_IQ1_M, 256>("iq1_m ggml"),
+    ggml_product<GGML_TYPE_IQ2_XXS, 256>("iq2_xxs ggml"),
+    ggml_product<GGML_TYPE_IQ2_XS, 256>("iq2_xs ggml"),
+    ggml_product<GGML_TYPE_IQ2_S, 256>("iq2_s ggml"),
+    ggml_product<GGML_TYPE_IQ3_XXS, 256>("iq3_xxs ggml"),
+    ggml_product<GGML_TYPE_IQ3_S, 256>("iq3_s ggml"),
+    ggml_product<GGML_TYPE_IQ4_NL, 32>("iq4_nl ggml"),
+    ggml_product<GGML_TYPE_IQ4_XS, 256>("iq4_xs ggml"),
+    ggml_product<GGML_TYPE_TQ1_0, 256>("tq1_0 ggml"),
+    ggml_product<GGML_TYPE_TQ2_0, 256>("tq2_0 ggml"),
+    ggml_product<GGML_TYPE_MXFP4, 32>("mxfp4 ggml"),
+    ggml_product<GGML_TYPE_NVFP4, 64>("nvfp4 ggml"),
+    ggml_product<GGML_TYPE_Q1_0, 128>("q1_0 ggml"),
+    ggml_product<GGML_TYPE_Q2_0, 64>("q2_0 ggml"),
 };
 
 } // namespace
 
 PackedProducts ggml_dots() {
-    static const std::vector<PackedProduct> found = [] {
+    static const std::vector<PackedProduct> products = [] {
         std::vector<PackedProduct> list;
-        for (const Known & one : KNOWN) {
+        for (const GgmlProduct & one : GGML_PRODUCTS) {
             if (one.here()) {
                 list.push_back(one.product);
             }
         }
         return list;
     }();
-    return {found.data(), static_cast<int>(found.size())};
+    return {products.data(), static_cast<int>(products.size())};
 }
 
 } // namespace dfl::cpu

@@ -35,11 +35,11 @@ struct RowKernel {
     int64_t (*first_largest)(const float * x, int64_t n);
     // ln sum exp(x); NaN if that of the largest value is not finite.
     float (*log_sum_exp)(const float * x, int64_t n);
-    // most[i] <- the largest of the i-th BLOCK values, the last block may be short; whether all
+    // max[i] <- the largest of the i-th BLOCK values, the last block may be short; whether all
     // values are below +inf, and numbers.
-    bool (*maxima)(const float * x, int64_t n, float * most);
-    // sum exp(x - most), where none is above `most`, a finite number.
-    double (*sum_exp)(const float * x, int64_t n, float most);
+    bool (*maxima)(const float * x, int64_t n, float * max);
+    // sum exp(x - max), where none is above `max`, a finite number.
+    double (*sum_exp)(const float * x, int64_t n, float max);
     // bits[i] <- the high 52 bits of mix(state + (first + i + 1) * G), as csrc/sampling/sampler.h
     // has them; the largest.
     uint64_t (*noise)(uint64_t state, uint64_t first, int64_t n, uint64_t * bits);

@@ -128,18 +128,18 @@ struct RowTiles {
 
     // The largest of [x, x + n), n a multiple of T; minus infinity among NaNs.
     static float largest(const float * x, int64_t n) {
-        F most = V::spread(-INFINITY);
+        F maximum = V::spread(-INFINITY);
         for (int64_t i = 0; i < n; i += T) {
-            most = V::max(V::load(x + i), most);
+            maximum = V::max(V::load(x + i), maximum);
         }
         float lanes[T];
-        V::store(lanes, most);
+        V::store(lanes, maximum);
         return *std::max_element(lanes, lanes + T);
     }
 
     static int64_t first_largest(const float * x, int64_t n) {
         constexpr int64_t block = 32 * T;
-        float most = -INFINITY;
+        float maximum = -INFINITY;
         int64_t at = 0, size = 0; // the first block that holds it
         for (int64_t i = 0; i < n; i += block) {
             const int64_t here = std::min(block, n - i), whole = here / T * T;
@@ -147,14 +147,14 @@ struct RowTiles {
             for (int64_t j = whole; j < here; ++j) {
                 top = x[i + j] > top ? x[i + j] : top;
             }
-            if (top > most || size == 0) {
-                most = top;
+            if (top > maximum || size == 0) {
+                maximum = top;
                 at = i;
                 size = here;
             }
         }
-        const float * found = std::find(x + at, x + at + size, most);
-        return found == x + at + size ? n : found - x;
+        const float * index = std::find(x + at, x + at + size, maximum);
+        return index == x + at + size ? n : index - x;
     }
 
     static float log_sum_exp(const float * x, int64_t n) {
@@ -162,43 +162,43 @@ struct RowTiles {
         if (at == n || !std::isfinite(x[at])) {
             return NAN;
         }
-        const float most = x[at];
+        const float maximum = x[at];
         const int64_t whole = n / T * T;
         F sum[4] = {V::zero(), V::zero(), V::zero(), V::zero()};
         for (int64_t i = 0; i < whole; i += T) {
             F & to = sum[i / T % 4];
-            to = V::add(to, V::exp(V::sub(V::load(x + i), V::spread(most))));
+            to = V::add(to, V::exp(V::sub(V::load(x + i), V::spread(maximum))));
         }
         float sums[4];
         V::sums(sum, sums);
         float total = (sums[0] + sums[1]) + (sums[2] + sums[3]);
         for (int64_t i = whole; i < n; ++i) {
-            total += std::exp(x[i] - most);
+            total += std::exp(x[i] - maximum);
         }
-        return most + std::log(total);
+        return maximum + std::log(total);
     }
 
-    static bool maxima(const float * x, int64_t n, float * most) {
+    static bool maxima(const float * x, int64_t n, float * max) {
         const int64_t whole = n / BLOCK * BLOCK;
-        int n_others = 0; // counted, as a loop that may end early uses no vector registers
+        int n_not_finite = 0; // counted, as a loop that may end early uses no vector registers
         for (int64_t i = 0; i < whole; i += BLOCK) {
-            most[i / BLOCK] = largest(x + i, BLOCK);
+            max[i / BLOCK] = largest(x + i, BLOCK);
             for (int64_t j = i; j < i + BLOCK; ++j) {
-                n_others += !(x[j] < INFINITY);
+                n_not_finite += !(x[j] < INFINITY);
             }
         }
         if (whole < n) {
             float top = -INFINITY;
             for (int64_t j = whole; j < n; ++j) {
                 top = x[j] > top ? x[j] : top;
-                n_others += !(x[j] < INFINITY);
+                n_not_finite += !(x[j] < INFINITY);
             }
-            most[whole / BLOCK] = top;
+            max[whole / BLOCK] = top;
         }
-        return n_others == 0;
+        return n_not_finite == 0;
     }
 
-    static double sum_exp(const float * x, int64_t n, float most) {
+    static double sum_exp(const float * x, int64_t n, float max) {
         constexpr int64_t part = 64 * T; // few enough for sums of floats
         double total = 0.0;
         for (int64_t from = 0; from < n; from += part) {
@@ -206,7 +206,7 @@ struct RowTiles {
             F sum[4] = {V::zero(), V::zero(), V::zero(), V::zero()};
             for (int64_t i = from; i < whole; i += T) {
                 F & to = sum[i / T % 4];
-                to = V::add(to, V::exp(V::sub(V::load(x + i), V::spread(most))));
+                to = V::add(to, V::exp(V::sub(V::load(x + i), V::spread(max))));
             }
             float sums[4];
             V::sums(sum, sums);
@@ -214,23 +214,23 @@ struct RowTiles {
                 total += one;
             }
             for (int64_t i = whole; i < end; ++i) {
-                total += std::exp(x[i] - most);
+                total += std::exp(x[i] - max);
             }
         }
         return total;
     }
 
     static uint64_t noise(uint64_t state, uint64_t first, int64_t n, uint64_t * bits) {
-        uint64_t most = 0;
+        uint64_t maximum = 0;
         for (int64_t i = 0; i < n; ++i) {
             uint64_t z = state + (first + static_cast<uint64_t>(i) + 1) * 0x9E3779B97F4A7C15u;
             z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
             z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
             z = (z ^ (z >> 31)) >> 12;
             bits[i] = z;
-            most = z > most ? z : most;
+            maximum = z > maximum ? z : maximum;
         }
-        return most;
+        return maximum;
     }
 
     static constexpr RowKernel KERNEL = {T,   norm,          swiglu,      gated,  rotate,  to_half,

@@ -140,11 +140,11 @@ struct FloatsPortable {
     }
     // The largest of all lanes; which of them counts if one is no number is left open.
     static float largest(F x) {
-        float most = x.at[0];
+        float maximum = x.at[0];
         for (int i = 1; i < T; ++i) {
-            most = x.at[i] > most ? x.at[i] : most;
+            maximum = x.at[i] > maximum ? x.at[i] : maximum;
         }
-        return most;
+        return maximum;
     }
     // The sums of four.
     static void sums(const F (&x)[4], float * to) {

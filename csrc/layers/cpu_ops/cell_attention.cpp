@@ -15,7 +15,7 @@ namespace {
 class Attend : public CpuNode {
   public:
     Attend(const GraphContext & g, int il, const std::vector<VisibleRows> & visible)
-        : shape_(g.hp.layers[il]), sinks_(g.weights.layers[il].attn.sinks), seen_(visible),
+        : shape_(g.hp.layers[il]), sinks_(g.weights.layers[il].attn.sinks), visible_(visible),
           rotation_(g.kv.rotation_v(il) != nullptr ? g.kv.rotation_v(il)->ne[0] : 0),
           n_threads_(g.cpu_nodes.max_threads), n_rows_(g.shape.n_rows),
           merged_(shape_.n_head_kv * g.kv.n_sequences()), plans_(n_threads_) {
@@ -40,7 +40,8 @@ class Attend : public CpuNode {
         const Plan & plan = make_plan(plans_[ith], dst, nth);
         float * scratch = static_cast<float *>(dst->data) + result_size() + ith * scratch_;
         if (ith == 0) { // padding sees nothing
-            const int64_t n = seen_.back().first + seen_.back().n, width = result_size() / n_rows_;
+            const int64_t n = visible_.back().first + visible_.back().n,
+                          width = result_size() / n_rows_;
             std::fill_n(static_cast<float *>(dst->data) + n * width, (n_rows_ - n) * width, 0.0f);
         }
         size_t at = 0;
@@ -83,25 +84,25 @@ class Attend : public CpuNode {
         int64_t room = 0, products = 0;
         bool any_splits = false;
         // Threads that share the rows of a sequence; of many sequences each is one thread's.
-        const bool are_many = static_cast<int64_t>(seen_.size()) >= 4 * nth;
-        const int64_t n_sharing = are_many ? 1 : nth;
-        for (const VisibleRows & rows : seen_) {
+        const bool by_sequence = static_cast<int64_t>(visible_.size()) >= 4 * nth;
+        const int64_t n_sharing = by_sequence ? 1 : nth;
+        for (const VisibleRows & rows : visible_) {
             const int64_t n_queries = n_group() * rows.n;
             const cpu::SegmentRange range =
                 cpu::visible_segments(work_of(dst, rows, 0), 0, n_queries);
-            const int64_t n_segments = range.end - range.first, wanted = n_segments * n_queries;
+            const int64_t n_segments = range.end - range.first, n_needed = n_segments * n_queries;
             // Segments are of uneven size. Where there are queries enough for all threads these are
             // what is shared.
-            const bool is_few = n_queries <= cpu::MAX_QUERIES &&
-                                n_queries * shape_.n_head_kv < nth * cpu::MAX_QUERIES;
-            const bool splits = n_segments > 1 && is_few && room + wanted <= n_parts_;
+            const bool has_few_queries = n_queries <= cpu::MAX_QUERIES &&
+                                         n_queries * shape_.n_head_kv < nth * cpu::MAX_QUERIES;
+            const bool splits = n_segments > 1 && has_few_queries && room + n_needed <= n_parts_;
             const int64_t size = n_queries * shape_.n_head_kv * shape_.head_dim;
-            const bool is_long = size * n_seen(rows.cells) >= LONG;
+            const bool is_long = size * n_stored(rows.cells) >= LONG;
             const int64_t n = splits ? n_segments : parts_for(n_queries, n_sharing, is_long);
             plan.shares.push_back({plan.n_parts, n, range.first, splits, room});
             plan.n_parts += splits ? n * shape_.n_head_kv : n;
-            room += splits ? wanted : 0;
-            products += size * n_seen(rows.cells);
+            room += splits ? n_needed : 0;
+            products += size * n_stored(rows.cells);
             any_splits = any_splits || splits;
         }
         plan.is_long = any_splits || products >= LONG;
@@ -111,7 +112,7 @@ class Attend : public CpuNode {
     // The last who ends a segment of a head has all of its parts.
     void attend_segment(ggml_tensor * dst, const Share & share, size_t index, int64_t part,
                         float * scratch) {
-        const VisibleRows & rows = seen_[index];
+        const VisibleRows & rows = visible_[index];
         const int64_t head = part % shape_.n_head_kv, segment = part / shape_.n_head_kv;
         const int64_t n_queries = n_group() * rows.n, segment_size = n_queries * part_size();
         float * of_head =
@@ -127,13 +128,13 @@ class Attend : public CpuNode {
         merged.store(0, std::memory_order_relaxed); // for the next run
         for (int64_t i = 0; i < n_queries; ++i) {
             kernel_.merge(work, i, of_head + i * part_size(), share.n, segment_size, scratch);
-            turn_back(work, i);
+            rotate_back(work, i);
         }
     }
 
     void attend_part(ggml_tensor * dst, const Share & share, size_t index, int64_t part,
                      float * scratch) const {
-        const VisibleRows & rows = seen_[index];
+        const VisibleRows & rows = visible_[index];
         const int64_t n_queries = n_group() * rows.n, n = n_queries * shape_.n_head_kv;
         // Later rows see more: who comes last should have little to do.
         const int64_t end = n * (share.n - part) / share.n;
@@ -146,13 +147,13 @@ class Attend : public CpuNode {
             if (at < end) {
                 next = work_of(dst, rows, at / n_queries);
                 work.next = &next;
-            } else if (share.n == 1 && index + 1 < seen_.size()) { // most likely this thread's
-                next = work_of(dst, seen_[index + 1], 0);
+            } else if (share.n == 1 && index + 1 < visible_.size()) { // most likely this thread's
+                next = work_of(dst, visible_[index + 1], 0);
                 work.next = &next;
             }
             kernel_.attend(work, first, here, scratch);
             for (int64_t i = first; i < first + here; ++i) {
-                turn_back(work, i);
+                rotate_back(work, i);
             }
             work = next;
             work.is_fetched = true;
@@ -161,7 +162,7 @@ class Attend : public CpuNode {
 
     int64_t n_group() const { return shape_.n_head / shape_.n_head_kv; }
     // Positions that are stored.
-    static int64_t n_seen(const cpu::VisibleCells & visible) {
+    static int64_t n_stored(const cpu::VisibleCells & visible) {
         const auto & spans = visible.spans;
         return spans.empty() ? 1 : spans.back().position + spans.back().n - spans.front().position;
     }
@@ -197,7 +198,7 @@ class Attend : public CpuNode {
         return work;
     }
 
-    void turn_back(const cpu::CellAttention & work, int64_t query) const {
+    void rotate_back(const cpu::CellAttention & work, int64_t query) const {
         if (rotation_ > 0) {
             cpu::hadamard(work.out + query / n_group() * work.out_row +
                               query % n_group() * shape_.head_dim,
@@ -220,7 +221,7 @@ class Attend : public CpuNode {
     const cpu::CellAttentionKernel & kernel_ = *cpu::cell_attention();
     LayerShape shape_;
     const ggml_tensor * sinks_;
-    const std::vector<VisibleRows> & seen_;
+    const std::vector<VisibleRows> & visible_;
     int64_t rotation_; // values of a block of V that were rotated; 0: none
     int64_t n_threads_, n_rows_;
     int64_t scratch_ = 0;                      // floats of a thread

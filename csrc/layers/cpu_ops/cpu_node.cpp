@@ -18,9 +18,9 @@ void Barrier::pause() {
 #endif
 }
 
-void Barrier::wait_long(int other, unsigned turn) {
+void Barrier::wait_long(int other, unsigned phase) {
     const auto began = std::chrono::steady_clock::now();
-    while (!has_arrived(other, turn)) {
+    while (!has_arrived(other, phase)) {
         // Whoever is late waits for a core, and it may be this one.
         std::this_thread::yield();
     }
@@ -30,24 +30,24 @@ void Barrier::wait_long(int other, unsigned turn) {
 }
 
 void Barrier::begin_run() {
-    for (Arrival & seen : arrivals_) {
-        seen.turn.store(0, std::memory_order_relaxed);
-        seen.waited_for_ns.store(0, std::memory_order_relaxed);
+    for (Arrival & arrival : arrivals_) {
+        arrival.phase.store(0, std::memory_order_relaxed);
+        arrival.waited_for_ns.store(0, std::memory_order_relaxed);
     }
 }
 
 Barrier::Waits Barrier::waits(int nth) const {
     constexpr int64_t late_ns = 300000; // a core goes to another process for a millisecond or more
-    Waits found;
-    for (const Arrival & seen : arrivals_) {
+    Waits waits;
+    for (const Arrival & arrival : arrivals_) {
         const int64_t ns =
-            seen.waited_for_ns.load(std::memory_order_relaxed) / std::max(1, nth - 1);
+            arrival.waited_for_ns.load(std::memory_order_relaxed) / std::max(1, nth - 1);
         if (ns >= late_ns) {
-            found.lost_ns += ns;
-            ++found.n_late;
+            waits.lost_ns += ns;
+            ++waits.n_late;
         }
     }
-    return found;
+    return waits;
 }
 
 void CpuNodes::begin_run() {
@@ -131,13 +131,13 @@ void join_neighbours(ggml_cgraph * graph, CpuNodes & nodes) {
         if (computes_nothing(node)) {
             continue;
         }
-        const auto found = steps.find(node);
-        if (found == steps.end()) {
+        const auto step = steps.find(node);
+        if (step == steps.end()) {
             first = nullptr;
         } else if (first == nullptr) {
-            first = found->second;
+            first = step->second;
         } else {
-            first->then.push_back(found->second);
+            first->then.push_back(step->second);
             node->flags &= ~GGML_TENSOR_FLAG_COMPUTE;
         }
     }

@@ -95,12 +95,12 @@ class Barrier {
 
     // Thread ith of nth, at most as many as it was made for.
     void wait(int ith, int nth) {
-        const unsigned turn = arrivals_[ith].turn.load(std::memory_order_relaxed) + 1;
-        arrivals_[ith].turn.store(turn, std::memory_order_release);
+        const unsigned phase = arrivals_[ith].phase.load(std::memory_order_relaxed) + 1;
+        arrivals_[ith].phase.store(phase, std::memory_order_release);
         for (int other = 0; other < nth; ++other) {
-            for (int looks = 0; !has_arrived(other, turn); ++looks) {
-                if (looks == SHORT_WAIT) {
-                    wait_long(other, turn);
+            for (int n_polls = 0; !has_arrived(other, phase); ++n_polls) {
+                if (n_polls == SHORT_WAIT) {
+                    wait_long(other, phase);
                     break;
                 }
                 pause();
@@ -121,17 +121,18 @@ class Barrier {
 
   private:
     struct alignas(128) Arrival { // a core fetches lines in pairs
-        std::atomic<unsigned> turn{0};
+        std::atomic<unsigned> phase{0};
         std::atomic<int64_t> waited_for_ns{0}; // by the others
     };
 
     // Looks before the clock is read, some 20 us: a thread that runs comes sooner.
     static constexpr int SHORT_WAIT = 1000;
 
-    bool has_arrived(int other, unsigned turn) const {
-        return static_cast<int>(arrivals_[other].turn.load(std::memory_order_acquire) - turn) >= 0;
+    bool has_arrived(int other, unsigned phase) const {
+        return static_cast<int>(arrivals_[other].phase.load(std::memory_order_acquire) - phase) >=
+               0;
     }
-    void wait_long(int other, unsigned turn);
+    void wait_long(int other, unsigned phase);
     static void pause();
 
     std::vector<Arrival> arrivals_;

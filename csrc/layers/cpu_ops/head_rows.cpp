@@ -148,9 +148,9 @@ class RotateHeads : public CpuNode {
 static ggml_tensor * rotated_units(GraphContext & g, int il, ggml_tensor * positions,
                                    int64_t n_rows) {
     const RopeShape & rope_shape = g.hp.layers[il].rope;
-    for (const RotatedUnits & known : g.rotated_units) {
-        if (known.positions == positions && known.rope == rope_shape) {
-            return known.units;
+    for (const RotatedUnits & units : g.rotated_units) {
+        if (units.positions == positions && units.rope == rope_shape) {
+            return units.units;
         }
     }
     const int64_t n = rope_shape.n_dims;

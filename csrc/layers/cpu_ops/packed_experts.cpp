@@ -13,14 +13,14 @@ namespace dfl {
 namespace {
 
 // One of a row's experts.
-struct SampledToken {
+struct ExpertChoice {
     int32_t expert;
     float weight;
 };
 
 // Rows of one expert that are multiplied at once. They bound a thread's scratch, and a step's
 // weights stay in a core's second cache meanwhile.
-constexpr int64_t MOST_ROWS = 96;
+constexpr int64_t MAX_ROWS = 96;
 
 // src: logits. dst: Choice [n_used, n_rows].
 class Route : public CpuNode {
@@ -29,7 +29,7 @@ class Route : public CpuNode {
 
     void compute(ggml_tensor * dst, int ith, int nth) override {
         const ggml_tensor * logits = dst->src[0];
-        auto * to = static_cast<SampledToken *>(dst->data);
+        auto * to = static_cast<ExpertChoice *>(dst->data);
         for (int64_t row = ith; row < logits->ne[1]; row += nth) {
             choose(row_of(logits, row), logits->ne[0], to + row * n_used_);
         }
@@ -37,7 +37,7 @@ class Route : public CpuNode {
 
   private:
     // The best first; of equal ones the first.
-    void choose(const float * logits, int64_t n_expert, SampledToken * best) const {
+    void choose(const float * logits, int64_t n_expert, ExpertChoice * best) const {
         for (int64_t expert = 0; expert < n_expert; ++expert) {
             const float logit = logits[expert];
             int64_t at = std::min(expert, n_used_);
@@ -50,10 +50,10 @@ class Route : public CpuNode {
             }
             best[at] = {static_cast<int32_t>(expert), logit};
         }
-        const float most = best[0].weight;
+        const float maximum = best[0].weight;
         float sum = 0.0f;
         for (int64_t i = 0; i < n_used_; ++i) {
-            best[i].weight = std::exp(best[i].weight - most);
+            best[i].weight = std::exp(best[i].weight - maximum);
             sum += best[i].weight;
         }
         for (int64_t i = 0; i < n_used_; ++i) {
@@ -86,7 +86,7 @@ class Groups {
         int64_t n_of(int64_t expert) const { return first[expert + 1] - first[expert]; }
     };
 
-    Sorted sort(const SampledToken * choices, char * scratch) const {
+    Sorted sort(const ExpertChoice * choices, char * scratch) const {
         auto * first = reinterpret_cast<int32_t *>(scratch);
         int32_t *active = first + n_expert_ + 1, *pairs = active + n_expert_;
         std::fill(first, first + n_expert_ + 1, 0);
@@ -127,12 +127,12 @@ class GatedExperts : public CpuNode {
 
     std::vector<const PackedMatrix *> weights() const override { return steps_.weights(); }
     int64_t n_experts() const override { return n_experts_; }
-    int64_t most_rows() const { return std::min(MOST_ROWS, input_.n_rows()); }
+    int64_t max_rows() const { return std::min(MAX_ROWS, input_.n_rows()); }
 
     // Bytes of a thread: groups, its input, rows of an expert, and a step's columns of them.
     int64_t scratch_size() const {
-        return groups_.scratch_size() + input_.scratch_size() + whole_lines(most_rows() * x_size_) +
-               steps_.scratch_size(most_rows());
+        return groups_.scratch_size() + input_.scratch_size() + whole_lines(max_rows() * x_size_) +
+               steps_.scratch_size(max_rows());
     }
     int64_t bytes() const { return whole_lines(groups_.n_pairs() * steps_.row_size()); }
 
@@ -141,14 +141,14 @@ class GatedExperts : public CpuNode {
         Scratch at;
         char * scratch = to + bytes() + ith * scratch_size();
         const ggml_tensor * choices = dst->src[input_.sources().size()];
-        at.sorted = groups_.sort(static_cast<const SampledToken *>(choices->data), scratch);
+        at.sorted = groups_.sort(static_cast<const ExpertChoice *>(choices->data), scratch);
         if (ith == 0) {
             n_experts_ = at.sorted.n_active;
         }
         scratch += groups_.scratch_size();
         at.x = input_.quantized(dst, scratch);
         at.rows = scratch + input_.scratch_size();
-        at.columns = at.rows + whole_lines(most_rows() * x_size_);
+        at.columns = at.rows + whole_lines(max_rows() * x_size_);
 
         const int64_t steps = steps_.n_steps(), n = at.sorted.n_active * steps;
         const int64_t bytes = at.sorted.n_active * expert_bytes_;
@@ -174,8 +174,8 @@ class GatedExperts : public CpuNode {
     // Steps [first, last) of an expert.
     void run(const Scratch & at, int64_t expert, int64_t first, int64_t last, char * to) const {
         const int64_t begin = at.sorted.first[expert], n_rows = at.sorted.n_of(expert);
-        for (int64_t done = 0; done < n_rows; done += most_rows()) {
-            const int64_t n = std::min(most_rows(), n_rows - done);
+        for (int64_t done = 0; done < n_rows; done += max_rows()) {
+            const int64_t n = std::min(max_rows(), n_rows - done);
             const char * x = gather(at, begin + done, n);
             for (int64_t step = first; step < last; ++step) {
                 steps_.run(step, expert, x, n, at.columns, to + (begin + done) * steps_.row_size());
@@ -214,27 +214,27 @@ class SumExperts : public CpuNode {
 
     std::vector<const PackedMatrix *> weights() const override { return {&down_}; }
     int64_t n_rows() const { return groups_.n_pairs() / groups_.n_used(); }
-    int64_t most_rows() const { return std::min(MOST_ROWS, n_rows()); }
+    int64_t max_rows() const { return std::min(MAX_ROWS, n_rows()); }
     int64_t bytes() const {
         return whole_lines(down_.n_out * n_rows() * static_cast<int64_t>(sizeof(float)));
     }
     int64_t scratch_size() const {
-        return groups_.scratch_size() + whole_lines(most_rows() * WIDTH * sizeof(float));
+        return groups_.scratch_size() + whole_lines(max_rows() * WIDTH * sizeof(float));
     }
 
     void compute(ggml_tensor * dst, int ith, int nth) override {
         auto * to = static_cast<float *>(dst->data);
         char * scratch = static_cast<char *>(dst->data) + bytes() + ith * scratch_size();
-        const auto * choices = static_cast<const SampledToken *>(dst->src[1]->data);
+        const auto * choices = static_cast<const ExpertChoice *>(dst->src[1]->data);
         const Groups::Sorted sorted = groups_.sort(choices, scratch);
         auto * values = reinterpret_cast<float *>(scratch + groups_.scratch_size());
         const int64_t tiles = down_.n_tiles(), tile = down_.product->tile;
         const auto expert_bytes = static_cast<int64_t>(down_.expert_bytes());
         const int64_t bytes = sorted.n_active * expert_bytes;
         // Of each expert so much that it is worth fetching ahead.
-        constexpr int64_t least_bytes = 1 << 16;
-        const int64_t most_parts = std::max<int64_t>(nth, expert_bytes / least_bytes);
-        const int64_t parts = std::min(packed_parts(bytes, tiles, nth), most_parts);
+        constexpr int64_t min_bytes = 1 << 16;
+        const int64_t max_parts = std::max<int64_t>(nth, expert_bytes / min_bytes);
+        const int64_t parts = std::min(packed_parts(bytes, tiles, nth), max_parts);
         share_out(parts, is_long_product(bytes), ith, nth, [&](int64_t part) {
             const int64_t first = part * tiles / parts, last = (part + 1) * tiles / parts;
             start(dst, first * tile, std::min(last * tile, down_.n_out), to);
@@ -277,12 +277,12 @@ class SumExperts : public CpuNode {
              int64_t last, float * values, float * to) const {
         const cpu::PackedProduct & product = *down_.product;
         const auto x_size = static_cast<int64_t>(product.quantized_row_size(down_.n_in));
-        const auto * choices = static_cast<const SampledToken *>(dst->src[1]->data);
+        const auto * choices = static_cast<const ExpertChoice *>(dst->src[1]->data);
         const int64_t column = first * product.tile;
         const int64_t n_columns = std::min(last * product.tile, down_.n_out) - column;
         const int64_t begin = sorted.first[expert], end = sorted.first[expert + 1];
-        for (int64_t pair = begin; pair < end; pair += most_rows()) {
-            const int64_t n = std::min(most_rows(), end - pair);
+        for (int64_t pair = begin; pair < end; pair += max_rows()) {
+            const int64_t n = std::min(max_rows(), end - pair);
             product.multiply(down_.expert(expert), down_.n_in, down_.n_out,
                              static_cast<const char *>(dst->src[0]->data) + pair * x_size, n, first,
                              last, values - column, WIDTH);
@@ -307,7 +307,7 @@ class SumExperts : public CpuNode {
 } // namespace
 
 ggml_tensor * route(GraphContext & g, ggml_tensor * logits, int64_t n_used) {
-    const int64_t bytes = n_used * logits->ne[1] * static_cast<int64_t>(sizeof(SampledToken));
+    const int64_t bytes = n_used * logits->ne[1] * static_cast<int64_t>(sizeof(ExpertChoice));
     return add_cpu_node(g, GGML_TYPE_I8, bytes, 1, {logits}, std::make_unique<Route>(n_used));
 }
 

@@ -45,8 +45,8 @@ class Quantize : public CpuNode {
 
 // Whether each thread had better quantise all rows than wait for the others to have done theirs.
 static bool is_quantized_alone(const GraphContext & g, const Rows & rows) {
-    constexpr int64_t most = 8192; // values, which take about a microsecond
-    return g.cpu_nodes.n_threads > 0 && rows.width() * rows.n_rows() <= most;
+    constexpr int64_t max_values = 8192; // values, which take about a microsecond
+    return g.cpu_nodes.n_threads > 0 && rows.width() * rows.n_rows() <= max_values;
 }
 
 static std::vector<ggml_tensor *> sources_of(const Rows & rows) {
@@ -55,9 +55,10 @@ static std::vector<ggml_tensor *> sources_of(const Rows & rows) {
 
 static ggml_tensor * quantizing_node(GraphContext & g, const cpu::PackedProduct & product,
                                      const Rows & rows) {
-    for (auto known = g.quantized_rows.rbegin(); known != g.quantized_rows.rend(); ++known) {
-        if (known->rows == rows && known->quantize_row == product.quantize_row) {
-            return known->tensor;
+    for (auto rows_of_node = g.quantized_rows.rbegin(); rows_of_node != g.quantized_rows.rend();
+         ++rows_of_node) {
+        if (rows_of_node->rows == rows && rows_of_node->quantize_row == product.quantize_row) {
+            return rows_of_node->tensor;
         }
     }
     const int64_t bytes =

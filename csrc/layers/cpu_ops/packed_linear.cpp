@@ -26,11 +26,11 @@ class Multiply : public CpuNode {
     int64_t n_out() const { return n_out_; }
 
     std::vector<const PackedMatrix *> weights() const override {
-        std::vector<const PackedMatrix *> found;
+        std::vector<const PackedMatrix *> weights;
         for (const Linear & weight : weights_) {
-            found.push_back(weight.packed);
+            weights.push_back(weight.packed);
         }
-        return found;
+        return weights;
     }
 
     void compute(ggml_tensor * dst, int ith, int nth) override {
@@ -135,14 +135,14 @@ packed_linears(GraphContext & g, const std::vector<const Linear *> & weights, co
         check_width(*weight, input.width());
     }
     ggml_tensor * all = joint_product(g, weights, input, nullptr);
-    std::vector<ggml_tensor *> found;
+    std::vector<ggml_tensor *> outputs;
     size_t at = 0;
     for (const Linear * weight : weights) {
         const int64_t n_out = weight->packed->n_out;
-        found.push_back(ggml_view_2d(g.ctx, all, n_out, all->ne[1], all->nb[1], at));
+        outputs.push_back(ggml_view_2d(g.ctx, all, n_out, all->ne[1], all->nb[1], at));
         at += n_out * sizeof(float);
     }
-    return found;
+    return outputs;
 }
 
 } // namespace dfl

@@ -35,9 +35,9 @@ ggml_tensor * tensor_of(GraphContext & g, const Rows & rows) {
         return rows.x;
     }
     // What is asked for again was made lately.
-    for (auto known = g.made_rows.rbegin(); known != g.made_rows.rend(); ++known) {
-        if (known->rows == rows) {
-            return known->tensor;
+    for (auto made = g.made_rows.rbegin(); made != g.made_rows.rend(); ++made) {
+        if (made->rows == rows) {
+            return made->tensor;
         }
     }
     g.made_rows.push_back({rows, built(g, rows)});
@@ -49,7 +49,7 @@ static bool lies_as_rows(const ggml_tensor * x) {
 }
 
 // Whether kernels serve these rows. Scratch is counted for graphs of the CPU alone.
-static bool makes(const GraphContext & g, const Rows & rows) {
+static bool can_make(const GraphContext & g, const Rows & rows) {
     const int64_t lanes = cpu::row_kernel()->lanes;
     const int64_t part = rows.kind == Rows::Kind::GATED ? rows.operand->ne[0] : rows.width();
     return g.cpu_nodes.n_threads > 0 && lies_as_rows(rows.x) && part % lanes == 0 &&
@@ -57,7 +57,7 @@ static bool makes(const GraphContext & g, const Rows & rows) {
 }
 
 Rows readable(GraphContext & g, const Rows & rows) {
-    if (rows.kind != Rows::Kind::PLAIN && makes(g, rows)) {
+    if (rows.kind != Rows::Kind::PLAIN && can_make(g, rows)) {
         return rows;
     }
     ggml_tensor * x = tensor_of(g, rows);

@@ -159,11 +159,11 @@ class Prepare : public CpuNode {
                 gates[n_v + head] = beta[i];
             }
             for (int64_t i = 0; i < count && rows.is_verify; ++i) {
-                float * kept = row_of(layer_.cache.node_updates, rows.updates.first + first + i,
-                                      layer_.index) +
-                               shape.d_state * (shape.n_k_heads + n_v);
-                kept[head] = decay[i];
-                kept[n_v + head] = beta[i];
+                float * update = row_of(layer_.cache.node_updates, rows.updates.first + first + i,
+                                        layer_.index) +
+                                 shape.d_state * (shape.n_k_heads + n_v);
+                update[head] = decay[i];
+                update[n_v + head] = beta[i];
             }
         }
     }
