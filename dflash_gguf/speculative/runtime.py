@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from .. import _cache_dir
-from ..config import AUTO_TREE_BUDGET, TREE_BUDGET, DecodeConfig
+from ..config import AUTO_TREE_BUDGET, RETIRED_DRAFT_TYPES, TREE_BUDGET, DecodeConfig
 from ..native import MAX_VERIFY, Error, Sequence
 from ..sampling.noise import DraftScorer
 from ..text.gguf_metadata import files_of
@@ -59,7 +59,8 @@ class CostFile:
         stored = _cache_dir.read(self._name, self._identity)
         if stored is not None:
             with contextlib.suppress(*_cache_dir.SENSELESS):
-                return CostModel.from_dict(stored["costs"], n_first), dict(stored["learned"])
+                learned = {RETIRED_DRAFT_TYPES.get(k, k): x for k, x in stored["learned"].items()}
+                return CostModel.from_dict(stored["costs"], n_first), learned
         return CostModel(n_first), {}
 
     def store(self, costs: CostModel, learned: Mapping[str, Any]) -> None:
@@ -210,8 +211,8 @@ class SpeculativeRuntime:
             for proposer in self.proposers:
                 proposer.forget(sequence)
 
-    def keep(self) -> None:
-        """Lets the next process begin with what this one has learned."""
+    def save(self) -> None:
+        """Writes what was learned to the cost file, once enough rounds were observed."""
         n_observed = self.known.costs.n_observed
         if self._cost_file is not None and n_observed >= self._n_stored + N_ROUNDS_KEPT:
             learned = {proposer.name: proposer.to_dict() for proposer in self.proposers}

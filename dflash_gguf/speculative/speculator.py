@@ -62,7 +62,7 @@ class Speculator:
     def __init__(
         self, proposers: Sequence[Proposer], controller: Controller, clock: Clock = untimed
     ) -> None:
-        """clock: of "choose", "draft" and "tree"."""
+        """clock: of "choose", "draft" and "select"."""
         self._proposers, self._controller, self._clock = proposers, controller, clock
         self._free = [proposer for proposer in proposers if not proposer.needs_forward]
         self._paid = [proposer for proposer in proposers if proposer.needs_forward]
@@ -109,7 +109,7 @@ class Speculator:
             request.tree = None
             if request.proposed:
                 request.proposed.clear()
-        with clock("tree"):
+        with clock("select"):
             break_even = controller.break_even(done)
             drafting = self._limit(asked, break_even)
             has_free = self._ask(self._free, drafting)
@@ -143,7 +143,7 @@ class Speculator:
             with clock("draft"):
                 has_free |= self._ask(self._paid, drafting)
         if has_free:
-            with clock("tree"):
+            with clock("select"):
                 self._select_nodes(done, drafting)
         self._host_s = 0.0 if is_due or rests else time.perf_counter() - started
 

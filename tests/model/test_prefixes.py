@@ -53,7 +53,7 @@ def test_found_prefixes_give_the_tokens_of_computed_ones(tmp_path: Path, kind: s
         assert same(text[:n], "chain").n_cached == n - 1  # regenerated
         edited = [*text[: n - 10], *random_tokens(12, seed=77)]
         n_cached = same(edited).n_cached
-        divides = found.engine.divides_prefixes
+        divides = found.engine.partial_prefix_ok
         assert n_cached == n - 10 if divides else 0 < n_cached <= n - 10
         again = [*edited[:-1], (edited[-1] + 1) % VOCAB_SIZE]
         assert same(again).n_cached == len(again) - 1

@@ -42,7 +42,7 @@ class _Memory:
 class SuffixProposer:
     """Copies for all sequences of an engine; each has its own texts."""
 
-    name = "copy"
+    name = "suffix"
     needs_forward = False
     max_draft = MAX_VERIFY - 1
     state = None
