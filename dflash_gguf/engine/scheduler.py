@@ -126,7 +126,7 @@ class Scheduler:
         self._prefix_cache = prefix_cache
         self._another = another
         # An interruption may come between any two lines: who waits, who runs and which sequences
-        # are free follows from each job's own `timeline`.
+        # are free follows from each job's `assigned_sequence`.
         self._jobs: list[Job] = []  # in their order
         self._sequences: list[KvSequence] = [first]  # the longest unused first
         prefix_cache.parked = lambda: self._free
@@ -176,8 +176,8 @@ class Scheduler:
     ) -> Job:
         """An answer joins.
 
-        proposers, rule: where candidates come from, and which of them are verified; without both,
-            its rounds are plain. Answers of equal settings are drafted by those of the first.
+        proposers, controller: sources of candidates, and the choice of those verified; without
+            both, its rounds are plain. Answers of equal settings are drafted by those of the first.
         on_prefill: progress of the prefill, from 0 tokens on.
         """
         self._n_jobs += 1

@@ -1,4 +1,4 @@
-"""What an engine drafts with: its proposers, rules of answers, and what was learned of both.
+"""Runtime of speculative decoding: an engine's proposers, controllers and measured costs.
 
 What passes cost is measured while a model is loaded, and is kept in a file between processes, so
 that no answer begins cold.
@@ -97,7 +97,7 @@ class SpeculativeRuntime:
         self._last: tuple[Any, AutoController] = (None, AutoController(self.known, 0, 1))
 
     def controller(self, config: DecodeConfig) -> tuple[list[Proposer], Controller | None]:
-        """Who drafts in an answer, and how much; no rule for plain decoding.
+        """Returns an answer's proposers and controller; no controller for plain decoding.
 
         Errors: ValueError if what was asked for cannot be.
         """

@@ -52,7 +52,7 @@ class _Ranked(NamedTuple):
 class DFlash:
     """Chances are learned from what the target took.
 
-    A brief proposal takes the best logits as they are; its chances are how often the target took
+    A top-1 draft takes the best logits as they are; its probabilities are how often the target took
     such candidates lately. Others rank the candidates by all that is known: bans and penalties, and
     the target's noise, which is known before it draws, as much as that was found to tell.
     """
@@ -87,7 +87,7 @@ class DFlash:
         self._learn_outcomes()
         drafts = draft_for_all(requests, [self._width(request) for request in requests])
         trees: dict[Request, Tree] = {}
-        groups: dict[object, list[tuple[Request, Draft]]] = {}  # None: brief ones
+        groups: dict[object, list[tuple[Request, Draft]]] = {}  # None: top-1 drafts
         for request, draft in zip(requests, drafts, strict=True):
             ranking_class = None if request.shape == TOP1 else _ranking_class(request.scorer)
             groups.setdefault(ranking_class, []).append((request, draft))
