@@ -333,7 +333,7 @@ class NullClock(CoreClock):
         accepted: the chance with which a candidate is what the target draws. What the GPU that
         computes nothing gives is never one, and nobody would draft for long.
         """
-        super().__init__(engine, "run", "draft", "choose", "commit")
+        super().__init__(engine, "run", "draft", "sample", "commit")
         self.pass_s, self.draft_s, self.accepted = pass_s, draft_s, accepted
         self._random = np.random.default_rng(1)
         self._verified: dict[Any, Any] = {}
@@ -346,7 +346,7 @@ class NullClock(CoreClock):
             started = time.perf_counter()
             time.sleep(self._waits(name, values))
             self.waited += time.perf_counter() - started
-        if name == "choose":
+        if name == "sample":
             return [self._drawn(*pair) for pair in zip(values, result, strict=True)]
         if name == "run":
             self._verified = {x.sequence: x for x in values if x.is_verify}

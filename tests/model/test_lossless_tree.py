@@ -97,7 +97,7 @@ def test_a_path_leaves_the_spine_at_every_depth(
             # Flat candidates favour the short: the first two spines of 15 need a large tree.
             with monkeypatch.context() as patch:
                 patch.setattr(decoder._speculative, "proposers", [proposer])
-                patch.setattr("half_right.grow", spine_and_branch(depth))
+                patch.setattr("half_right.best_first_tree", spine_and_branch(depth))
                 result = decoder.generate(prompt, draft="tree", tree_budget=60, max_tokens=17)
             assert result.tokens == plain.tokens
             assert (result.n_accepted, result.rounds) == (15, 1)
@@ -116,7 +116,7 @@ def spine_and_branch(depth: int) -> Any:
     from dflash_gguf.speculative.ddtree import chain
     from dflash_gguf.speculative.tree import Tree
 
-    def build(root: int, candidates: Any, budget: int, *, spine: bool = False) -> Tree:  # noqa: ARG001
+    def build(root: int, candidates: Any, budget: int, *, main_chain: bool = False) -> Tree:  # noqa: ARG001
         tree = chain(root, candidates, 15)
         tokens, parents, depths = tree.tokens[:], tree.parents[:], tree.depths[:]
         parent = depth - 1

@@ -153,7 +153,7 @@ def test_the_nodes_of_a_pass_follow_from_layers_alone(tmp_path: Path) -> None:
 
 
 def test_a_measured_engine_does_not_run(pair: Pair) -> None:
-    engine = Engine(Model(str(pair.target), CONFIG, measure="device"))
+    engine = Engine(Model(str(pair.target), CONFIG, dry_run="device"))
     with pytest.raises(Error, match="is a dry run"):
         Sequence(engine)
 

@@ -461,11 +461,11 @@ def test_what_fails_to_begin_tells_why(pair: Pair, monkeypatch: pytest.MonkeyPat
     begin = PrefixCache.start
 
     def fail_once(*_args: Any, **_settings: Any) -> Any:
-        monkeypatch.setattr(PrefixCache, "begin", begin)
+        monkeypatch.setattr(PrefixCache, "start", begin)
         raise Error("the cache is broken")
 
     with open_decoder(pair, 2) as many:
-        monkeypatch.setattr(PrefixCache, "begin", fail_once)
+        monkeypatch.setattr(PrefixCache, "start", fail_once)
         with pytest.raises(Error, match="the cache is broken"):
             many.generate([1, 2, 3], max_tokens=2)
         assert len(many.generate([1, 2, 3], max_tokens=2, ignore_eos=True).tokens) == 2
