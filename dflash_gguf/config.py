@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Iterable, Mapping
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
+from typing import Any
 
 from ._validate import choice, flag, integer, number
 from .native import CACHE_TYPES, DEFAULT_N_CTX, MAX_LAYERS, MAX_N_CTX, MAX_VERIFY, LoadConfig
@@ -20,6 +23,8 @@ __all__ = [
     "MAX_N_CTX",
     "MAX_TREE_BUDGET",
     "REASONING_FORMATS",
+    "RETIRED_DRAFT_TYPES",
+    "RETIRED_FIELDS",
     "SEED_MAX",
     "SEED_MIN",
     "TREE_BUDGET",
@@ -27,8 +32,12 @@ __all__ = [
     "LoadConfig",
 ]
 
-DRAFT_TYPES = ("dflash", "copy")
-"""Who proposes candidates: the drafter's model, or copies of the text so far."""
+DRAFT_TYPES = ("dflash", "suffix")
+"""Proposers of candidates: the draft model, and the suffix index of the text so far."""
+RETIRED_DRAFT_TYPES = {"copy": "suffix"}
+"""Retired names of draft types, accepted for one more release, also in cost files."""
+RETIRED_FIELDS = {"tree_spine": "tree_main_chain"}
+"""Retired names of DecodeConfig's fields, accepted for one more release."""
 DRAFT_KINDS = ("none", "chain", "tree", "auto")
 """How candidates are proposed: not at all, a chain of one length, a tree of one size, or whatever
 pays for itself. Without a drafter "auto" is plain decoding."""
@@ -49,6 +58,24 @@ MAX_LOGIT_CHANGE = 1e28
 SEED_MIN, SEED_MAX = -(1 << 63), (1 << 64) - 1
 
 
+def _accept_retired_fields(cls: type[Any]) -> Any:
+    """Lets RETIRED_FIELDS be given to a config's constructor, and read."""
+    init = cls.__init__
+
+    @functools.wraps(init)
+    def accept(self: Any, *args: Any, **values: Any) -> None:
+        for old, new in RETIRED_FIELDS.items():
+            if old in values:
+                values[new] = values.pop(old)
+        init(self, *args, **values)
+
+    cls.__init__ = accept
+    for old, new in RETIRED_FIELDS.items():
+        setattr(cls, old, property(operator.attrgetter(new)))
+    return cls
+
+
+@_accept_retired_fields
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
     """How one answer is drawn. Defaults are llama.cpp's, except temperature 0.0 (greedy).
@@ -69,13 +96,12 @@ class DecodeConfig:
     cache_prompt: the prompt begins with what is kept of earlier answers, else all of it is
         computed; what it leaves behind is kept either way.
     draft: one of DRAFT_KINDS.
-    draft_type: who proposes candidates, one name or several of DRAFT_TYPES; None: with "auto" all
-        that there are, else the drafter, and copies where there is none.
+    draft_type: names of the proposers, one or several of DRAFT_TYPES; None: with "auto" all of
+        them, else the draft model, or the suffix index where there is none.
     draft_max: positions that a round drafts at most; None is what the drafter's block holds.
     draft_min: a round drafts so many candidates or none.
     tree_budget: candidates of a tree; with "auto" at most so many. None is 23, with "auto" 63.
-    tree_main_chain: a tree holds the whole chain of best candidates before it branches.
-    tree_spine: the former name of tree_main_chain.
+    tree_main_chain: a tree holds its whole main chain before it branches.
     """
 
     max_tokens: int | None = None
@@ -101,11 +127,8 @@ class DecodeConfig:
     draft_min: int = 0
     tree_budget: int | None = None
     tree_main_chain: bool = False
-    tree_spine: InitVar[bool] = False
 
-    def __post_init__(self, tree_spine: bool) -> None:
-        if tree_spine is not False:
-            _set(self, "tree_main_chain", tree_spine)
+    def __post_init__(self) -> None:
         if self.max_tokens is not None:
             _set(self, "max_tokens", integer("max_tokens", self.max_tokens, 0, MAX_N_CTX))
         _set(self, "temperature", number("temperature", self.temperature, 0.0, math.inf))
@@ -193,8 +216,9 @@ def _names(names: object) -> tuple[str, ...]:
         if not isinstance(name, str):
             raise ValueError(f"draft_type holds {name!r}, must hold names only")
     if not given:
-        raise ValueError("draft_type is empty, must name somebody who drafts")
-    return tuple(name.strip() for name in given)
+        raise ValueError(f"draft_type is empty; name at least one of {', '.join(DRAFT_TYPES)}")
+    stripped = [name.strip() for name in given]
+    return tuple(RETIRED_DRAFT_TYPES.get(name, name) for name in stripped)
 
 
 def _stop_texts(stop: object) -> tuple[str, ...]:

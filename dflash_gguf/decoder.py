@@ -90,7 +90,7 @@ class Decoder:
         """
         with self._turn():
             self._is_closed = True
-            self._speculative.keep()
+            self._speculative.save()
             self._scheduler.close(RuntimeError(CLOSED))
             self.sequence.close()
             self.engine.close()
@@ -246,7 +246,7 @@ class Decoder:
                     self._speculative.make_room(
                         controller.n_nodes + 1, is_needed=config.draft == "tree"
                     )
-                self._speculative.keep()
+                self._speculative.save()
                 writing = Writing(
                     self._vocabulary,
                     asked.tokens,
@@ -386,13 +386,17 @@ class Decoder:
         finally:
             self.sequence.reset()
 
-    def forget(self) -> None:
-        """Forgets texts that could be copied from, not what is computed of the timeline.
+    def forget_texts(self) -> None:
+        """Empties the suffix index, but not the caches.
 
-        For comparisons: an answer given twice would be a copy of itself.
+        Comparisons need it: the index would propose the second of two equal answers whole.
         """
         with self._turn():
             self._speculative.forget(self._scheduler.sequences)
+
+    def forget(self) -> None:
+        """Empties the suffix index: the retired name of `forget_texts`, for one more release."""
+        self.forget_texts()
 
     def _tokens_of(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):

@@ -9,6 +9,14 @@ from typing import Any, NamedTuple
 
 from .sampling.noise import TokenLogprobs
 
+RETIRED_NAMES = {"select": "tree", "overhead": "host", "suffix": "copy"}
+"""Phases and proposers with their retired names, which reports keep for one more release."""
+
+
+def with_retired_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns values by phase or proposer, each by its retired name if it has one."""
+    return {RETIRED_NAMES.get(name, name): value for name, value in values.items()}
+
 
 class Step(NamedTuple):
     """What one round added.
@@ -17,7 +25,7 @@ class Step(NamedTuple):
     text: the text that became certain. It may lag behind the tokens, while a character is
         incomplete or a stop text may have begun.
     reasoning: the thoughts that became certain; see Result.
-    chances: of each of the tokens, if n_probs asked for them.
+    logprobs: of each of the tokens, if n_probs asked for them.
     n_drafted, n_accepted: candidates proposed, and those that were the target's own choice.
     """
 
@@ -27,6 +35,11 @@ class Step(NamedTuple):
     n_accepted: int = 0
     reasoning: str = ""
     logprobs: tuple[TokenLogprobs, ...] = ()
+
+    @property
+    def chances(self) -> tuple[TokenLogprobs, ...]:
+        """Retired name of `logprobs`, kept for one more release."""
+        return self.logprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +60,11 @@ class Result:
         among those at 0; None for plain decoding.
     rounds_by_draft: rounds by what they verified, "none", "chain N" or "tree N" with N candidates;
         None for plain decoding.
-    by_proposer: by the name of each that had candidates verified ("dflash", "copy") how many, and
-        how many of them were accepted; those that several proposed count for each of them.
-    phase_s: seconds by phase: prefill; decode, the target's pass in rounds without candidates;
-        choose, the decision whether to draft; draft; tree, the choice of candidates; verify and
-        commit; sample, the choice of tokens, and host, all else.
+    candidates_by_proposer: candidates verified and accepted, by proposer ("dflash", "suffix");
+        those that several proposed count for each of them.
+    seconds_by_phase: prefill; decode, the target's pass in rounds without candidates; choose, the
+        decision whether to draft; draft; select, the selection of nodes; verify and commit; sample,
+        and overhead, the time not attributed to any of these.
     stop_reason: "token", "text", "length", "context" or "cancelled".
     stop_text: the stop text that ended it.
     kernels, drafter_kernels: bytes of weights by the kernels that multiply with them.
@@ -71,8 +84,8 @@ class Result:
     n_drafted: int = 0
     accept_histogram: tuple[int, ...] | None = None
     rounds_by_draft: Mapping[str, int] | None = None
-    by_proposer: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    phase_s: Mapping[str, float] = field(default_factory=dict)
+    candidates_by_proposer: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    seconds_by_phase: Mapping[str, float] = field(default_factory=dict)
     model: str | None = None
     drafter: str | None = None
     backend: str | None = None
@@ -82,6 +95,16 @@ class Result:
     reasoning: str | None = None
     stop_text: str | None = None
     n_draft_context: int = 0
+
+    @property
+    def by_proposer(self) -> dict[str, tuple[int, int]]:
+        """Candidates by the proposers' retired names, kept for one more release."""
+        return with_retired_names(self.candidates_by_proposer)
+
+    @property
+    def phase_s(self) -> dict[str, float]:
+        """Seconds by the phases' retired names, kept for one more release."""
+        return with_retired_names(self.seconds_by_phase)
 
     @property
     def n_cached(self) -> int:
@@ -117,6 +140,11 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain values; None for what does not apply."""
+        candidates = {
+            name: {"n_drafted": drafted, "n_accepted": accepted}
+            for name, (drafted, accepted) in self.candidates_by_proposer.items()
+        }
+        phases = {name: _rounded(1e3 * s) for name, s in self.seconds_by_phase.items()}
         return {
             "text": self.text,
             "reasoning": self.reasoning,
@@ -135,11 +163,10 @@ class Result:
             "rounds_by_draft": (
                 None if self.rounds_by_draft is None else dict(self.rounds_by_draft)
             ),
-            "by_proposer": {
-                name: {"n_drafted": drafted, "n_accepted": accepted}
-                for name, (drafted, accepted) in self.by_proposer.items()
-            },
-            "phase_ms": {name: _rounded(1e3 * s) for name, s in self.phase_s.items()},
+            "candidates_by_proposer": candidates,
+            "by_proposer": with_retired_names(candidates),
+            "ms_by_phase": phases,
+            "phase_ms": with_retired_names(phases),
             "draft": self.draft,
             "n_drafted": self.n_drafted,
             "n_accepted": self.n_accepted,

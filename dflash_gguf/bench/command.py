@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..bundled import find, is_name
+from ..cli.arguments import add_main_chain
 from ..cli.command import guarded, loaded, training_context
 from ..cli.model_arguments import add_options, load_config
 from ..config import AUTO_TREE_BUDGET, DecodeConfig
@@ -88,12 +89,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("-n", "--predict", type=int, default=128, metavar="N", help="tokens an answer")
     p.add_argument("--temp", type=float, default=0.0, metavar="T", help="temperature (default: 0)")
     p.add_argument("-s", "--seed", type=int, default=1, metavar="N", help="seed (default: 1)")
-    p.add_argument(
-        "--tree-main-chain",
-        "--tree-spine",  # former name
-        action="store_true",
-        help="trees hold the whole chain first",
-    )
+    add_main_chain(p)
     p.add_argument(
         "--sweep", action="store_true", help="pairs by prompt files, a table in place of a curve"
     )

@@ -19,7 +19,7 @@ class VerifiableSequence(Protocol):
     """A `native.Sequence`, as far as one round of it goes."""
 
     def verify(self, tokens: Sequence[int]) -> RowsLike:
-        """Runs tokens after the timeline and returns a row for each; appends nothing."""
+        """Runs tokens after the sequence and returns a row for each; appends nothing."""
 
     def verify_tree(self, tokens: Sequence[int], parents: Sequence[int]) -> RowsLike:
         """The same for nodes that see only their ancestors; the root comes first, parent -1."""
@@ -32,7 +32,7 @@ class VerifiableSequence(Protocol):
 
 
 def branched(n: int) -> list[int]:
-    """Parents of a tree of n nodes as drafts make them: half a spine, half siblings along it."""
+    """Returns the parents of a tree of n nodes: half a main chain, half siblings along it."""
     return [-1, *(max(0, node - 2 + node % 2) for node in range(1, n))]
 
 
@@ -100,7 +100,7 @@ def verify(
 
     choose: the target's token after a node, given the rows. take: is given each of these tokens;
     True ends the path before the token, so that nothing behind it is committed. clock: of "verify"
-    and "commit". After an exception the timeline is as before the round.
+    and "commit". After an exception the sequence is as before the round.
     """
     try:
         with clock("verify"):

@@ -1,8 +1,8 @@
 """Every setting on the same drafts: what it would have verified, accepted and taken.
 
 One pass over an answer records what the drafter proposes before each of its tokens. On that record
-any rule can be played with the measured costs, so that settings differ by their choices alone and
-not by what else the machine had to do.
+any controller can be played with the measured costs, so that settings differ by their choices alone
+and not by what else the machine had to do.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class BenchmarkRun:
         report = self.result.to_dict()
         kept = (
             *("n_prompt", "n_tokens", "tokens_per_s", "rounds", "tau", "accept_histogram"),
-            *("rounds_by_draft", "phase_ms", "n_drafted", "n_accepted", "seed"),
+            *("rounds_by_draft", "ms_by_phase", "phase_ms", "n_drafted", "n_accepted", "seed"),
             *("model", "drafter", "backend", "threads", "stop_reason"),
         )
         return {
@@ -61,7 +61,7 @@ def compare(
         first = number % len(settings)
         results = {}
         for setting in (*settings[first:], *settings[:first]):
-            decoder.forget()  # the answer of the setting before could be copied
+            decoder.forget_texts()  # else it proposes the setting before it
             results[str(setting)] = decoder.generate(tokens, config, **setting.fields)
         plain = results.get("none")
         for setting_name in map(str, settings):

@@ -44,7 +44,7 @@ class Setting:
         return {"draft": self.kind, **({size: self.size} if size else {})}
 
     def controller(self, known: Known, max_draft: int, max_nodes: int) -> Controller | None:
-        """Its rule; `max_nodes` nodes for "auto", with what that has learned."""
+        """Returns its controller; `max_nodes` nodes for "auto", with what that has learned."""
         if self.kind == "auto":
             return AutoController(known, max_draft, max_nodes)
         shape = {"chain": CHAIN, "tree": TREE}.get(self.kind)

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from ..outputs import with_retired_names
 from .runs import BenchmarkRun
 
 N_BOOTSTRAP = 2000
-ROUND_PHASES = ("decode", "choose", "draft", "tree", "verify", "commit", "sample", "host")
+ROUND_PHASES = ("decode", "choose", "draft", "select", "verify", "commit", "sample", "overhead")
 
 
 def ratio_interval(ratios: Sequence[float]) -> tuple[float, float, float]:
@@ -32,9 +33,10 @@ def by_setting(runs: Sequence[BenchmarkRun]) -> list[dict[str, Any]]:
         rounds = max(sum(r.result.rounds for r in mine), 1)
         tokens = sum(r.result.n_decoded for r in mine)
         phases = {
-            name: 1e3 * sum(r.result.phase_s.get(name, 0.0) for r in mine) / rounds
+            name: 1e3 * sum(r.result.seconds_by_phase.get(name, 0.0) for r in mine) / rounds
             for name in ROUND_PHASES
         }
+        shown = {name: round(ms, 3) for name, ms in phases.items() if ms}
         entries.append(
             {
                 "pair": pair,
@@ -43,7 +45,8 @@ def by_setting(runs: Sequence[BenchmarkRun]) -> list[dict[str, Any]]:
                 "tokens_per_s": round(float(np.median([rate for rate, _ in rates])), 2),
                 "ratio": [round(x, 3) for x in ratio_interval(ratios)] if ratios else None,
                 "tau": round(tokens / rounds, 3),
-                "ms_a_round": {name: round(ms, 3) for name, ms in phases.items() if ms},
+                "ms_per_round": shown,
+                "ms_a_round": with_retired_names(shown),
                 "rounds": _rounds(mine),
                 "equal": sum(r.n_equal == r.result.n_tokens for r in mine if r.n_equal is not None),
             }
@@ -100,7 +103,7 @@ def table(entries: Sequence[dict[str, Any]]) -> str:
     for entry in entries:
         ratio = entry["ratio"]
         shown = "" if ratio is None else "{:.3f} ({:.3f} to {:.3f})".format(*ratio)
-        ms = entry["ms_a_round"]
+        ms = entry["ms_per_round"]
         parts = f"{ms.get('draft', 0):.1f}, {ms.get('verify', ms.get('decode', 0)):.1f}"
         lines.append(
             f"| {entry['setting']} | {entry['tokens_per_s']:.1f} | {shown} | {entry['tau']:.2f} "

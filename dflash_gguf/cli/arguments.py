@@ -127,8 +127,8 @@ def add_drafting(p: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--draft-type",
         metavar="NAME,NAME",
-        help=f"who drafts, of {', '.join(DRAFT_TYPES)}: the model of -md, copies of the text so "
-        "far (default: with auto whoever is there, else the model of -md if there is one)",
+        help=f"proposers, of {', '.join(DRAFT_TYPES)}: the model of -md, the suffix index of the "
+        "text so far (default: with auto both, else the model of -md if there is one)",
     )
     group.add_argument(
         "--draft-max",
@@ -151,12 +151,14 @@ def add_drafting(p: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"tokens of a tree (default: {TREE_BUDGET}), with auto at most so many",
     )
-    group.add_argument(
-        "--tree-main-chain",
-        "--tree-spine",  # former name
-        action="store_true",
-        help="a tree holds the whole chain before it branches",
-    )
+    add_main_chain(group)
+
+
+def add_main_chain(group: argparse._ActionsContainer) -> None:
+    """Adds --tree-main-chain, and its retired name --tree-spine, which no help shows."""
+    about = "a tree holds its whole main chain before it branches"
+    for flag, text in (("--tree-main-chain", about), ("--tree-spine", argparse.SUPPRESS)):
+        group.add_argument(flag, dest="tree_main_chain", action="store_true", help=text)
 
 
 def add_sampling(p: argparse.ArgumentParser) -> None:

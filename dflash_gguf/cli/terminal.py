@@ -86,7 +86,7 @@ def figures(result: Result) -> str:
     if result.tau is not None:
         parts.append(f"{result.tau:.2f} tokens a round, {_drafted(result)}")
         parts.append(f"rounds: {_kinds(result.rounds_by_draft or {})}")
-        phases = ((name, 1e3 * s / result.rounds) for name, s in result.phase_s.items())
+        phases = ((name, 1e3 * s / result.rounds) for name, s in result.seconds_by_phase.items())
         shown = ", ".join(f"{name} {ms:.1f}" for name, ms in phases if name != "prefill")
         parts.append(f"ms a round: {shown}")
     parts += [f"ended by {result.stop_reason}", f"seed {result.seed}"]
@@ -112,8 +112,10 @@ def _rate(rate: float | None) -> str:
 
 
 def _drafted(result: Result) -> str:
-    """As "90 drafted (dflash 31 of 80, copy 9 of 10 accepted)"."""
-    shares = [f"{name} {taken} of {n}" for name, (n, taken) in result.by_proposer.items()]
+    """Formats like "90 drafted (dflash 31 of 80, suffix 9 of 10 accepted)"."""
+    shares = [
+        f"{name} {taken} of {n}" for name, (n, taken) in result.candidates_by_proposer.items()
+    ]
     more = f" ({', '.join(shares)} accepted)" if shares else ""
     return f"{result.n_drafted} drafted{more}"
 

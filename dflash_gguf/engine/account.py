@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from ..speculative.tree import Tree
 
-PASS_PHASES = ("decode", "choose", "draft", "tree", "verify", "commit")
+PASS_PHASES = ("decode", "choose", "draft", "select", "verify", "commit")
 """What a round takes for all answers in it; each samples for itself."""
 
 
@@ -42,7 +42,7 @@ class Account:
         self.rounds_by_draft: Counter[str] = Counter()
         self.by_proposer: dict[str, tuple[int, int]] = {}
         self._accepted: list[int] | None = [] if is_drafted else None
-        self._phase_s = dict.fromkeys(("prefill", *PASS_PHASES, "sample", "host"), 0.0)
+        self._phase_s = dict.fromkeys(("prefill", *PASS_PHASES, "sample", "overhead"), 0.0)
 
     @property
     def accept_histogram(self) -> tuple[int, ...] | None:
@@ -50,12 +50,12 @@ class Account:
         return None if self._accepted is None else tuple(self._accepted)
 
     @property
-    def phase_s(self) -> dict[str, float]:
-        """Seconds by phase, drafting only where there is any: that of others is the host's."""
+    def seconds_by_phase(self) -> dict[str, float]:
+        """Seconds by phase. Without drafts, those of their phases are overhead."""
         if self._accepted is not None:
             return dict(self._phase_s)
-        phases = {name: self._phase_s[name] for name in ("prefill", "decode", "sample", "host")}
-        phases["host"] += sum(s for name, s in self._phase_s.items() if name not in phases)
+        phases = {name: self._phase_s[name] for name in ("prefill", "decode", "sample", "overhead")}
+        phases["overhead"] += sum(s for name, s in self._phase_s.items() if name not in phases)
         return phases
 
     def credit(self, name: str, n_drafted: int, n_accepted: int) -> None:
@@ -85,20 +85,20 @@ class Account:
         self,
         seconds: float,
         took: Mapping[str, float],
-        host_s: float,
+        overhead_s: float,
         tree: Tree | None,
         n_tokens: int,
         n_accepted: int,
     ) -> None:
         """Counts a round, which other answers may have taken part in.
 
-        took: seconds by phase, but for sampling, which was counted already. host_s: in no phase.
+        took: seconds by phase, without sampling, which was counted already. overhead_s: in none.
         tree: what was verified. n_tokens, n_accepted: what came of it.
         """
         phase_s = self._phase_s
         for name, s in took.items():
             phase_s["decode" if tree is None and name == "verify" else name] += s
-        phase_s["host"] += host_s
+        phase_s["overhead"] += overhead_s
         self.decode_s += seconds
         self.rounds += 1
         self.n_decoded += n_tokens

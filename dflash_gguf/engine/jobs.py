@@ -46,7 +46,7 @@ class Job:
         self.group = group
         self.n_top = n_top
         self.on_prefill = on_prefill
-        self.request = Request(None, writing.history, writing.sampler)
+        self.request = Request(None, writing.history, writing.sampler.scorer)
         self.assigned_sequence: KvSequence | None = None
         self.steps: deque[Step] = deque()
         self.n_unread = 0

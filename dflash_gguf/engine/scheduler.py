@@ -126,7 +126,7 @@ class Scheduler:
         self._prefix_cache = prefix_cache
         self._another = another
         # An interruption may come between any two lines: who waits, who runs and which sequences
-        # are free follows from each job's own `timeline`.
+        # are free follows from each job's `assigned_sequence`.
         self._jobs: list[Job] = []  # in their order
         self._sequences: list[KvSequence] = [first]  # the longest unused first
         prefix_cache.parked = lambda: self._free
@@ -176,8 +176,8 @@ class Scheduler:
     ) -> Job:
         """An answer joins.
 
-        proposers, rule: where candidates come from, and which of them are verified; without both,
-            its rounds are plain. Answers of equal settings are drafted by those of the first.
+        proposers, controller: sources of candidates, and the choice of those verified; without
+            both, its rounds are plain. Answers of equal settings are drafted by those of the first.
         on_prefill: progress of the prefill, from 0 tokens on.
         """
         self._n_jobs += 1
@@ -425,10 +425,10 @@ class Scheduler:
                 done = self._commit(done)
         self._open = []
         seconds = time.perf_counter() - started
-        host_s = seconds - sum(took.values())
+        overhead_s = seconds - sum(took.values())
         for one in done:
             if one.is_decoding:
-                self._count(one, seconds, host_s - one.sampled_s)
+                self._count(one, seconds, overhead_s - one.sampled_s)
         is_whole = len(work) == len(done) == len(decoding)
         if rests:
             if is_whole:
@@ -593,11 +593,11 @@ class Scheduler:
             return []
         return done
 
-    def _count(self, one: _Work, seconds: float, host_s: float) -> None:
+    def _count(self, one: _Work, seconds: float, overhead_s: float) -> None:
         """Accounts for a round of an answer, and gives it the step."""
         job, tree, tokens = one.job, one.job.request.tree, one.tokens
         account = job.writing.account
-        account.add_round(seconds, self._took, host_s, tree, len(tokens), one.n_taken)
+        account.add_round(seconds, self._took, overhead_s, tree, len(tokens), one.n_taken)
         n_drafted = 0
         if tree is not None:
             n_drafted = tree.n_drafted
@@ -623,7 +623,7 @@ class Scheduler:
         told = (busy or rounds)[0] if is_whole and len(busy) <= 1 else None
         took, n_experts = self._took, self.engine.n_experts
         sample_s = sum([one.sampled_s for one in work])
-        draft_s = took.get("draft", 0.0) + took.get("tree", 0.0)
+        draft_s = took.get("draft", 0.0) + took.get("select", 0.0)
         choose_s = took.get("choose", 0.0)
         for group, done in drafted:
             done.is_timing_shared, done.n_experts = done is not told, n_experts

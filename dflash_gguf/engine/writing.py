@@ -78,8 +78,8 @@ class Writing:
             n_drafted=account.n_drafted,
             accept_histogram=account.accept_histogram,
             rounds_by_draft=dict(account.rounds_by_draft) if self._is_drafted else None,
-            by_proposer=dict(account.by_proposer),
-            phase_s=account.phase_s,
+            candidates_by_proposer=dict(account.by_proposer),
+            seconds_by_phase=account.seconds_by_phase,
         )
 
     def take(self, token: int) -> bool:

@@ -1,16 +1,17 @@
-"""What answers left behind for others that begin alike: a tree of prefixes, bounded in bytes.
+"""Prefix cache: keeps what earlier requests computed for later ones that begin alike.
 
-    begin    a sequence starts with the longest prefix that is known of its tokens
-    keep     what a sequence holds is known from now on, until others want its place
-    rest     a sequence that nobody uses holds what it held, until others want its cells
+    start      attaches the longest cached prefix of its tokens to a sequence
+    insert     caches a snapshot of a sequence, until its memory is needed
+    park       caches a sequence that no request uses, in place until its cells are needed
+    release    caches a sequence and empties it
 
-Who goes on with what a resting sequence holds does so in place, without a copy. On a CPU the
-attention rows of a prefix are in cells that sequences share; when these are wanted, the longest
-unused go to main memory, and from there to nowhere. Elsewhere they lie in cells of the sequence
-that computed them, and go to main memory when it gives them up.
+A request that continues a parked sequence uses its cells in place, without a copy. On a CPU the
+attention rows of a prefix are in cells that sequences share; when these are needed, the least
+recently used are offloaded to main memory, and dropped from there. On other devices they lie in
+cells of the sequence that computed them, and are offloaded when it gives them up.
 
-A model with recurrent layers or windows can begin only where all of its state was kept, so that is
-done at places where later prompts may part: `PrefixHit.snapshot_positions`.
+A model with recurrent layers or windows can start only where a snapshot was taken, so snapshots are
+taken at positions where later prompts may diverge: `PrefixHit.snapshot_positions`.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from ..native import Prefix
 PAGE = 64
 """Cells that a sequence takes at a time, and tokens whose rows prefixes share."""
 SNAPSHOT_INTERVAL = 4096
-"""Tokens of a long prompt between two places where all of its state is kept."""
+"""Tokens of a long prompt between two snapshots."""
 MIN_BRANCH = 32
-"""Tokens after the last such place from which one is worth it where two prompts part."""
+"""Tokens after the last snapshot from which another one pays where two prompts diverge."""
 
 Tokens = NDArray[np.int32]
 
 
 class EngineLike(Protocol):
-    """What prefixes lie in: a `native.Engine`."""
+    """The part of `native.Engine` that the prefix cache uses."""
 
     partial_prefix_ok: bool
 
@@ -44,65 +45,65 @@ class EngineLike(Protocol):
 
     @property
     def prefix_bytes(self) -> int:
-        """What prefixes take of main memory."""
+        """Bytes of main memory that prefixes take."""
 
     def offload(self, n_cells: int, n_bytes: int, pinned: Prefix | None = None) -> bool:
         """Frees cells that only prefixes hold; False where that takes more of main memory."""
 
 
 class SequenceLike(Protocol):
-    """A `native.Sequence`."""
+    """The part of `native.Sequence` that the prefix cache uses; simulations have it too."""
 
     @property
     def position(self) -> int:
-        """Tokens it holds."""
+        """Number of tokens that the sequence holds."""
 
     @property
     def tokens(self) -> Tokens:
-        """These."""
+        """The tokens that the sequence holds."""
 
     def cells_needed(self, n: int) -> int:
-        """How many free cells n more tokens take."""
+        """Returns the number of free cells that n more tokens take."""
 
     def snapshot(self) -> Prefix:
-        """What it holds."""
+        """Takes a snapshot of the present position."""
 
     def snapshot_bytes(self) -> int:
-        """Bytes of main memory that `keep` takes."""
+        """Returns the bytes of main memory that `snapshot` takes."""
 
     def attach(self, prefix: Prefix, n: int) -> None:
-        """Begins with n tokens of a prefix, or goes back to them."""
+        """Attaches the first n tokens of a prefix, or goes back to them."""
 
     def reset(self) -> None:
-        """Forgets all."""
+        """Empties the sequence."""
 
 
 AnySequence = TypeVar("AnySequence", bound=SequenceLike)
 
 
 class PrefixHit(NamedTuple):
-    """How a sequence begins."""
+    """The cached prefix that was attached to a sequence."""
 
     n_cached: int = 0
-    """Tokens that it holds now."""
+    """Tokens that the sequence holds now."""
     n_draft_context: int = 0
-    """The last of them, that the drafter remembers too."""
+    """The last of them, whose drafter K/V are there too."""
     snapshot_positions: tuple[int, ...] = ()
-    """Positions after which `keep` is to be called, while the others are computed."""
+    """Positions at which the rest of the prompt is cut, for a snapshot at each."""
 
     def with_snapshot(self, position: int) -> PrefixHit:
-        """With one more of these, where there are some."""
+        """Adds a position if snapshots are taken at all."""
         if not self.snapshot_positions or position in self.snapshot_positions:
             return self
         return self._replace(snapshot_positions=tuple(sorted((*self.snapshot_positions, position))))
 
     def next_snapshot(self, position: int, end: int) -> int:
-        """Where tokens that are computed from a position on are to be cut."""
+        """Returns the first snapshot position after a position, or `end`."""
         return next((stop for stop in self.snapshot_positions if stop > position), end)
 
 
 class _Node:
-    """Where texts part, or a prefix ends."""
+    """A node of the radix tree, where texts diverge or a prefix ends."""
 
     __slots__ = ("children", "edge", "n_verified_finite", "parent", "prefix")
 
@@ -116,13 +117,13 @@ class _Node:
 
 
 class _Match(NamedTuple):
-    """What the tree knows of a text."""
+    """The longest cached prefix of a text."""
 
     node: _Node | None
-    """Whose prefix is to be begun with."""
+    """The node whose prefix can be attached."""
     n: int
     n_common: int
-    """Tokens that some prefix begins with, though it may be of no use."""
+    """Tokens that the text shares with some prefix, attachable or not."""
 
 
 class PrefixCache:
@@ -133,9 +134,9 @@ class PrefixCache:
         self._engine = engine
         self.limit = limit
         self.parked: Callable[[], Sequence[SequenceLike]] = list
-        """Gives the sequences that nobody uses, the longest unused first."""
+        """Returns the sequences that no request uses, the least recently used first."""
         self._root = _Node(None, np.empty(0, dtype=np.int32))
-        self._used: dict[_Node, None] = {}  # those with a prefix, the longest unused first
+        self._used: dict[_Node, None] = {}  # those with a prefix, the least recently used first
 
     def __len__(self) -> int:
         return len(self._used)
@@ -150,11 +151,11 @@ class PrefixCache:
         *,
         ignore_prefix_cache: bool = False,
     ) -> PrefixHit:
-        """A sequence begins with what is known of tokens, all but the last of them at most.
+        """Attaches the longest cached prefix, at most len(tokens) - 1, to a sequence.
 
-        What it held is kept; of that, what these tokens begin with stays where it is.
-        turn_boundaries: positions where a later text may part from this one. ignore_prefix_cache:
-        it begins with nothing.
+        Its previous content is cached first; tokens that both have in common stay in place.
+        turn_boundaries: positions where a later prompt may diverge. ignore_prefix_cache: attaches
+        nothing.
         """
         if sequence.position and self.find(sequence.tokens) is None:
             self.insert(sequence)
@@ -175,7 +176,7 @@ class PrefixCache:
     def nearest(
         self, sequences: Sequence[AnySequence], tokens: Sequence[int]
     ) -> AnySequence | None:
-        """Of some sequences that which holds what `begin` would begin with, else an empty one."""
+        """Returns the sequence that holds the prefix `start` would attach, else an empty one."""
         ids = np.asarray(tokens[:-1], dtype=np.int32)
         n = self._match(ids).n
         empty = None
@@ -187,20 +188,20 @@ class PrefixCache:
         return empty
 
     def release(self, sequence: SequenceLike) -> None:
-        """Keeps what a sequence holds, and empties it."""
+        """Caches a sequence and empties it."""
         if sequence.position:
             self.insert(sequence)
             sequence.reset()
 
     def park(self, sequence: SequenceLike) -> None:
-        """Keeps what a sequence holds, which nobody uses now: where it is, if it is known there."""
+        """Caches a sequence that no request uses, and empties it unless it is cached in place."""
         if sequence.position:
             self.insert(sequence)
             if self.find(sequence.tokens) is None:
                 sequence.reset()
 
     def insert(self, sequence: SequenceLike) -> None:
-        """Keeps what a sequence holds, if there is room; rows of its last pass may be gone."""
+        """Caches a snapshot of a sequence if there is room; may invalidate its last rows."""
         ids = np.asarray(sequence.tokens, dtype=np.int32)
         if not len(ids):
             return
@@ -215,7 +216,7 @@ class PrefixCache:
         self._add(ids, sequence.snapshot())
 
     def n_known(self, tokens: Sequence[int]) -> int:
-        """How many of these a sequence would begin with."""
+        """Returns the length of the prefix that `start` would attach."""
         return self._match(np.asarray(tokens[:-1], dtype=np.int32)).n
 
     def reserve(
@@ -226,9 +227,9 @@ class PrefixCache:
         *,
         ignore_prefix_cache: bool = False,
     ) -> bool:
-        """Makes room for a sequence to hold all of these from `begin` on, and spare cells beside.
+        """Frees cells for a sequence to start with these tokens, and headroom cells beside.
 
-        Whether there is.
+        Returns False if there is no room.
         """
         ids = np.asarray(tokens, dtype=np.int32)
         match = self._match(ids[: 0 if ignore_prefix_cache else -1])
@@ -246,9 +247,10 @@ class PrefixCache:
     def make_room(
         self, n_cells: int, pinned: _Node | None = None, claimed: SequenceLike | None = None
     ) -> bool:
-        """Frees cells, the longest unused first, until there are so many; whether there are.
+        """Frees n_cells cells, the least recently used first; False if there are not so many.
 
-        pinned: stays where it is. claimed: a resting sequence that somebody is about to use.
+        pinned: a node whose prefix stays in its cells. claimed: a parked sequence that a request is
+        about to use.
         """
         if self._engine.n_free_cells >= n_cells:
             return True
@@ -269,18 +271,18 @@ class PrefixCache:
         return self._engine.n_free_cells >= n_cells
 
     def forget(self) -> None:
-        """Forgets all."""
+        """Drops all prefixes."""
         while self._used:
             self._drop(next(iter(self._used)))
 
     def forget_unverified(self) -> None:
-        """Forgets those that nothing finite was computed after, as one that was not has been."""
+        """Drops prefixes not verified to be finite, after a row that was not finite."""
         for node in list(self._used):
             if node.prefix is not None and node.n_verified_finite < node.prefix.n_tokens:
                 self._drop(node)
 
     def forget_text(self, tokens: Sequence[int]) -> bool:
-        """Forgets the prefixes that a text begins with, where no others do; whether there were."""
+        """Drops the prefixes that only this text begins with; False if there are none."""
         match = self._match(np.asarray(tokens, dtype=np.int32))
         node, n_before = match.node, len(self._used)
         while node is not None and not node.children and node.parent is not None:
@@ -293,19 +295,19 @@ class PrefixCache:
     # ---- for those who save and load
 
     def find(self, tokens: Sequence[int] | Tokens) -> Prefix | None:
-        """The prefix of just these tokens."""
+        """Returns the prefix of exactly these tokens, or None."""
         match = self._match(np.asarray(tokens, dtype=np.int32))
         prefix = match.node.prefix if match.node is not None else None
         return prefix if prefix is not None and prefix.n_tokens == len(tokens) else None
 
     def make_host_room(self, n_bytes: int) -> bool:
-        """Forgets the longest unused until so many bytes may be taken; whether they may."""
+        """Drops the least recently used until n_bytes fit in the limit; False if they cannot."""
         while self._used and n_bytes <= self.limit < self._engine.prefix_bytes + n_bytes:
             self._drop(next(iter(self._used)))
         return self._engine.prefix_bytes + n_bytes <= self.limit
 
     def add(self, tokens: Sequence[int], prefix: Prefix) -> None:
-        """Takes in a prefix that room was made for."""
+        """Caches a prefix that `make_host_room` made room for."""
         self._add(np.asarray(tokens, dtype=np.int32), prefix)
 
     # ---- places where all of a state is kept

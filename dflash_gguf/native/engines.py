@@ -1,4 +1,4 @@
-"""What costs memory: caches, graphs, a drafter's state. Timelines in it are `Sequence`s."""
+"""Owns what costs memory: caches, graphs and the drafter's state, for several sequences."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ class Engine:
         Raises:
             Error: bad token ids or parents, more tokens than the context or the pool of cells
             holds, more rows than the pass takes: nothing has run then.
-            What progress raises; the timeline then ends after the last finished micro-batch.
+            What progress raises; the sequence then ends after the last finished micro-batch.
         """
         n_vocab = self.model.n_vocab
         params = new("dfl_batch_entry[]", len(items))
@@ -232,7 +232,7 @@ class Engine:
     def draft(self, requests: Sequence[DraftRequest], k: int = 1) -> list[Draft]:
         """What the drafter proposes for each request, in one pass.
 
-        Where its scores are not finite, it has forgotten that timeline so far.
+        Where its scores are not finite, it has forgotten that sequence so far.
 
         Raises:
             Error: no drafter, n_draft outside 1 to block_size - 1, more rows than `max_draft_rows`,

@@ -37,7 +37,7 @@ NO_THRESHOLD = BreakEven()
 
 
 class Selection(NamedTuple):
-    """What is verified of each tree: its first nodes, or those of its spine.
+    """The nodes to verify: the first of each tree, or the first of its main chain.
 
     value: tokens that all bring beyond what they must; what they had to exceed if none does.
     """

@@ -48,7 +48,7 @@ class Prefix:
         return info
 
     def cells_needed(self, n: int) -> int:
-        """How many of `Engine.n_free_cells` a sequence takes to begin with n tokens of it."""
+        """Returns how many of `Engine.n_free_cells` a sequence takes to attach n tokens."""
         return int(lib().dfl_prefix_cells_needed(self.handle, n))
 
     def n_rows(self) -> list[int]:

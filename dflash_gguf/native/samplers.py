@@ -83,7 +83,7 @@ class CoreSampler:
     def filter(
         self, logits: Floats, history: abc.Sequence[int]
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Tokens of a row that can be drawn and their logits, best first; see `choose`.
+        """Returns the tokens that can be drawn and their logits, best first; see `sample`.
 
         All of them in their own order where nothing is cut off.
         """
@@ -98,7 +98,7 @@ class CoreSampler:
 
 
 class SampleRequest(NamedTuple):
-    """What is to be drawn of a sequence's rows of the last pass: `Engine.choose`."""
+    """A request to sample along a sequence's rows of the last pass: `Engine.sample`."""
 
     sequence: SequenceHandle
     sampler: CoreSampler

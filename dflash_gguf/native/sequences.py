@@ -1,4 +1,4 @@
-"""Timelines in an engine: what a model has seen, and its passes."""
+"""Sequences of an engine: their tokens and caches, and passes over them."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class SequenceCheckpoint:
 
 
 class Sequence:
-    """One timeline in an engine, with its cursor. Not for two threads at once."""
+    """One sequence of an engine, with its position. Not for two threads at once."""
 
     def __init__(self, engine: Engine) -> None:
-        """An empty timeline.
+        """Creates an empty sequence.
 
         Raises:
             Error: the engine has as many that are not closed as it holds, `Engine.n_parallel`.
@@ -66,7 +66,7 @@ class Sequence:
         return out
 
     def cells_needed(self, n: int) -> int:
-        """How many of `Engine.n_free_cells` n more tokens take."""
+        """Returns how many of `Engine.n_free_cells` n more tokens take."""
         return value("sequence_cells_needed", self.handle, n)
 
     def prefill(self, tokens: abc.Sequence[int], progress: Progress | None = None) -> Rows:
@@ -74,7 +74,7 @@ class Sequence:
 
         Raises:
             Error: a token id outside the vocabulary, more tokens than the context has room for.
-            What progress raises; the timeline then ends after the last finished micro-batch.
+            What progress raises; the sequence then ends after the last finished micro-batch.
         """
         return self.engine.run([BatchEntry(self, tokens)], progress)[0]
 
@@ -87,17 +87,17 @@ class Sequence:
         return self.engine.draft([DraftRequest(self, last_token, n_draft)], k)[0]
 
     def verify(self, tokens: abc.Sequence[int]) -> Rows:
-        """Runs tokens after the timeline in one pass without appending them.
+        """Runs tokens after the sequence in one pass without appending them.
 
         Every row can be read until `commit`, which must follow.
         """
         return self.engine.run([BatchEntry(self, tokens, is_verify=True)])[0]
 
     def verify_tree(self, tokens: abc.Sequence[int], parents: abc.Sequence[int]) -> Rows:
-        """Runs the nodes of a tree after the timeline in one pass without appending them.
+        """Runs the nodes of a tree after the sequence in one pass without appending them.
 
         tokens: node 0 is the root, which is chosen but not appended.
-        parents: -1 for the root, else a node before; a node sees its ancestors and the timeline.
+        parents: -1 for the root, else a node before; a node sees its ancestors and the sequence.
 
         Every node's row can be read until `commit_path`, which must follow.
 
@@ -130,20 +130,20 @@ class Sequence:
         return SequenceCheckpoint(handle, value("checkpoint_position", handle))
 
     def holds(self, checkpoint: SequenceCheckpoint) -> bool:
-        """Whether the timeline still begins with the checkpoint's tokens."""
+        """True if the sequence still begins with the checkpoint's tokens."""
         return bool(value("checkpoint_is_valid", self.handle, checkpoint.handle))
 
     def restore(self, checkpoint: SequenceCheckpoint) -> None:
         """Goes back to a checkpoint, however often.
 
         Raises:
-            Error: the timeline no longer begins with its tokens.
+            Error: the sequence no longer begins with its tokens.
         """
         self.n_calls += 1
         call("checkpoint_restore", self.handle, checkpoint.handle)
 
     def snapshot(self) -> Prefix:
-        """Keeps what it holds for others; rows of its last pass may be gone.
+        """Takes a snapshot for other sequences; may invalidate the rows of the last pass.
 
         Raises:
             Error: it holds no tokens, a verify waits for its commit, or memory is short.
@@ -152,13 +152,13 @@ class Sequence:
         return Prefix(create("prefix", "sequence_snapshot", self.handle), self.position)
 
     def snapshot_bytes(self) -> int:
-        """Bytes on the host that `keep` takes."""
+        """Returns the bytes of main memory that `snapshot` takes."""
         n_bytes = new("uint64_t *")
         call("sequence_snapshot_bytes", self.handle, n_bytes)
         return int(n_bytes[0])
 
     def attach(self, prefix: Prefix, n: int) -> None:
-        """Begins with the first n tokens of a prefix, or goes back to them: they stay in place.
+        """Attaches the first n tokens of a prefix, or goes back to them in place.
 
         Raises:
             Error: it holds other tokens, more cells than are free, or a part of a prefix that can

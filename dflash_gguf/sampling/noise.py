@@ -56,8 +56,8 @@ class TokenLogprobs(NamedTuple):
     top: tuple[tuple[int, float], ...] = ()
 
 
-class DraftScorer:
-    """A DecodeConfig's draws, as proposers know them. Holds no state between rows."""
+class SamplingNoise:
+    """The seed and the banned tokens of a request, which its sampler and its scorer share."""
 
     def __init__(
         self, config: DecodeConfig, *, sequence: int = 0, banned: Collection[int] = ()
@@ -67,8 +67,18 @@ class DraftScorer:
         self.sequence = sequence
         self.seed = secrets.randbits(32) if config.seed is None else config.seed
         self.noise_base = _state(self.seed, sequence)
-        """What the noise of all positions begins with."""
+        """State of the noise before a position is mixed in."""
         self.banned = frozenset(banned)
+
+
+class DraftScorer(SamplingNoise):
+    """Scores candidates by what the sampler will do to them. Holds no state between rows."""
+
+    def __init__(
+        self, config: DecodeConfig, *, sequence: int = 0, banned: Collection[int] = ()
+    ) -> None:
+        """Sorts the tokens that are banned or biased; see SamplingNoise."""
+        super().__init__(config, sequence=sequence, banned=banned)
         self._banned_ids = np.array(sorted(self.banned), dtype=np.int64)
         self._biased_ids = np.array(sorted(config.logit_bias), dtype=np.int64)
         biases = [config.logit_bias[token] for token in self._biased_ids.tolist()]
@@ -78,14 +88,6 @@ class DraftScorer:
     def is_argmax(self) -> bool:
         """Whether the best logit of the row is the answer, unless it is a banned token."""
         return self.config.temperature == 0.0 and not self.config.has_penalties
-
-    @property
-    def n_best(self) -> int:
-        """How many of a row's best tokens it takes to draw as from the whole row; 0: all of it."""
-        config = self.config
-        if config.temperature == 0.0 or config.has_penalties or config.top_k <= 0:
-            return 0
-        return config.top_k + len(self.banned)
 
     def adjusted_among(self, ids: Ids, logits: Floats, history: Sequence[int]) -> Floats:
         """The logits of some tokens after bans and penalties, in the order of `ids`.
@@ -115,7 +117,7 @@ class DraftScorer:
         return is_banned
 
     def noise(self, ids: Ids, position: int) -> NDArray[np.float64]:
-        """What `choose` adds to the scores of tokens [n, k] of the n positions from `position`."""
+        """What `sample` adds to the scores of tokens [n, k] of the n positions from `position`."""
         return noise_of([self], [len(ids)], position + np.arange(len(ids)), ids)
 
     def is_cut(self, log_q: NDArray[np.float64]) -> NDArray[np.bool_]:
@@ -161,7 +163,7 @@ class DraftScorer:
 
 
 def noise_of(
-    samplers: Sequence[DraftScorer], counts: Sequence[int], positions: Ids, ids: Ids
+    samplers: Sequence[SamplingNoise], counts: Sequence[int], positions: Ids, ids: Ids
 ) -> NDArray[np.float64]:
     """What draws of several texts add to scores, for tokens [n, k] of n positions.
 

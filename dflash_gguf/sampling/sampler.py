@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from ..config import DecodeConfig
 from ..native import CoreSampler, Error, SampleRequest, SamplerOptions
 from ..native import Sequence as KvSequence
-from .noise import DraftScorer, Floats, Ids, TokenLogprobs
+from .noise import DraftScorer, Floats, Ids, SamplingNoise, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class SampledToken:
     margin: float
 
 
-class Sampler(DraftScorer):
+class Sampler(SamplingNoise):
     """Draws tokens from rows of logits by a DecodeConfig. Holds no state between rows."""
 
     def __init__(
@@ -53,10 +54,24 @@ class Sampler(DraftScorer):
             self.banned,
         )
 
+    @cached_property
+    def scorer(self) -> DraftScorer:
+        """The scorer of candidates for the tokens that this sampler will draw."""
+        config = replace(self.config, seed=self.seed)
+        return DraftScorer(config, sequence=self.sequence, banned=self.banned)
+
+    @property
+    def n_best(self) -> int:
+        """How many of a row's best tokens it takes to draw as from the whole row; 0: all of it."""
+        config = self.config
+        if config.temperature == 0.0 or config.has_penalties or config.top_k <= 0:
+            return 0
+        return config.top_k + len(self.banned)
+
     def sample_request(
         self, sequence: KvSequence, history: Sequence[int], n_rows: int
     ) -> SampleRequest:
-        """What `Engine.choose` is to draw of the rows of a sequence. history: prompt and answer."""
+        """A request to sample along the rows of a sequence. history: prompt and answer."""
         return SampleRequest(
             sequence, self._core, self._penalty_window(history), len(history), n_rows
         )
@@ -73,7 +88,7 @@ class Sampler(DraftScorer):
             return SampledToken(*self._core.sample(row, self._penalty_window(history), position))
 
     def sample_among(self, ids: NDArray[np.int32], logits: Floats, position: int) -> SampledToken:
-        """Draws as `choose` does, from the `n_best` tokens of a row or more.
+        """Draws as `sample` does, from the `n_best` tokens of a row or more.
 
         ids: int32 [n], logits: float32 [n], best first, lower id on ties.
         """

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..config import DecodeConfig
+from ..outputs import with_retired_names
 from ..sampling.noise import TokenLogprobs
 from .messages import Prefilled, ResultStats, Run, Stepped
 
@@ -83,11 +84,13 @@ def timings_of(stats: ResultStats) -> dict[str, Any]:
     }
     if stats.draft != "none":
         timings |= {"draft_n": stats.n_drafted, "draft_n_accepted": stats.n_accepted}
+    phases = {name: round(1e3 * s, 3) for name, s in stats.seconds_by_phase.items()}
     ours = {
         "rounds": stats.rounds,
         "tokens_per_round": round(_ratio(stats.n_decoded, stats.rounds), 3),
         "rounds_by_draft": stats.rounds_by_draft,
-        "phase_ms": {name: round(1e3 * s, 3) for name, s in stats.phase_s.items()},
+        "ms_by_phase": phases,
+        "phase_ms": with_retired_names(phases),
     }
     return {"timings": timings, "dflash": ours}
 

@@ -116,7 +116,7 @@ class ResultStats(Message, frozen=True):
     draft: str
     n_drafted: int
     n_accepted: int
-    phase_s: dict[str, float]
+    seconds_by_phase: dict[str, float]
     rounds_by_draft: dict[str, int] | None
 
     @classmethod
@@ -137,7 +137,7 @@ class ResultStats(Message, frozen=True):
             draft=result.draft,
             n_drafted=result.n_drafted,
             n_accepted=result.n_accepted,
-            phase_s=dict(result.phase_s),
+            seconds_by_phase=dict(result.seconds_by_phase),
             rounds_by_draft=None if by_draft is None else dict(by_draft),
         )
 

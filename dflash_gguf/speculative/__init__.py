@@ -17,17 +17,17 @@ All but runtime.py and proposers/ are arithmetic: no clock, no file, no model.
 Words, and what they are counted in:
 
     plain           of a round in which every sequence runs one row and gets one token
-    paid, free      of proposers: whether candidates cost a pass (a drafter's) or none (copies)
-    ranked, brief   of drafts: several candidates a position, or the best alone, which is quicker
-    way             positions and shape of a paid draft
-    mixed           of rounds in which both kinds propose
+    paid, free      of proposers: whether candidates need a forward pass (`needs_forward`) or none
+    ranked, top-1   of drafts: several candidates a position, or the best alone, which is quicker
+    way             positions and shape of a draft that needs a pass
+    mixed           of rounds in which both kinds propose (`has_both_kinds`)
     rate            tokens a second of the best way to decode: how many a second of time must bring
-    worth           tokens that a pass must bring for its candidates: rate * the seconds they add
-    value           tokens that a pass is expected to bring beyond its worth
+    break-even      tokens that a pass must bring for its candidates: rate * the seconds they add
+    value           tokens that a pass is expected to bring beyond its break-even
     gain, loss      what a way brings beyond plain decoding, or takes: tokens, or plain rounds
     look            a draft that is not expected to gain, made to see what comes of it
-    quiet           of plain rounds in which nobody is asked, or nothing is proposed: the rule hears
-                    of them later, all at once
+    quiet           of plain rounds in which nobody is asked, or nothing is proposed: the
+                    controller observes them later, all at once
 
 When something is asked again:
 

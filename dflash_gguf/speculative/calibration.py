@@ -220,13 +220,13 @@ class Top1Acceptance:
     @classmethod
     def from_dict(cls, stored: Sequence[Sequence[float]]) -> Top1Acceptance:
         """What `to_dict` gave. ValueError or TypeError for anything else."""
-        spine = cls()
+        acceptance = cls()
         for tried, taken in zip(*stored, strict=True):
             if not 0.0 <= float(taken) <= float(tried) < 1e6:
                 raise ValueError(f"{taken} candidates of {tried}")
-            spine._tried.append(float(tried))
-            spine._taken.append(float(taken))
-        return spine
+            acceptance._tried.append(float(tried))
+            acceptance._taken.append(float(taken))
+        return acceptance
 
     def _extend(self, n: int) -> None:
         more = n - len(self._tried)
@@ -262,7 +262,7 @@ class Calibrations:
                 sampling_class: known.to_dict() for sampling_class, known in self._known.items()
             },
             "spines": {
-                sampling_class: spine.to_dict() for sampling_class, spine in self._top1.items()
+                sampling_class: x.to_dict() for sampling_class, x in self._top1.items()
             },
         }
 

@@ -54,7 +54,7 @@ def best_first_tree(
 ) -> Tree:
     """The `budget` likeliest nodes below the root; fewer if there are no more.
 
-    spine: the chain of best candidates comes first, whole, and the likeliest of the rest after it.
+    main_chain: the chain of best candidates comes first, whole, then the likeliest of the rest.
     """
     ids, steps = candidates.tokens.tolist(), candidates.log_probs.tolist()
     n, k = candidates.tokens.shape

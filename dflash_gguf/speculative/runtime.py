@@ -1,4 +1,4 @@
-"""What an engine drafts with: its proposers, rules of answers, and what was learned of both.
+"""Runtime of speculative decoding: an engine's proposers, controllers and measured costs.
 
 What passes cost is measured while a model is loaded, and is kept in a file between processes, so
 that no answer begins cold.
@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from .. import _cache_dir
-from ..config import AUTO_TREE_BUDGET, TREE_BUDGET, DecodeConfig
+from ..config import AUTO_TREE_BUDGET, RETIRED_DRAFT_TYPES, TREE_BUDGET, DecodeConfig
 from ..native import MAX_VERIFY, Error, Sequence
 from ..sampling.noise import DraftScorer
 from ..text.gguf_metadata import files_of
@@ -59,7 +59,8 @@ class CostFile:
         stored = _cache_dir.read(self._name, self._identity)
         if stored is not None:
             with contextlib.suppress(*_cache_dir.SENSELESS):
-                return CostModel.from_dict(stored["costs"], n_first), dict(stored["learned"])
+                learned = {RETIRED_DRAFT_TYPES.get(k, k): x for k, x in stored["learned"].items()}
+                return CostModel.from_dict(stored["costs"], n_first), learned
         return CostModel(n_first), {}
 
     def store(self, costs: CostModel, learned: Mapping[str, Any]) -> None:
@@ -96,7 +97,7 @@ class SpeculativeRuntime:
         self._last: tuple[Any, AutoController] = (None, AutoController(self.known, 0, 1))
 
     def controller(self, config: DecodeConfig) -> tuple[list[Proposer], Controller | None]:
-        """Who drafts in an answer, and how much; no rule for plain decoding.
+        """Returns an answer's proposers and controller; no controller for plain decoding.
 
         Errors: ValueError if what was asked for cannot be.
         """
@@ -210,8 +211,8 @@ class SpeculativeRuntime:
             for proposer in self.proposers:
                 proposer.forget(sequence)
 
-    def keep(self) -> None:
-        """Lets the next process begin with what this one has learned."""
+    def save(self) -> None:
+        """Writes what was learned to the cost file, once enough rounds were observed."""
         n_observed = self.known.costs.n_observed
         if self._cost_file is not None and n_observed >= self._n_stored + N_ROUNDS_KEPT:
             learned = {proposer.name: proposer.to_dict() for proposer in self.proposers}

@@ -1,6 +1,6 @@
 """One round of speculative decoding: what is verified, and what is learned of it.
 
-    propose   proposers give trees of candidates, a rule picks the nodes to verify
+    propose   proposers give trees of candidates, a controller selects the nodes to verify
     verify    the target runs once over their tree (a chain is a tree of width 1)
     follow    from the root down, while the target's own token is a child of the node
     commit    the path stays in every cache; the rest leaves no trace
@@ -54,7 +54,7 @@ def untimed(_phase: str) -> AbstractContextManager[object]:
 
 
 class Speculator:
-    """What rounds verify: candidates of proposers, those that a rule picks.
+    """Proposes candidates for rounds, and selects those that are verified.
 
     All is for lists of requests, one for each sequence that the next pass serves.
     """
@@ -62,14 +62,14 @@ class Speculator:
     def __init__(
         self, proposers: Sequence[Proposer], controller: Controller, clock: Clock = untimed
     ) -> None:
-        """clock: of "choose", "draft" and "tree"."""
+        """clock: of "choose", "draft" and "select"."""
         self._proposers, self._controller, self._clock = proposers, controller, clock
         self._free = [proposer for proposer in proposers if not proposer.needs_forward]
         self._paid = [proposer for proposer in proposers if proposer.needs_forward]
         self.n_pause = 0
         """Plain rounds that are due before all need be asked again: `pass_over` counts them."""
         self._new: dict[Request, int] = {}  # that decode since, and for how many rounds
-        # Rounds that the rule has not heard of, as one for each kind; the newest is the last.
+        # Rounds that the controller has not observed, as one for each kind; the newest is the last.
         self._plain: dict[tuple[int, int, bool], Round] = {}
         self._is_quiet, self._host_s = False, 0.0
 
@@ -109,7 +109,7 @@ class Speculator:
             request.tree = None
             if request.proposed:
                 request.proposed.clear()
-        with clock("tree"):
+        with clock("select"):
             break_even = controller.break_even(done)
             drafting = self._limit(asked, break_even)
             has_free = self._ask(self._free, drafting)
@@ -143,7 +143,7 @@ class Speculator:
             with clock("draft"):
                 has_free |= self._ask(self._paid, drafting)
         if has_free:
-            with clock("tree"):
+            with clock("select"):
                 self._select_nodes(done, drafting)
         self._host_s = 0.0 if is_due or rests else time.perf_counter() - started
 
@@ -210,7 +210,7 @@ class Speculator:
         self.n_pause = n_pause
 
     def end(self) -> None:
-        """No answer is left: the rule hears of what it was not told yet."""
+        """No answer is left: the controller observes what it was not told yet."""
         self._new.clear()
         self._end_rest()
 
@@ -224,7 +224,7 @@ class Speculator:
             self._controller.observe(plain)
 
     def _n_plain(self, done: Round) -> int:
-        """Rounds of as many sequences that the rule has not heard of."""
+        """Rounds of as many sequences that the controller has not observed."""
         n, n_undrafted = done.n_sequences, done.n_undrafted
         found = (
             self._plain.get((n, n_undrafted, is_timing_shared))

@@ -71,7 +71,7 @@ KINDS = ("code", "chat", "prose", "edit")
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {"draft": "none"},
     "auto": {"draft": "auto"},
-    "copies": {"draft": "auto", "draft_type": "copy"},
+    "copies": {"draft": "auto", "draft_type": "suffix"},
     "drafter": {"draft": "auto", "draft_type": "dflash"},
 }
 SPAN = 8
@@ -255,7 +255,9 @@ class Total:
         """Adds an answer, given the plain one."""
         self.tokens += result.n_decoded
         self.seconds += result.decode_s
-        self.choosing += result.phase_s.get("choose", 0.0) + result.phase_s.get("tree", 0.0)
+        self.choosing += result.seconds_by_phase.get("choose", 0.0) + result.seconds_by_phase.get(
+            "select", 0.0
+        )
         if plain.n_decoded:
             self.ratios.append(plain.decode_s / result.decode_s)
             if copied_share(prompt, plain.tokens) >= 0.5:
@@ -360,7 +362,7 @@ def measure(name: str, kind: str, args: argparse.Namespace) -> Figures:
                 raise SystemExit(f"{name}, {kind}, prompt {number}: {setting} says something else")
             totals[setting].add(result, plain, prompt)
         answers.append((prompt, plain.tokens))
-        for proposer, (_, taken) in results[named[0]].by_proposer.items():
+        for proposer, (_, taken) in results[named[0]].candidates_by_proposer.items():
             accepted[proposer] += taken
         rounds.update(results[named[0]].rounds_by_draft or {})
     found: Figures = {}

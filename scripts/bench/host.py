@@ -123,7 +123,7 @@ class SimulatedEngine:
 
     def sample(self, requests: Sequence[SampleRequest]) -> list[list[int]]:
         """Draws tokens, down the trees."""
-        return [self._walk(walk) for walk in requests]
+        return [self._walk(request) for request in requests]
 
     def _walk(self, walk: SampleRequest) -> list[int]:
         item, rows = self._ran[walk.sequence]

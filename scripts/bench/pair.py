@@ -65,20 +65,20 @@ class Total:
     tokens: int = 0
     rounds: int = 0
     differing: int = 0
-    phase_s: dict[str, float] = field(default_factory=dict)
+    seconds_by_phase: dict[str, float] = field(default_factory=dict)
 
     def add(self, result: dflash_gguf.Result, plain: dflash_gguf.Result) -> None:
         """Adds one answer, given the plain answer to the same prompt."""
-        self.seconds += sum(s for name, s in result.phase_s.items() if name != "prefill")
+        self.seconds += sum(s for name, s in result.seconds_by_phase.items() if name != "prefill")
         self.tokens += result.n_decoded
         self.rounds += result.rounds
         self.differing += result.tokens != plain.tokens
-        for name, seconds in result.phase_s.items():
-            self.phase_s[name] = self.phase_s.get(name, 0.0) + seconds
+        for name, seconds in result.seconds_by_phase.items():
+            self.seconds_by_phase[name] = self.seconds_by_phase.get(name, 0.0) + seconds
 
     def summary(self) -> dict[str, Any]:
         """Returns rates; milliseconds by phase are per round."""
-        phases = {name: s for name, s in self.phase_s.items() if name != "prefill"}
+        phases = {name: s for name, s in self.seconds_by_phase.items() if name != "prefill"}
         return {
             "tokens_per_s": round(self.tokens / self.seconds, 1),
             "tau": round(self.tokens / self.rounds, 3),

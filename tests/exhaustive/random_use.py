@@ -232,7 +232,7 @@ class Use:
         chance = self.random.random()
         if chance < 0.4:
             return replace(config, draft_type=names)
-        return replace(config, draft_type="copy") if chance < 0.6 else config
+        return replace(config, draft_type="suffix") if chance < 0.6 else config
 
     def _count(self, found: Result, config: DecodeConfig) -> None:
         self.counts["answers"] += 1
@@ -244,7 +244,7 @@ class Use:
         self.counts["accepted tokens"] += sum(
             i * n for i, n in enumerate(found.accept_histogram or ())
         )
-        for name, (_, taken) in found.by_proposer.items():
+        for name, (_, taken) in found.candidates_by_proposer.items():
             self.counts[f"accepted of {name}"] += taken
         self.counts["tokens found in the caches"] += found.n_prompt - found.n_prefilled
 

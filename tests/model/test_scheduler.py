@@ -285,7 +285,7 @@ def test_what_is_computed_anew_is_in_no_phase(
     assert not all(filled)
     for result in results:
         total_s = result.prefill_s + result.decode_s
-        assert sum(result.phase_s.values()) == pytest.approx(total_s, abs=1e-7, rel=0)
+        assert sum(result.seconds_by_phase.values()) == pytest.approx(total_s, abs=1e-7, rel=0)
 
 
 def test_prompts_that_hold_all_cells_come_further(pair: Pair) -> None:

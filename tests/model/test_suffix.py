@@ -42,7 +42,7 @@ def test_copies_give_the_tokens_of_plain_decoding(tmp_path: Path, kind: str, nam
     config = {"max_tokens": 40, **SETTINGS[name]}
     pair = make_pair(tmp_path, kind, block_size=16)
     with Decoder(open_pair(pair, draft_window=30), None) as decoder:
-        (copy,) = (x for x in decoder._speculative.proposers if x.name == "copy")
+        (copy,) = (x for x in decoder._speculative.proposers if x.name == "suffix")
         prompt = random_tokens(30)
         n_copied = 0
         for number in range(3):
@@ -59,10 +59,10 @@ def test_copies_give_the_tokens_of_plain_decoding(tmp_path: Path, kind: str, nam
             # The answer stands in the text, but for a token here and there.
             spoilt = [t if i % 9 else t + 1 for i, t in enumerate(plain.tokens)]
             for draft, types in (
-                ("chain", "copy"),
-                ("tree", "copy"),
-                ("tree", "copy,half right"),
-                ("auto", "copy"),
+                ("chain", "suffix"),
+                ("tree", "suffix"),
+                ("tree", "suffix,half right"),
+                ("auto", "suffix"),
                 ("auto", None),
             ):
                 copy.forget(decoder.sequence)
@@ -70,10 +70,10 @@ def test_copies_give_the_tokens_of_plain_decoding(tmp_path: Path, kind: str, nam
                 copy.start(texts)
                 found = decoder.generate(prompt, draft=draft, draft_type=types, **config)
                 assert found.tokens == plain.tokens, (draft, types)
-                n_copied += found.by_proposer.get("copy", (0, 0))[1]
-                if types == "copy,half right":
-                    assert {"copy", "half right"} == set(found.by_proposer)
-                    taken = [taken for _, taken in found.by_proposer.values()]
+                n_copied += found.candidates_by_proposer.get("suffix", (0, 0))[1]
+                if types == "suffix,half right":
+                    assert {"suffix", "half right"} == set(found.candidates_by_proposer)
+                    taken = [taken for _, taken in found.candidates_by_proposer.values()]
                     assert max(taken) <= found.n_accepted <= sum(taken)
             prompt = [*prompt, *plain.tokens, *random_tokens(3, seed=number)]
         assert n_copied > 60
@@ -85,13 +85,13 @@ def test_without_a_drafter_copies_draft(tiny_gguf: Callable[[str], Path]) -> Non
         plain = decoder.generate([1, 2, 3], draft="none", max_tokens=100)
         found = decoder.generate([1, 2, 3], draft="chain", max_tokens=100, draft_max=9)
         assert found.tokens == plain.tokens
-        assert list(found.by_proposer) == ["copy"]
+        assert list(found.candidates_by_proposer) == ["suffix"]
         assert found.draft == "chain"
         # what was said before is copied whole
         again = decoder.generate([1, 2, 3], draft="chain", max_tokens=100, draft_max=9)
         assert again.tokens == plain.tokens
         assert again.n_accepted > 80
-        decoder.forget()
+        decoder.forget_texts()
         assert decoder.generate([1, 2, 3], draft="auto", max_tokens=100).tokens == plain.tokens
 
 

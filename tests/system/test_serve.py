@@ -275,7 +275,8 @@ def test_timings_are_numbers_and_rates_leave_out_the_first_token(served: Served,
         rate = 1e3 * (n - 1) / timings["predicted_ms"] if n > 1 else 0
         assert timings["predicted_per_second"] == pytest.approx(rate, rel=1e-9)
         assert found["dflash"]["rounds"] <= n
-        assert found["dflash"]["phase_ms"]
+        assert found["dflash"]["ms_by_phase"]
+        assert found["dflash"]["phase_ms"]["host"] == found["dflash"]["ms_by_phase"]["overhead"]
 
 
 def test_timings_come_with_every_token_if_asked_for(served: Served) -> None:

@@ -35,7 +35,7 @@ from dflash_gguf.serve.models import models_in_folder
         ("-m python-tiny --port 1 --host 240.0.0.1 --no-api-key", "cannot listen on 240.0.0.1:1"),
         (
             "-m python-tiny --port 0 --draft-type none",
-            "error: draft_type 'none' is not there; this decoder has: dflash, copy",
+            "error: draft_type 'none' is not there; this decoder has: dflash, suffix",
         ),
         ("-m python-tiny --port 0 --draft tree --draft-max 99", "drafter drafts at most"),
         ("--temp x", ""),

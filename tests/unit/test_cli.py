@@ -266,14 +266,17 @@ def test_drafting_flags_reach_the_config() -> None:
         args = parser().parse_args(shlex.split(f"-m x -p y --draft chain {names}"))
         config = decode_config(args)
         assert (config.draft, config.draft_max, config.draft_min) == ("chain", 7, 2)
-    args = parser().parse_args(shlex.split("-m x -p y --draft tree --tree-budget 9 --tree-spine"))
-    config = decode_config(args)
-    assert (config.draft, config.tree_budget, config.tree_main_chain) == ("tree", 9, True)
+    for flag in ("--tree-main-chain", "--tree-spine"):
+        line = f"-m x -p y --draft tree --tree-budget 9 {flag}"
+        config = decode_config(parser().parse_args(shlex.split(line)))
+        assert (config.draft, config.tree_budget, config.tree_main_chain) == ("tree", 9, True)
+    assert "--tree-main-chain" in parser().format_help()
+    assert "--tree-spine" not in parser().format_help()
     for name in ("-md", "--model-draft", "--spec-draft-model"):
         assert parser().parse_args(["-m", "x", "-p", "y", name, "d"]).model_draft == "d"
     config = decode_config(parser().parse_args(["-m", "x", "-p", "y"]))
     assert (config.draft, config.draft_type) == ("auto", None)
-    for given, expected in (("copy", ("copy",)), ("dflash,copy", ("dflash", "copy"))):
+    for given, expected in (("copy", ("suffix",)), ("dflash,suffix", ("dflash", "suffix"))):
         args = parser().parse_args(["-m", "x", "-p", "y", "--draft-type", given])
         assert decode_config(args).draft_type == expected
 
@@ -290,18 +293,18 @@ def test_drafting_has_its_figures(loader: Loader, capsys: pytest.CaptureFixture[
     assert (report["draft"], report["drafter"]) == ("chain", "fake-drafter.gguf")
     assert report["accept_histogram"] == [0, 0, 1]
     assert report["rounds_by_draft"] == {"chain 3": 1}
-    assert report["by_proposer"] == {"dflash": {"n_drafted": 3, "n_accepted": 2}}
+    assert report["candidates_by_proposer"] == {"dflash": {"n_drafted": 3, "n_accepted": 2}}
     assert (report["rounds"], report["tau"], report["n_accepted"]) == (1, 3.0, 2)
-    assert set(report["phase_ms"]) == {
+    assert set(report["ms_by_phase"]) == {
         "prefill",
         "decode",
         "choose",
         "draft",
-        "tree",
+        "select",
         "verify",
         "commit",
         "sample",
-        "host",
+        "overhead",
     }
 
 

@@ -80,6 +80,16 @@ def test_decode_config_refuses(values: dict[str, Any], sentence: str) -> None:
     assert str(caught.value).startswith(sentence)
 
 
+def test_retired_names_are_taken_as_before() -> None:
+    config = DecodeConfig(tree_spine=True, draft_type="copy,dflash")  # type: ignore[call-arg]
+    assert config == DecodeConfig(tree_main_chain=True, draft_type=("suffix", "dflash"))
+    assert config.tree_spine  # type: ignore[attr-defined]
+    assert not dataclasses.replace(config, tree_spine=False).tree_main_chain
+    assert dataclasses.replace(config, seed=1).tree_main_chain
+    with pytest.raises(TypeError, match="tree_trunk"):
+        DecodeConfig(tree_trunk=True)  # type: ignore[call-arg]
+
+
 def test_the_least_and_the_most_are_taken() -> None:
     DecodeConfig(repeat_penalty=1e-28, presence_penalty=-1e28, logit_bias={1: 1e28})
 

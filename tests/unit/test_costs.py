@@ -249,8 +249,9 @@ def test_costs_are_found_again_for_the_same_files_and_settings(files: list[str])
 
 
 def test_what_proposers_learned_is_kept_beside(files: list[str]) -> None:
-    CostFile(files).store(measured(), {"copy": {"tried": [1.0, 2.0]}})
-    assert CostFile(files).load()[1] == {"copy": {"tried": [1.0, 2.0]}}
+    for name in ("suffix", "copy"):  # files of before have the latter
+        CostFile(files).store(measured(), {name: {"tried": [1.0, 2.0]}})
+        assert CostFile(files).load()[1] == {"suffix": {"tried": [1.0, 2.0]}}
 
 
 EMPTY: dict[str, Any] = CostModel().to_dict()

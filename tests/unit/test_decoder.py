@@ -190,7 +190,7 @@ def test_draft_settings_must_suit_the_drafter(tokenizer: Tokenizer) -> None:
     assert decoder.generate("ab:", draft="chain", draft_max=1).n_drafted == 2
     bare = make(tokenizer)
     assert bare.generate("ab:", draft="chain").text == "yes"  # by copies
-    with pytest.raises(ValueError, match=r"draft_type 'dflash' is not there; .* has: copy"):
+    with pytest.raises(ValueError, match=r"draft_type 'dflash' is not there; .* has: suffix"):
         bare.generate("ab:", draft="chain", draft_type="dflash")
     assert (bare.generate("ab:").draft, bare.generate("ab:").drafter) == ("auto", None)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from dflash_gguf.outputs import Result, Step
+from dflash_gguf.sampling.noise import TokenLogprobs
 
 FIELDS = [
     "text",
@@ -20,7 +21,9 @@ FIELDS = [
     "tau",
     "accept_histogram",
     "rounds_by_draft",
+    "candidates_by_proposer",
     "by_proposer",
+    "ms_by_phase",
     "phase_ms",
     "draft",
     "n_drafted",
@@ -49,7 +52,7 @@ def plain_result(**changes: object) -> Result:
         "stop_reason": "length",
         "draft": "none",
         "seed": 7,
-        "phase_s": {"prefill": 0.5, "decode": 0.2},
+        "seconds_by_phase": {"prefill": 0.5, "decode": 0.2},
     }
     return Result(**(values | changes))  # type: ignore[arg-type]
 
@@ -74,7 +77,7 @@ def test_report_is_one_line_of_json_with_all_fields() -> None:
     report = json.loads(line)
     assert list(report) == FIELDS
     assert report["text"] == "fünf\n"
-    assert report["phase_ms"] == {"prefill": 500.0, "decode": 200.0}
+    assert report["ms_by_phase"] == {"prefill": 500.0, "decode": 200.0}
     assert (report["model"], report["threads"], report["backend"]) == ("m.gguf", 2, "CPU")
     assert report["kernels"] == {"own": 5}
 
@@ -85,8 +88,21 @@ def test_tau_counts_the_targets_own_token() -> None:
     assert json.loads(result.to_json())["accept_histogram"] == [0, 1, 1, 1]
 
 
+def test_retired_names_are_told_as_before() -> None:
+    phases = {"prefill": 0.5, "select": 0.2, "overhead": 0.1}
+    result = plain_result(seconds_by_phase=phases, candidates_by_proposer={"suffix": (3, 2)})
+    assert result.phase_s == {"prefill": 0.5, "tree": 0.2, "host": 0.1}
+    assert result.by_proposer == {"copy": (3, 2)}
+    report = json.loads(result.to_json())
+    assert report["phase_ms"] == {"prefill": 500.0, "tree": 200.0, "host": 100.0}
+    assert report["ms_by_phase"] == {"prefill": 500.0, "select": 200.0, "overhead": 100.0}
+    assert report["by_proposer"] == {"copy": report["candidates_by_proposer"]["suffix"]}
+
+
 def test_a_step_is_a_value() -> None:
-    assert Step((1, 2), "ab") == Step((1, 2), "ab", 0, 0)
+    step = Step((1, 2), "ab", logprobs=(TokenLogprobs(-0.5),))
+    assert step == Step((1, 2), "ab", 0, 0, "", (TokenLogprobs(-0.5),))
+    assert step.chances == step.logprobs
 
 
 def test_accepted_candidates_come_from_the_histogram() -> None:

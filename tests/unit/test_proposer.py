@@ -188,7 +188,7 @@ def test_a_perfect_drafter_draws_what_the_target_draws(config: dict[str, Any]) -
         drafter = Drafter(rows(seed=seed))
         seen = list(np.random.default_rng(seed).integers(N_VOCAB, size=40))
         known = certain("temperature" in config)
-        found = ranked(drafter, sampler, seen, calibrations=known, n_ranked=150)
+        found = ranked(drafter, sampler.scorer, seen, calibrations=known, n_ranked=150)
         assert found.tokens[:, 0].tolist() == by_target(sampler, drafter.rows, seen)
 
 
@@ -200,7 +200,7 @@ def test_shared_noise_agrees_more_often_than_the_best_logit_and_learns_how_much(
         target = rows(1, seed)
         drafter = Drafter(target + rows(1, seed + 1000, scale=0.5))
         drawn = sampler.sample(target[0], [1], 1).token
-        request = request_of(drafter, sampler, [1], 1)
+        request = request_of(drafter, sampler.scorer, [1], 1)
         (found,) = source.propose([request])
         assert found is not None
         source.observe(request, [drawn])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dflash_gguf.config import DecodeConfig
-from dflash_gguf.sampling.noise import gumbel
+from dflash_gguf.sampling.noise import DraftScorer, gumbel
 from dflash_gguf.sampling.sampler import Sampler
 
 N_DRAWS = 20_000
@@ -225,7 +225,7 @@ def test_the_draw_is_the_best_of_what_is_kept(settings: dict[str, Any], n_vocab:
         config = DecodeConfig(**{"temperature": 0.8, "seed": number, **settings})
         seen = np.random.default_rng(number).integers(0, n_vocab, 9).tolist()
         sampler = Sampler(config)
-        adjusted = sampler.adjusted_among(np.arange(n_vocab), row, seen)
+        adjusted = sampler.scorer.adjusted_among(np.arange(n_vocab), row, seen)
         ids = np.argsort(-adjusted, kind="stable")
         values = adjusted[ids].astype(np.float64)
         if config.temperature == 0.0:
@@ -265,9 +265,9 @@ def test_greedy_takes_the_lowest_id_of_the_best_and_reports_the_margin() -> None
 def test_greedy_follows_penalties() -> None:
     row = np.array([1.0, 4.0, 3.9], dtype=np.float32)
     config = DecodeConfig(repeat_penalty=1.1)
-    assert not Sampler(config).is_argmax
+    assert not DraftScorer(config).is_argmax
     assert Sampler(config).sample(row, [0, 1], 2).token == 2
-    assert Sampler(DecodeConfig()).is_argmax
+    assert DraftScorer(DecodeConfig()).is_argmax
 
 
 def test_margin_is_the_distance_to_the_second_score() -> None:

@@ -31,10 +31,10 @@ def longest_match(text: list[int]) -> int:
 
 
 def below(
-    copies: SuffixIndex, n_positions: int, n_nodes: int
+    index: SuffixIndex, n_positions: int, n_nodes: int
 ) -> tuple[list[int], list[int], list[float]]:
     """Tokens, parents (-1: the text's last token) and log-chances of what is proposed below it."""
-    tokens, parents, depths, log_probs = copies.propose(n_positions, n_nodes)
+    tokens, parents, depths, log_probs = index.propose(n_positions, n_nodes)
     assert not tokens or (parents[0], log_probs[0]) == (-1, 0.0)
     assert depths == Tree.of(tokens, parents).depths
     return tokens[1:], [parent - 1 for parent in parents[1:]], log_probs[1:]
@@ -44,7 +44,7 @@ def below(
 @pytest.mark.parametrize("seed", range(6))
 def test_the_longest_end_that_stands_before_is_found(n_kinds: int, seed: int) -> None:
     rng = np.random.default_rng((n_kinds, seed))
-    copies, text = SuffixIndex(1000), []
+    index, text = SuffixIndex(1000), []
     while len(text) < 120:
         if seed % 2 and len(text) > 20 and rng.random() < 0.2:  # with copies of whole passages
             start = int(rng.integers(len(text) - 10))
@@ -52,19 +52,19 @@ def test_the_longest_end_that_stands_before_is_found(n_kinds: int, seed: int) ->
         else:
             more = rng.integers(0, n_kinds, int(rng.integers(1, 4))).tolist()
         text += more
-        assert copies.append(more) == longest_match(text), text
+        assert index.append(more) == longest_match(text), text
 
 
 @pytest.mark.parametrize("n_kinds", [3, 5, 20])
 @pytest.mark.parametrize("seed", range(6))
 def test_what_came_after_it_last_is_proposed(n_kinds: int, seed: int) -> None:
     rng = np.random.default_rng((n_kinds, seed))
-    copies, text, n_found = SuffixIndex(1000), [], 0
+    index, text, n_found = SuffixIndex(1000), [], 0
     for _ in range(120):
         token = int(rng.integers(n_kinds))
         text.append(token)
-        n = copies.append([token])
-        tokens, parents, log_probs = below(copies, 6, 12)
+        n = index.append([token])
+        tokens, parents, log_probs = below(index, 6, 12)
         if not n:
             assert not tokens
             continue
@@ -88,46 +88,46 @@ def test_what_came_after_it_last_is_proposed(n_kinds: int, seed: int) -> None:
 
 
 def test_no_copy_goes_across_texts() -> None:
-    copies = SuffixIndex(1000)
-    copies.append([1, 2, 3])
-    copies.separate()
-    assert copies.append([4, 5, 3]) == 1
-    assert below(copies, 4, 4)[0] == []  # its text ended there
-    copies.separate()
-    assert copies.append([1, 2]) == 2
-    assert below(copies, 4, 4)[0] == [3]
-    assert copies.append([3]) == 3
-    assert copies.append([4]) == 1  # [3, 4] stood nowhere
+    index = SuffixIndex(1000)
+    index.append([1, 2, 3])
+    index.separate()
+    assert index.append([4, 5, 3]) == 1
+    assert below(index, 4, 4)[0] == []  # its text ended there
+    index.separate()
+    assert index.append([1, 2]) == 2
+    assert below(index, 4, 4)[0] == [3]
+    assert index.append([3]) == 3
+    assert index.append([4]) == 1  # [3, 4] stood nowhere
 
 
 @pytest.mark.parametrize("n_most", [2, 7, 50])
 def test_old_texts_are_forgotten(n_most: int) -> None:
     rng = np.random.default_rng(n_most)
-    copies, text = SuffixIndex(n_most), []
+    index, text = SuffixIndex(n_most), []
     bytes_then = 0
     for number in range(40 * n_most):
         text.append(int(rng.integers(6)))
-        n = copies.append(text[-1:])
-        assert n_most // 2 <= len(copies) <= n_most or number < n_most
-        assert n == longest_match(text[len(text) - len(copies) :])
+        n = index.append(text[-1:])
+        assert n_most // 2 <= len(index) <= n_most or number < n_most
+        assert n == longest_match(text[len(text) - len(index) :])
         if number == 2 * n_most:
-            bytes_then = copies.bytes
-    assert copies.bytes <= 4 * bytes_then
+            bytes_then = index.bytes
+    assert index.bytes <= 4 * bytes_then
 
 
 def test_chances_follow_what_came_true() -> None:
     chance = {}
     for is_copied in (True, False):
         rng = np.random.default_rng(0)
-        copies, text = SuffixIndex(10_000), rng.integers(0, 1000, 400).tolist()
-        copies.append(text)
+        index, text = SuffixIndex(10_000), rng.integers(0, 1000, 400).tolist()
+        index.append(text)
         for start in range(0, 300, 6):
-            copies.append(text[start : start + 4])
+            index.append(text[start : start + 4])
             more = text[start + 4 : start + 6] if is_copied else [2000 + start, 2001 + start]
-            copies.append(more, is_chosen=True)
-            copies.separate()
-        copies.append(text[350:354])
-        tokens, _, log_probs = below(copies, 1, 1)
+            index.append(more, is_chosen=True)
+            index.separate()
+        index.append(text[350:354])
+        tokens, _, log_probs = below(index, 1, 1)
         assert tokens == [text[354]]
         chance[is_copied] = np.exp(log_probs[0])
     assert chance[True] > 0.9
@@ -138,31 +138,31 @@ def test_a_name_that_was_changed_once_is_changed_again() -> None:
     """What the target took in place of a copy is proposed where the same would be copied next."""
     name, renamed = [50, 51, 52], [60, 50, 51, 52]
     text = [1, 2, 3, *name, 4, 5, 6, 7, 8, *name, 9, 10, 11]
-    copies = SuffixIndex(1000)
-    copies.append(text)
-    copies.separate()
-    copies.append([1, 2, 3])
-    assert below(copies, 3, 3)[0] == name
-    copies.append([*renamed, 4, 5, 6], is_chosen=True)
-    assert below(copies, 2, 2)[0] == [7, 8]
-    tokens, parents, _ = below(copies, 9, 40)
+    index = SuffixIndex(1000)
+    index.append(text)
+    index.separate()
+    index.append([1, 2, 3])
+    assert below(index, 3, 3)[0] == name
+    index.append([*renamed, 4, 5, 6], is_chosen=True)
+    assert below(index, 2, 2)[0] == [7, 8]
+    tokens, parents, _ = below(index, 9, 40)
     tree = Tree.of([-1, *tokens], [-1, *(parent + 1 for parent in parents)])
     node: int | None = 0
     for token in (7, 8, *renamed):
         assert node is not None
         node = tree.child(node, token)
     assert node is not None
-    copies.append([7, 8], is_chosen=True)
-    assert below(copies, 1, 1)[0] == renamed[:1]
-    copies.append([*name, 9], is_chosen=True)  # not here
-    copies.separate()
-    copies.append([7, 8])
-    assert below(copies, 1, 1)[0] == name[:1]
+    index.append([7, 8], is_chosen=True)
+    assert below(index, 1, 1)[0] == renamed[:1]
+    index.append([*name, 9], is_chosen=True)  # not here
+    index.separate()
+    index.append([7, 8])
+    assert below(index, 1, 1)[0] == name[:1]
 
 
-def guesses_of(copies: SuffixIndex) -> dict[int, float]:
+def guesses_of(index: SuffixIndex) -> dict[int, float]:
     """What may come next, and its chances."""
-    tokens, parents, log_probs = below(copies, 1, 9)
+    tokens, parents, log_probs = below(index, 1, 9)
     assert set(parents) <= {-1}
     return dict(zip(tokens, np.exp(log_probs).tolist(), strict=True))
 
@@ -176,40 +176,40 @@ def test_a_copy_goes_on_after_a_change(changed: list[int], at: int) -> None:
     """At once where a token stands for another, else after one that the copy goes on with."""
     text = [*range(1, 30), 50, 51, 50, 50, *range(60, 70)]
     text[12] = text[13] = 50  # stands in many places
-    copies = SuffixIndex(1000)
-    copies.append([90, 91, 92, *range(200, 240), *text, 99, 1, 2])
-    copies.append(text[2:8], is_chosen=True)
-    copies.append(changed, is_chosen=True)
+    index = SuffixIndex(1000)
+    index.append([90, 91, 92, *range(200, 240), *text, 99, 1, 2])
+    index.append(text[2:8], is_chosen=True)
+    index.append(changed, is_chosen=True)
     chances = []
     for place in range(at, 20):
         if place > at or len(changed) == 1:
-            chances.append(guesses_of(copies).get(text[place], 0.0))
-        copies.append(text[place : place + 1], is_chosen=True)
+            chances.append(guesses_of(index).get(text[place], 0.0))
+        index.append(text[place : place + 1], is_chosen=True)
     assert min(chances) > 0.05, chances
     assert chances[-1] > 0.6
 
 
 def test_a_text_goes_on_as_it_begins_not_as_an_older_one() -> None:
     """A longer match in an older text is not all: what stands in this one is proposed as well."""
-    copies = SuffixIndex(1000)
+    index = SuffixIndex(1000)
     begin, head = [80, 81, 82, 83], [1, 2, 3, 4, 5]
-    copies.append([*head, 20, 21, *begin])
-    copies.append([*head, 30, 31], is_chosen=True)
-    copies.separate()
-    copies.append([*head, 40, 41, *begin])
-    copies.append(head, is_chosen=True)
-    found = guesses_of(copies)
+    index.append([*head, 20, 21, *begin])
+    index.append([*head, 30, 31], is_chosen=True)
+    index.separate()
+    index.append([*head, 40, 41, *begin])
+    index.append(head, is_chosen=True)
+    found = guesses_of(index)
     assert {30, 40} <= set(found)
-    tokens, _, _ = below(copies, 2, 9)
+    tokens, _, _ = below(index, 2, 9)
     assert 41 in tokens
     for number in range(100, 140):  # the target goes by the texts at hand
-        copies.separate()
-        copies.append([*head, number, number + 50, *begin])
-        copies.append([*head, number, number + 50], is_chosen=True)
-    copies.separate()
-    copies.append([*head, 60, 61, *begin])
-    copies.append(head, is_chosen=True)
-    found = guesses_of(copies)
+        index.separate()
+        index.append([*head, number, number + 50, *begin])
+        index.append([*head, number, number + 50], is_chosen=True)
+    index.separate()
+    index.append([*head, 60, 61, *begin])
+    index.append(head, is_chosen=True)
+    found = guesses_of(index)
     assert found[60] > 0.8
     assert max(chance for token, chance in found.items() if token != 60) < 0.3
 
@@ -256,7 +256,7 @@ def test_texts_go_on_and_part() -> None:
     proposer, first = SuffixProposer(), [*range(20), 5, 6]
     request = request_of(first)
     assert proposed(proposer, request).tokens == [6, *range(7, 16)]
-    memory = request.notes["copy"]
+    memory = request.notes["suffix"]
     longer = request_of([*first, 30, 10], request.sequence)
     assert proposed(proposer, longer).tokens[:4] == [10, 11, 12, 13]
     assert len(memory.index) == 24
@@ -280,18 +280,18 @@ def test_each_sequence_has_its_own_texts() -> None:
 def test_what_repeats_goes_on_repeating() -> None:
     """The copy of a copy that has just begun, beyond where the text ends."""
     for period in ([7], [1, 2], [1, 2, 3, 4, 5]):
-        copies = SuffixIndex(100)
-        copies.append(period * 3)
-        assert below(copies, 11, 11)[0] == (period * 12)[:11]
+        index = SuffixIndex(100)
+        index.append(period * 3)
+        assert below(index, 11, 11)[0] == (period * 12)[:11]
 
 
 def test_bad_arguments_are_one_sentence() -> None:
     with pytest.raises(Error, match="max_tokens is 1, must be 2 to"):
         SuffixIndex(1)
-    copies = SuffixIndex(9)
+    index = SuffixIndex(9)
     with pytest.raises(Error, match="token id -4 is below 0"):
-        copies.append([1, -4])
+        index.append([1, -4])
     with pytest.raises(ValueError, match="need one pair a class"):
-        copies.outcomes = np.ones((2, 2))
+        index.outcomes = np.ones((2, 2))
     with pytest.raises(Error, match="0 guesses of 1 were accepted"):
-        copies.outcomes = np.tile([1.0, 0.0], (84, 1))
+        index.outcomes = np.tile([1.0, 0.0], (84, 1))

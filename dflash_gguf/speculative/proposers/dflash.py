@@ -52,7 +52,7 @@ class _Ranked(NamedTuple):
 class DFlash:
     """Chances are learned from what the target took.
 
-    A brief proposal takes the best logits as they are; its chances are how often the target took
+    A top-1 draft takes the best logits as they are; its probabilities are how often the target took
     such candidates lately. Others rank the candidates by all that is known: bans and penalties, and
     the target's noise, which is known before it draws, as much as that was found to tell.
     """
@@ -87,7 +87,7 @@ class DFlash:
         self._learn_outcomes()
         drafts = draft_for_all(requests, [self._width(request) for request in requests])
         trees: dict[Request, Tree] = {}
-        groups: dict[object, list[tuple[Request, Draft]]] = {}  # None: brief ones
+        groups: dict[object, list[tuple[Request, Draft]]] = {}  # None: top-1 drafts
         for request, draft in zip(requests, drafts, strict=True):
             ranking_class = None if request.shape == TOP1 else _ranking_class(request.scorer)
             groups.setdefault(ranking_class, []).append((request, draft))
@@ -150,31 +150,31 @@ class DFlash:
 
     def _ranked(self, drafts: Sequence[tuple[Request, Draft]]) -> list[PositionCandidates]:
         """The candidates of drafts that are ranked alike: all in as few steps as one's."""
-        samplers = [request.scorer for request, _ in drafts]
-        sampler, counts = samplers[0], [len(draft.tokens) for _, draft in drafts]
+        scorers = [request.scorer for request, _ in drafts]
+        scorer, counts = scorers[0], [len(draft.tokens) for _, draft in drafts]
         ends = list(itertools.accumulate(counts, initial=0))
         tokens = _joined([draft.tokens for _, draft in drafts]).astype(np.int64)
         depths = np.arange(ends[-1]) - np.repeat(ends[:-1], counts)
         noise = None
-        if sampler.config.temperature > 0.0:
+        if scorer.config.temperature > 0.0:
             starts = np.repeat([len(request.history) for request, _ in drafts], counts)
-            noise = noise_of(samplers, counts, starts + depths, tokens)
-        calibration = self._calibrations.of(sampler.config)
+            noise = noise_of(scorers, counts, starts + depths, tokens)
+        calibration = self._calibrations.of(scorer.config)
         logits = _joined([draft.logits for _, draft in drafts]).astype(np.float64)
-        if sampler.config.has_penalties:  # whatever others' paths are
+        if scorer.config.has_penalties:  # whatever others' paths are
             weights = calibration.weights(max(counts))
             for (request, draft), a, b in zip(drafts, ends, ends[1:], strict=False):
                 own = None if noise is None else noise[a:b]
                 logits[a:b] = _adjusted(request, draft, own, weights)
-        elif sampler.banned:
-            _ban(sampler, tokens, logits)
+        elif scorer.banned:
+            _ban(scorer, tokens, logits)
         log_q = logits - _joined([draft.log_sum_exp for _, draft in drafts])[:, None]
         # The sums know nothing of biases and penalties, which may lift a token above all.
         log_q -= np.maximum(log_q.max(axis=1, keepdims=True), 0.0)
-        is_cut = None if noise is None else sampler.is_cut(log_q)
+        is_cut = None if noise is None else scorer.is_cut(log_q)
         features = Features(log_q, noise, is_cut, depths)
         probs = calibration.log_probs(features)
-        if sampler.banned or sampler.config.has_penalties:
+        if scorer.banned or scorer.config.has_penalties:
             probs[np.isneginf(logits)] = -np.inf
         batch = _Batch(calibration, features, tokens)
         for (request, _), first, n in zip(drafts, ends, counts, strict=False):
@@ -266,10 +266,10 @@ def _adjusted(
 
     A position whose candidates are all banned keeps its own.
     """
-    sampler, path = request.scorer, list(request.history)
+    scorer, path = request.scorer, list(request.history)
     rows = np.empty(draft.logits.shape)
     for depth, (ids, row) in enumerate(zip(draft.tokens, draft.logits, strict=True)):
-        rows[depth] = sampler.adjusted_among(ids, row, path)
+        rows[depth] = scorer.adjusted_among(ids, row, path)
         if np.isneginf(rows[depth]).all():
             rows[depth] = row
         scores = weights[depth, 0] * rows[depth]

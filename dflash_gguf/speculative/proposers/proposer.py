@@ -15,7 +15,7 @@ from ...native import NO_THRESHOLD, BreakEven, Draft, DraftRequest
 from ...sampling.noise import DraftScorer
 from ..tree import Tree, merged
 
-TOP1, CHAIN, TREE, MAIN_CHAIN = "brief", "chain", "tree", "spine"
+TOP1, CHAIN, TREE, MAIN_CHAIN = "top1", "chain", "tree", "main chain"
 """Shapes of a proposal: the best continuation as quickly as it is had; the best one by all that is
 known; the likeliest nodes; all of the chain of best candidates, and the likeliest nodes beside."""
 
@@ -39,11 +39,11 @@ class DraftSource(Protocol):
 class Request:
     """One answer, as proposers see it round after round.
 
-    sequence: whose it is, `DraftSource` where there is a drafter. seen: prompt and answer; its last
-    token is chosen, but not in the caches yet. sampler: what the target's rows will be given to.
+    sequence: whose it is, `DraftSource` where there is a drafter. history: prompt and answer; its
+    last token is chosen, but not in the caches yet. scorer: knows what the target's sampler does.
     n_left: tokens the answer may still take. n_room: rows of the pass at most.
     n_positions, n_nodes, shape: what is asked for in this round: positions, and nodes below the
-    root, at most. worth: what nodes of all requests together must promise; no others are wanted.
+    root, at most. break_even: the expected tokens that nodes of all requests must exceed.
     notes: what proposers keep until they are asked again, by their names.
     failed: names of proposers that have failed for this answer.
     proposed: candidates of this round by proposer. tree: what is verified, if anything is.

@@ -23,7 +23,7 @@ def _suffix(sequence: DraftSource) -> Proposer:
 
 PROPOSERS: Mapping[str, ProposerFactory] = {
     "dflash": _dflash,
-    "copy": _suffix,
+    "suffix": _suffix,
 }
 """By name, what makes a proposer for sequences like this one; None where it lacks what it needs."""
 

@@ -1,6 +1,6 @@
 """Copies of the text so far as candidates: no weights, no pass, any target.
 
-A timeline's prompts and answers are remembered as they are given; where the end of the text stood
+A sequence's prompts and answers are remembered as they are given; where the end of the text stood
 before, what came after it there is proposed. The search is the core's
 (csrc/speculative/suffix_index.h), and so are the chances: by the length of what agrees, how often
 such copies came true.
@@ -21,13 +21,13 @@ from ..tree import Tree
 from .proposer import Request
 
 MAX_REMEMBERED = 1 << 17
-"""Tokens remembered of a timeline at most, which take some 100 bytes each."""
+"""Tokens remembered of a sequence at most, which take some 100 bytes each."""
 
 _NO_CANDIDATES = Tree.of([-1])
 
 
 class _Memory:
-    """What is remembered of a timeline.
+    """The remembered text of a sequence.
 
     seen: the text of its last answer, with the prompt; n: how many tokens of it were taken up.
     """
@@ -42,14 +42,14 @@ class _Memory:
 class SuffixProposer:
     """Copies for all sequences of an engine; each has its own texts."""
 
-    name = "copy"
+    name = "suffix"
     needs_forward = False
     max_draft = MAX_VERIFY - 1
     state = None
     """Tokens, which nobody need save: texts that come back bring theirs."""
 
     def __init__(self, max_tokens: int = MAX_REMEMBERED) -> None:
-        """max_tokens: tokens remembered of a timeline; the older half is forgotten beyond."""
+        """max_tokens: tokens remembered of a sequence; the older half is forgotten beyond."""
         self._max_tokens = max_tokens
         self._proposals = Proposals()
         self._memories: WeakKeyDictionary[Any, _Memory] = WeakKeyDictionary()
