@@ -261,9 +261,7 @@ class Calibrations:
             "ranked": {
                 sampling_class: known.to_dict() for sampling_class, known in self._known.items()
             },
-            "spines": {
-                sampling_class: x.to_dict() for sampling_class, x in self._top1.items()
-            },
+            "spines": {sampling_class: x.to_dict() for sampling_class, x in self._top1.items()},
         }
 
     @classmethod
