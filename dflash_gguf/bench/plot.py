@@ -1,4 +1,4 @@
-"""What was measured as images."""
+"""Draws measurements as images."""
 
 from __future__ import annotations
 

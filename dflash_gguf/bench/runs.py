@@ -26,7 +26,7 @@ class BenchmarkRun:
     n_equal: int | None
 
     def to_dict(self) -> dict[str, Any]:
-        """One line of the report."""
+        """Formats one line of the report."""
         report = self.result.to_dict()
         kept = (
             *("n_prompt", "n_tokens", "tokens_per_s", "rounds", "tau", "accept_histogram"),

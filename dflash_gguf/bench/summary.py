@@ -23,7 +23,7 @@ def ratio_interval(ratios: Sequence[float]) -> tuple[float, float, float]:
 
 
 def by_setting(runs: Sequence[BenchmarkRun]) -> list[dict[str, Any]]:
-    """One entry a pair and setting, in the order of the runs."""
+    """Returns one entry a pair and setting, in the order of the runs."""
     entries = []
     for pair, setting in dict.fromkeys((run.pair, run.setting) for run in runs):
         mine = [run for run in runs if (run.pair, run.setting) == (pair, setting)]

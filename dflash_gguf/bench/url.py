@@ -36,7 +36,7 @@ class TimedResponse:
 
 
 class ServerClient:
-    """Where requests go."""
+    """Server that requests go to."""
 
     def __init__(self, url: str, key: str | None) -> None:
         """ValueError for what is no HTTP URL. A path like /v1 at its end may be left out."""
@@ -97,12 +97,12 @@ class Level:
 
     @property
     def good(self) -> list[TimedResponse]:
-        """Those that were answered."""
+        """Requests that were answered."""
         return [answer for answer in self.answers if answer.failure is None]
 
     @property
     def n_failed(self) -> int:
-        """Those that were not."""
+        """Requests that were not answered."""
         return len(self.answers) - len(self.good)
 
     def to_dict(self) -> dict[str, Any]:
