@@ -31,6 +31,6 @@ def test_whatever_is_asked_the_answer_is_the_plain_one(tmp_path: Path) -> None:
     ways = [*DRAFT_KINDS, *(f"left: {way}" for way in LEAVES)]
     ends = ["token", "text", "length", "context", "greedy", "sampled"]
     assert all(counts[name] > 3 for name in [*ways, *ends]), counts
-    assert counts["accepted of copy"] > counts["answers"] / 2, counts
+    assert counts["accepted of suffix"] > counts["answers"] / 2, counts
     assert counts["accepted tokens"] > 5 * counts["answers"]
     assert counts["tokens found in the caches"] > 10 * counts["answers"]

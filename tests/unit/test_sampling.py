@@ -356,9 +356,9 @@ def test_biases_are_added_before_all_else(penalties: dict[str, Any]) -> None:
             wanted = without.sample(biased, seen, place).token
             assert with_bias.sample(logits, seen, place).token == wanted
         ids = rng.permutation(500)[:64]
-        found = with_bias.adjusted_among(ids, logits[ids], seen)
-        np.testing.assert_array_equal(found, without.adjusted_among(ids, biased[ids], seen))
-        assert not with_bias.is_argmax
+        found = with_bias.scorer.adjusted_among(ids, logits[ids], seen)
+        np.testing.assert_array_equal(found, without.scorer.adjusted_among(ids, biased[ids], seen))
+        assert not with_bias.scorer.is_argmax
         assert with_bias.n_best == 0
 
 
