@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs every check and test. docs/develop/testing.md says what each level takes and catches.
+# Runs every check and test; --help says what each level is.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
