@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs every check and test; --help says what each level is.
+# Runs every check and test. docs/develop/measuring.md says what each level takes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -37,13 +37,15 @@ lint() {
 
 cpp_tests() { # cpp_tests FOLDER [CMAKE_OPTION...]
     step "core and C++ tests in $1"
-    cmake -S . -B "$1" -G Ninja -DCMAKE_PREFIX_PATH="$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
-        -DPython3_EXECUTABLE="$(command -v python)" -DDFLASH_WERROR=ON -DDFLASH_TESTS=ON "${@:2}" >/dev/null
+    local packages
+    packages=$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    cmake -S . -B "$1" -G Ninja -DCMAKE_PREFIX_PATH="$packages" -DDFLASH_WERROR=ON -DDFLASH_TESTS=ON \
+        -DPython3_EXECUTABLE="$(command -v python)" "${@:2}" >/dev/null
     cmake --build "$1"
     ctest --test-dir "$1" --output-on-failure --parallel 2
 }
 
-# Two workers, whatever the machine has: each takes a gigabyte, and a third of the tests use threads
+# Two workers, whatever the machine has: each takes a gigabyte, and many tests use threads
 # of their own. A file stays with one worker, which makes its fixtures once; files start in the order
 # of their names, so that those of tests/exhaustive, which take longest, are not left to the end.
 python_tests() { # python_tests ARGUMENT...
@@ -56,7 +58,9 @@ full_part() {
     case $1 in
         optimised) cpp_tests build/werror ;;
         marked) python_tests -m full ;;
-        batch-invariance) seq 2 | xargs -P 2 -I {} python tests/exhaustive/same_bits.py --triples --part {}/2 ;;
+        batch-invariance)
+            seq 2 | xargs -P 2 -I {} python tests/exhaustive/same_bits.py --triples --part {}/2
+            ;;
         random-use) python tests/exhaustive/random_use.py --answers 3000 ;;
         random-use-at-once) python tests/exhaustive/random_use.py --answers 1000 --many ;;
     esac

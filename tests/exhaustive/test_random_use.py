@@ -17,9 +17,9 @@ N_DECODERS = 24
 
 def test_whatever_many_ask_at_once_each_has_the_plain_answer(tmp_path: Path) -> None:
     counts: Counter[str] = Counter()
-    differing = list(use(7, range(4), Files(tmp_path), counts, many=True))
+    differing = list(use(7, range(2), Files(tmp_path), counts, many=True))
     assert not differing, "\n".join(differing)
-    assert counts["answers"] > 4 * 40
+    assert counts["answers"] > 2 * 40
     assert counts["tokens found in the caches"] > counts["answers"]
 
 
