@@ -114,6 +114,7 @@ def test_flags_that_are_named_exist(page: Path) -> None:
     programs = (*ROOT.glob("scripts/**/*.py"), *ROOT.glob("tests/exhaustive/*.py"))
     scripts = "".join(text_of(x) for x in programs)
     known |= set(re.findall(r'"(-[-\w]+)"', scripts))
+    known |= set(re.findall(r"^ +(--\w+)\)", text_of(ROOT / "scripts/check.sh"), re.MULTILINE))
     for span in spans(page):
         flag = re.match(r"--?[a-z][-\w]*(?=$| )", span)
         assert flag is None or flag[0] in known, f"{name_of(page)}: {span}"
