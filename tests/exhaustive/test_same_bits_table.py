@@ -21,7 +21,6 @@ from same_bits import (
     run_case,
     run_table,
 )
-from small_models import SHAPES
 
 pytestmark = pytest.mark.skipif(DEVICE is not None, reason="the CPU's kernels are meant")
 
@@ -69,7 +68,7 @@ def check(cases: list[Case], folder: Path) -> None:
     assert sum(x.n_rows for x in found.values()) > 10 * len(cases)
 
 
-@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.parametrize("kind", FACTORS["kind"])
 def test_rows_have_the_bits_of_plain_decoding(cases: list[Case], kind: str, tmp_path: Path) -> None:
     check([case for case in cases if case.kind == kind], tmp_path)
 

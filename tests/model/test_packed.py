@@ -1,4 +1,4 @@
-"""Weights packed for our own CPU kernels: the same model as in the file, whatever a pass's rows."""
+"""Weights packed for our own CPU kernels: the same model as in the file."""
 
 from __future__ import annotations
 
@@ -54,41 +54,6 @@ def test_packed_weights_are_those_of_the_file(packed: Model) -> None:
     # Both quantise the inputs of a product to 8 bits; rounding the other way at one place moves
     # all that follows: 1 % of the range was seen. A row out of place moves a logit by all of it.
     assert np.abs(ours - plain).max() <= 0.03 * np.ptp(plain)
-
-
-@pytest.mark.parametrize("n_threads", [1, 2, 3])
-def test_a_row_is_the_same_bits_in_every_pass(packed: Model, n_threads: int) -> None:
-    expected = serial_logits(packed, TOKENS[:40])
-    sequence = Sequence(Engine(load(n_threads=n_threads)))
-    sequence.engine.reserve_verify(24)
-    sequence.prefill(TOKENS[:1])
-    done = 1
-    for n in (1, 2, 3, 5, 7, 12):
-        rows = sequence.verify(TOKENS[done : done + n])
-        for i in range(n):
-            np.testing.assert_array_equal(rows.logits(i), expected[done - 1 + i])
-        sequence.commit(n)
-        done += n
-
-
-@pytest.mark.usefixtures("packed")
-def test_a_tree_beyond_many_cells_is_the_same_bits() -> None:
-    """Attention sums over the cells as they lie, and a node's ancestors have gaps between them."""
-    prompt = (TOKENS * 7)[:600]
-    model = load(n_ctx=700)
-    serial = Sequence(Engine(model))
-    serial.prefill(prompt)
-    sequence = Sequence(Engine(model))
-    sequence.engine.reserve_verify(16)
-    sequence.prefill(prompt)
-    tokens, parents, path = [TOKENS[0]], [-1], [0]
-    for token in TOKENS[1:6]:
-        parents += [path[-1]] * 2
-        tokens += [token + 1, token]
-        path.append(len(tokens) - 1)
-    rows = sequence.verify_tree(tokens, parents)
-    for i, node in enumerate(path):
-        np.testing.assert_array_equal(rows.logits(node), serial.decode(TOKENS[i]).logits())
 
 
 def test_a_placement_that_is_not_there_is_an_error(packed: Model) -> None:

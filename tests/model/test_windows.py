@@ -26,7 +26,7 @@ from dflash_gguf.native import BatchEntry, Drafter, Engine, Error, Model, Prefix
 pytestmark = pytest.mark.skipif(DEVICE is not None, reason="the same bits are the CPU's")
 
 Tiny = Callable[[str], Path]
-KEPT_BY = {"gpt-oss": (2, 2), "gemma4": (1, 3), "gemma4moe": (1, 3), "gemma4e": (4, 2)}
+KEPT_BY = {"gpt-oss": (2, 2), "gemma4e": (4, 2)}
 """What layers that see all store of a token, and those with a window of 8, by ROW."""
 KINDS = tuple(KEPT_BY)
 ROW = 2 * 4 * 64

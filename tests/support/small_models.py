@@ -91,6 +91,12 @@ ONE_HEAD = {
     ),
 }
 """For contexts so long that more heads would take minutes."""
+UNEVEN = {
+    "qwen35, heads of 40": _shape(
+        Arch.QWEN35, (4, 2, 40), n_k_heads=2, n_v_heads=8, d_state=12, **_HYBRID
+    )
+}
+"""Heads and recurrent states that no vector divides."""
 WIDTHS = {1: (100, 171), 32: (96, 160), 256: (256, 512)}
 """Of the residual stream and of the feed-forward part, by the elements of a block."""
 
@@ -115,7 +121,7 @@ def block_of(type_name: str) -> int:
 
 def sized(kind: str, type_name: str) -> Shape:
     """The shape of a kind with widths that fit a weight type."""
-    shape = (SHAPES | ONE_HEAD)[kind]
+    shape = (SHAPES | ONE_HEAD | UNEVEN)[kind]
     n_embd, n_ff = WIDTHS[block_of(type_name)]
     experts = shape.experts
     if experts is not None:
@@ -193,7 +199,7 @@ def _add(writer: gguf.GGUFWriter, meta: Metadata) -> None:
 
 
 def write_small(path: Path, kind: str, type_name: str, seed: int = 0) -> Path:
-    """Writes a model of `kind` (of SHAPES, ONE_HEAD) whose matrices have a type of WEIGHT_TYPES."""
+    """Writes a model of SHAPES, ONE_HEAD or UNEVEN whose matrices have a type of WEIGHT_TYPES."""
     shape = sized(kind, type_name)
     meta = metadata(shape, kind, "f32")
     if shape.arch in HAVE_SECTIONS:
