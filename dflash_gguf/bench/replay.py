@@ -17,7 +17,7 @@ from ..sampling.noise import DraftScorer
 from ..speculative.controller_state import Known
 from ..speculative.cost_model import CostModel, Round
 from ..speculative.proposers.dflash import N_RANKED, DFlash
-from ..speculative.proposers.proposer import Request
+from ..speculative.proposers.proposer import SpeculativeState
 from ..speculative.speculator import Speculator
 from .settings import Setting
 
@@ -85,7 +85,7 @@ def play(
     if (controller := setting.controller(learned.known, drafter.max_draft, max_nodes)) is not None:
         speculator = Speculator([learned.proposer(drafter.max_draft)], controller)
     rounds: list[Round] = []
-    request = Request(drafter, [], DraftScorer(DecodeConfig()))
+    request = SpeculativeState(drafter, [], DraftScorer(DecodeConfig()))
     while drafter.at < len(record.drafts):
         at = drafter.at
         done = Round(record.n_prompt + at)

@@ -103,8 +103,8 @@ class ChatFormat:
         return response | _verbose(self._context)
 
     def _choice(self, choice: CompletionChoice) -> Event:
-        message: Event = {"role": "assistant", "content": "".join(choice.text)}
-        if thoughts := "".join(choice.reasoning):
+        message: Event = {"role": "assistant", "content": choice.text}
+        if thoughts := choice.reasoning:
             message["reasoning_content"] = thoughts
         entry: Event = {
             "index": choice.index,
@@ -200,7 +200,7 @@ class CompletionFormat:
             "choices": [
                 self._part(
                     choice,
-                    self._echo(choice) + "".join(choice.text),
+                    self._echo(choice) + choice.text,
                     choice.finish_reason,
                     self._logprobs(choice, choice.tokens, choice.logprobs, 0),
                 )
@@ -320,7 +320,7 @@ class LlamaServerFormat:
         entries = []
         for choice in choices:
             entry = self._final(choice)
-            entry["content"] = "".join(choice.text)
+            entry["content"] = choice.text
             entry["tokens"] = choice.tokens if self._context.return_tokens else []
             if choice.config.n_probs:
                 entry["completion_probabilities"] = self._probabilities(
@@ -394,7 +394,7 @@ class LlamaServerFormat:
             "tokens_evaluated": stats.n_prompt,
             "generation_settings": self._settings(choice, stats),
             "prompt": self._prompts[choice.prompt],
-            "has_new_line": any("\n" in text for text in choice.text),
+            "has_new_line": "\n" in choice.text,
             "truncated": stats.stop_reason == "context",
             "stop_type": kinds.get(stats.stop_reason, "none"),
             "stopping_word": stats.stop_text or "",

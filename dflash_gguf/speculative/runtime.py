@@ -23,7 +23,15 @@ from .calibration import sampling_class_of
 from .controller import AutoController, Controller, FixedController
 from .controller_state import Known
 from .cost_model import CostModel, Round
-from .proposers.proposer import CHAIN, MAIN_CHAIN, TOP1, TREE, Proposer, Request, select_proposers
+from .proposers.proposer import (
+    CHAIN,
+    MAIN_CHAIN,
+    TOP1,
+    TREE,
+    Proposer,
+    SpeculativeState,
+    select_proposers,
+)
 from .proposers.registry import create_proposers
 
 ROOM = 32
@@ -149,7 +157,7 @@ class SpeculativeRuntime:
         prompt = [token % self._engine.model.n_vocab for token in range(N_PROMPT)]
         paid = next((proposer for proposer in self.proposers if proposer.needs_forward), None)
 
-        request = Request(sequence, prompt, DraftScorer(DecodeConfig()))
+        request = SpeculativeState(sequence, prompt, DraftScorer(DecodeConfig()))
 
         n_vocab = self._engine.model.n_vocab
 

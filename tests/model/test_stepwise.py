@@ -12,7 +12,7 @@ from stepwise import Stepwise
 from dflash_gguf.config import DecodeConfig
 from dflash_gguf.decoder import Decoder
 from dflash_gguf.sampling.noise import DraftScorer
-from dflash_gguf.speculative.proposers.proposer import Proposer, Request
+from dflash_gguf.speculative.proposers.proposer import Proposer, SpeculativeState
 from dflash_gguf.speculative.tree import Tree
 
 N_VOCAB = 300
@@ -26,7 +26,7 @@ def ask(proposer: Proposer, texts: list[list[int]], timelines: list[Timeline]) -
     sampler = DraftScorer(DecodeConfig())
     return proposer.propose(
         [
-            Request(timeline, text, sampler, 99, 99, n_positions=4, n_nodes=9)
+            SpeculativeState(timeline, text, sampler, 99, 99, n_positions=4, n_nodes=9)
             for text, timeline in zip(texts, timelines, strict=True)
         ]
     )
@@ -66,7 +66,7 @@ def test_it_drafts_from_the_present_prompt_alone(tmp_path: Path, kind: str) -> N
     proposed: list[tuple[list[int], Tree]] = []
 
     class Watched(Stepwise):
-        def propose(self, requests: Tokens[Request]) -> list[Tree | None]:
+        def propose(self, requests: Tokens[SpeculativeState]) -> list[Tree | None]:
             found = super().propose(requests)
             for request, tree in zip(requests, found, strict=True):
                 assert tree is not None
@@ -89,6 +89,6 @@ def test_it_drafts_from_the_present_prompt_alone(tmp_path: Path, kind: str) -> N
     assert len(proposed) > 50
     for seen, tree in proposed:
         fresh = Stepwise(n_vocab)
-        request = Request(Timeline(), seen, DraftScorer(DecodeConfig()), 99, 99)
+        request = SpeculativeState(Timeline(), seen, DraftScorer(DecodeConfig()), 99, 99)
         request.n_positions, request.n_nodes = max(tree.depths), len(tree) - 1
         assert fresh.propose([request]) == [tree]

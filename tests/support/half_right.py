@@ -9,7 +9,7 @@ import numpy as np
 
 from dflash_gguf.sampling.noise import DraftScorer
 from dflash_gguf.speculative.ddtree import PositionCandidates, best_first_tree, chain
-from dflash_gguf.speculative.proposers.proposer import CHAIN, MAIN_CHAIN, TOP1, Request
+from dflash_gguf.speculative.proposers.proposer import CHAIN, MAIN_CHAIN, TOP1, SpeculativeState
 from dflash_gguf.speculative.tree import Tree
 
 
@@ -40,13 +40,13 @@ class HalfRight:
         self._width, self._rank, self._n_vocab = width, rank, n_vocab
         self._n_rounds = 0
 
-    def start(self, request: Request) -> None:
+    def start(self, request: SpeculativeState) -> None:
         pass
 
-    def propose(self, requests: Sequence[Request]) -> list[Tree | None]:
+    def propose(self, requests: Sequence[SpeculativeState]) -> list[Tree | None]:
         return [self._tree(request) for request in requests]
 
-    def _tree(self, request: Request) -> Tree:
+    def _tree(self, request: SpeculativeState) -> Tree:
         candidates = self._candidates(len(request.history) - self._n_prompt, request.n_positions)
         root, n = request.history[-1], request.n_nodes
         if request.shape in (TOP1, CHAIN):
@@ -64,7 +64,7 @@ class HalfRight:
         probs = np.log(0.9 / self._width - 0.01 * np.arange(self._width) / self._width)
         return PositionCandidates(tokens, np.tile(probs, (n, 1)))
 
-    def observe(self, request: Request, tokens: Sequence[int]) -> None:  # noqa: ARG002
+    def observe(self, request: SpeculativeState, tokens: Sequence[int]) -> None:  # noqa: ARG002
         self.observed += tokens
 
     def expected_path_probs(self, sampler: DraftScorer) -> list[float]:  # noqa: ARG002

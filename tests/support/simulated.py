@@ -15,7 +15,7 @@ from dflash_gguf.speculative.calibration import Calibration, Features, Outcome, 
 from dflash_gguf.speculative.controller import Controller
 from dflash_gguf.speculative.cost_model import Round
 from dflash_gguf.speculative.ddtree import PositionCandidates, best_first_tree, chain
-from dflash_gguf.speculative.proposers.proposer import CHAIN, TOP1, Request
+from dflash_gguf.speculative.proposers.proposer import CHAIN, TOP1, SpeculativeState
 from dflash_gguf.speculative.speculator import Speculator
 from dflash_gguf.speculative.tree import Tree
 
@@ -112,13 +112,13 @@ class Drafter:
         self._open: tuple[Features | None, list[int]] | None = None
         self._truth: np.ndarray | None = None
 
-    def start(self, request: Request) -> None:
+    def start(self, request: SpeculativeState) -> None:
         pass
 
-    def propose(self, requests: Sequence[Request]) -> list[Tree | None]:
+    def propose(self, requests: Sequence[SpeculativeState]) -> list[Tree | None]:
         return [self._tree(request) for request in requests]
 
-    def _tree(self, request: Request) -> Tree:
+    def _tree(self, request: SpeculativeState) -> Tree:
         n, root = request.n_positions, request.history[-1]
         self._truth, claims = self.text(len(request.history) - 1).draft(self.rng)
         order = np.argsort(-claims, kind="stable")
@@ -141,7 +141,7 @@ class Drafter:
         while True:
             yield int(self.rng.choice(K + 1, p=probs))
 
-    def observe(self, request: Request, tokens: Sequence[int]) -> None:
+    def observe(self, request: SpeculativeState, tokens: Sequence[int]) -> None:
         if self._open is None:
             return
         (features, order), self._open = self._open, None
@@ -175,7 +175,7 @@ def answer(
     rng = drafter.rng = np.random.default_rng(seed)
     speculator = Speculator([drafter], controller)
     ms, seen, rounds = 0.0, [0], []
-    request = Request(None, seen, DraftScorer(DecodeConfig()))
+    request = SpeculativeState(None, seen, DraftScorer(DecodeConfig()))
     while (n_done := len(seen) - 1) < n_tokens:
         done = Round(100 + n_done)
         request.n_left, request.n_room = n_tokens - n_done, 256

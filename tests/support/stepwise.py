@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from dflash_gguf.sampling.noise import DraftScorer
-from dflash_gguf.speculative.proposers.proposer import DraftSource, Request
+from dflash_gguf.speculative.proposers.proposer import DraftSource, SpeculativeState
 from dflash_gguf.speculative.tree import Tree
 
 WIDTH = 4
@@ -72,12 +72,12 @@ class Stepwise:
         self.n_passes = 0
         self._n_vocab = n_vocab
 
-    def start(self, request: Request) -> None:
+    def start(self, request: SpeculativeState) -> None:
         held = self.state.tokens.get(request.sequence, [])
         same = itertools.takewhile(lambda x: x[0] == x[1], zip(held, request.history, strict=False))
         self.state.truncate(request.sequence, sum(1 for _ in same))
 
-    def propose(self, requests: Sequence[Request]) -> list[Tree | None]:
+    def propose(self, requests: Sequence[SpeculativeState]) -> list[Tree | None]:
         for request in requests:
             self._catch_up(request)
         trees = [Tree.of([request.history[-1]]) for request in requests]
@@ -99,14 +99,14 @@ class Stepwise:
                 spine[i] = len(tree) - 2
         return [tree.first(request.n_nodes) for request, tree in zip(requests, trees, strict=True)]
 
-    def _catch_up(self, request: Request) -> None:
+    def _catch_up(self, request: SpeculativeState) -> None:
         kept = self.state.rows(request.sequence)
         new = enumerate(request.history[len(kept) : -1], len(kept))
         more = [row_of(token, position) for position, token in new]
         self.state.of[request.sequence] = np.concatenate([kept, np.reshape(more, (-1, WIDTH))])
         self.state.tokens[request.sequence] = list(request.history[:-1])
 
-    def observe(self, request: Request, tokens: Sequence[int]) -> None:
+    def observe(self, request: SpeculativeState, tokens: Sequence[int]) -> None:
         pass
 
     def expected_path_probs(self, sampler: DraftScorer) -> Sequence[float]:  # noqa: ARG002

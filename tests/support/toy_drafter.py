@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dflash_gguf.sampling.noise import DraftScorer
-from dflash_gguf.speculative.proposers.proposer import DraftSource, Request
+from dflash_gguf.speculative.proposers.proposer import DraftSource, SpeculativeState
 from dflash_gguf.speculative.tree import Tree
 
 
@@ -22,10 +22,10 @@ class Echo:
     def __init__(self) -> None:
         self.n_proposed = self.n_observed = 0
 
-    def start(self, request: Request) -> None:
+    def start(self, request: SpeculativeState) -> None:
         pass
 
-    def propose(self, requests: Sequence[Request]) -> list[Tree | None]:
+    def propose(self, requests: Sequence[SpeculativeState]) -> list[Tree | None]:
         return [self._tree(request.history, request.n_positions) for request in requests]
 
     def _tree(self, seen: Sequence[int], n: int) -> Tree:
@@ -38,7 +38,7 @@ class Echo:
         self.n_proposed += n
         return Tree.chain([seen[-1], *path], [i * math.log(0.5) for i in range(n + 1)])
 
-    def observe(self, request: Request, tokens: Sequence[int]) -> None:  # noqa: ARG002
+    def observe(self, request: SpeculativeState, tokens: Sequence[int]) -> None:  # noqa: ARG002
         self.n_observed += len(tokens)
 
     def expected_path_probs(self, sampler: DraftScorer) -> Sequence[float]:  # noqa: ARG002

@@ -18,7 +18,7 @@ from dflash_gguf.speculative.controller_state import Known
 from dflash_gguf.speculative.cost_model import CostModel, Round
 from dflash_gguf.speculative.ddtree import PositionCandidates, best_first_tree, chain
 from dflash_gguf.speculative.promise import Promise
-from dflash_gguf.speculative.proposers.proposer import CHAIN, MAIN_CHAIN, TREE, Request
+from dflash_gguf.speculative.proposers.proposer import CHAIN, MAIN_CHAIN, TREE, SpeculativeState
 from dflash_gguf.speculative.runtime import measure
 from dflash_gguf.speculative.speculator import NEW, Speculator
 from dflash_gguf.speculative.tree import Tree
@@ -309,7 +309,7 @@ def test_answers_of_several_samplers_decide_together() -> None:
 
     drafter = Unlike(lambda _: Text(0.95))
     sure, unsure = (
-        Request(None, [1], DraftScorer(DecodeConfig(temperature=t)), n_left=16, n_room=256)
+        SpeculativeState(None, [1], DraftScorer(DecodeConfig(temperature=t)), n_left=16, n_room=256)
         for t in (0.0, 1.0)
     )
     ways = []
@@ -444,8 +444,10 @@ def kinds(rounds: list[Round]) -> Kinds:
     return [(done.kind, done.n_drafted) for done in rounds]
 
 
-def ask(limit: int = 15, n_room: int = 256) -> tuple[Request, ...]:
-    return (Request(None, [1], DraftScorer(DecodeConfig()), n_left=limit + 1, n_room=n_room),)
+def ask(limit: int = 15, n_room: int = 256) -> tuple[SpeculativeState, ...]:
+    return (
+        SpeculativeState(None, [1], DraftScorer(DecodeConfig()), n_left=limit + 1, n_room=n_room),
+    )
 
 
 def test_the_first_two_rounds_are_plain_and_the_third_looks() -> None:
@@ -590,7 +592,7 @@ def test_more_rows_take_no_less_than_a_plain_pass() -> None:
     controller = AutoController(known, 0, 3)
     done = Round(100)
     controller.choose(
-        done, [Request(None, [0], DraftScorer(DecodeConfig()), n_left=9, n_room=9)], None
+        done, [SpeculativeState(None, [0], DraftScorer(DecodeConfig()), n_left=9, n_room=9)], None
     )
     sure = Tree.chain([0, 1], [0.0, 0.0])
     value, found = controller._best(done, [sure], [3])
@@ -604,16 +606,16 @@ class _Asked:
     name, needs_forward, max_draft, state = "asked", False, 8, None
 
     def __init__(self) -> None:
-        self.last: list[Request] = []
+        self.last: list[SpeculativeState] = []
 
-    def start(self, request: Request) -> None:
+    def start(self, request: SpeculativeState) -> None:
         pass
 
-    def propose(self, requests: Sequence[Request]) -> list[Tree | None]:
+    def propose(self, requests: Sequence[SpeculativeState]) -> list[Tree | None]:
         self.last = list(requests)
         return [Tree.of([0])] * len(requests)
 
-    def observe(self, request: Request, tokens: Sequence[int]) -> None:
+    def observe(self, request: SpeculativeState, tokens: Sequence[int]) -> None:
         pass
 
     def expected_path_probs(self, sampler: DraftScorer) -> Sequence[float]:  # noqa: ARG002
@@ -634,7 +636,7 @@ class _Sure(_Asked):
 
     max_draft = 15
 
-    def propose(self, requests: Sequence[Request]) -> list[Tree | None]:
+    def propose(self, requests: Sequence[SpeculativeState]) -> list[Tree | None]:
         logs = [at * math.log(0.97) for at in range(16)]
         return [Tree.chain([x.history[-1], *range(1, 16)], logs) for x in requests]
 
@@ -652,7 +654,7 @@ class _Copying:
             self.known.costs.observe(Round(100, n_sequences=n, n_tokens=n, pass_s=self(0)))
         self._speculation = Speculator([_Sure()], AutoController(self.known, 0, 31))
         sampler = DraftScorer(DecodeConfig())
-        self._requests = [Request(None, [0], sampler) for _ in range(n)]
+        self._requests = [SpeculativeState(None, [0], sampler) for _ in range(n)]
         self.seconds = self.tokens = 0.0
 
     def __call__(self, n_drafted: int) -> float:
@@ -733,11 +735,11 @@ def test_who_begins_to_decode_is_asked_alone_while_the_others_rest() -> None:
     proposer, known = _Asked(), plain_known()
     speculator = Speculator([proposer], AutoController(known, 0, 3))
     sampler = DraftScorer(DecodeConfig())
-    old, new = (Request(None, [0], sampler, n_left=99, n_room=9) for _ in range(2))
+    old, new = (SpeculativeState(None, [0], sampler, n_left=99, n_room=9) for _ in range(2))
     speculator.start(old)
     speculator.start_decoding(old)
 
-    def play(requests: Sequence[Request]) -> list[Request]:
+    def play(requests: Sequence[SpeculativeState]) -> list[SpeculativeState]:
         proposer.last = []
         done = Round(100, len(requests), n_tokens=len(requests), pass_s=1.0)
         if speculator.asks:
@@ -756,6 +758,6 @@ def test_who_begins_to_decode_is_asked_alone_while_the_others_rest() -> None:
     assert asked == [[new] if number == NEW else [] for number in range(10)]
     assert speculator.n_pause == 4
     speculator.n_pause = 15
-    speculator.start_decoding(another := Request(None, [0], sampler, n_left=99, n_room=9))
+    speculator.start_decoding(another := SpeculativeState(None, [0], sampler, n_left=99, n_room=9))
     assert [play([another]) for _ in range(NEW + 1)] == [[]] * NEW + [[another]]
     assert play([another]) == [another]  # alone there is nobody whose rest counts

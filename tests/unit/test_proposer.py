@@ -20,7 +20,7 @@ from dflash_gguf.speculative.proposers.proposer import (
     CHAIN,
     MAIN_CHAIN,
     TREE,
-    Request,
+    SpeculativeState,
     draft_for_all,
 )
 from dflash_gguf.speculative.tree import Tree
@@ -67,8 +67,8 @@ def request_of(
     seen: Sequence[int] = (1,),
     n: int = 6,
     shape: str = CHAIN,
-) -> Request:
-    return Request(
+) -> SpeculativeState:
+    return SpeculativeState(
         drafter, seen, sampler, n_left=99, n_room=99, n_positions=n, n_nodes=n, shape=shape
     )
 

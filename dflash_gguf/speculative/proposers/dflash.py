@@ -16,7 +16,7 @@ from ...sampling.noise import DraftScorer, noise_of
 from ..calibration import Calibration, Calibrations, Features, Outcome
 from ..ddtree import PositionCandidates, best_first_tree, chain
 from ..tree import Tree
-from .proposer import CHAIN, MAIN_CHAIN, TOP1, Request, draft_for_all
+from .proposer import CHAIN, MAIN_CHAIN, TOP1, SpeculativeState, draft_for_all
 
 N_RANKED = 32
 """Candidates of a position that compete for its place where the best logit does not decide."""
@@ -79,15 +79,15 @@ class DFlash:
     def calibrations(self, calibrations: Calibrations) -> None:
         self._calibrations = calibrations
 
-    def start(self, request: Request) -> None:
+    def start(self, request: SpeculativeState) -> None:
         """The core has seen the prompt."""
 
-    def propose(self, requests: Sequence[Request]) -> list[Tree | None]:
+    def propose(self, requests: Sequence[SpeculativeState]) -> list[Tree | None]:
         """Drafts for all; none, with a warning, where the drafter's scores are not finite."""
         self._learn_outcomes()
         drafts = draft_for_all(requests, [self._width(request) for request in requests])
-        trees: dict[Request, Tree] = {}
-        groups: dict[object, list[tuple[Request, Draft]]] = {}  # None: top-1 drafts
+        trees: dict[SpeculativeState, Tree] = {}
+        groups: dict[object, list[tuple[SpeculativeState, Draft]]] = {}  # None: top-1 drafts
         for request, draft in zip(requests, drafts, strict=True):
             ranking_class = None if request.shape == TOP1 else _ranking_class(request.scorer)
             groups.setdefault(ranking_class, []).append((request, draft))
@@ -101,7 +101,7 @@ class DFlash:
                     trees[request] = _tree(request, candidates)
         return [trees.get(request) for request in requests]
 
-    def observe(self, request: Request, tokens: Sequence[int]) -> None:
+    def observe(self, request: SpeculativeState, tokens: Sequence[int]) -> None:
         """Learns at which place the target's choices stood."""
         note = request.notes.pop(self.name, None)
         if note is None:
@@ -128,14 +128,14 @@ class DFlash:
         """Goes on from those of an earlier process."""
         self.calibrations = Calibrations.from_dict(stored)
 
-    def _width(self, request: Request) -> int:
+    def _width(self, request: SpeculativeState) -> int:
         if request.shape == CHAIN and request.scorer.is_argmax:
             request.shape = TOP1
         if request.shape != TOP1:
             return self._n_ranked
         return min(1 + len(request.scorer.banned), self._n_ranked)
 
-    def _brief(self, request: Request, draft: Draft) -> Tree:
+    def _brief(self, request: SpeculativeState, draft: Draft) -> Tree:
         """The best candidate of every position that may be drawn at all."""
         if draft.tokens.shape[1] == 1:
             tokens = draft.tokens[:, 0].tolist()
@@ -148,7 +148,7 @@ class DFlash:
         probs = self._calibrations.top1(request.scorer.config).log_paths(len(tokens))
         return Tree.chain([request.history[-1], *tokens], [0.0, *probs])
 
-    def _ranked(self, drafts: Sequence[tuple[Request, Draft]]) -> list[PositionCandidates]:
+    def _ranked(self, drafts: Sequence[tuple[SpeculativeState, Draft]]) -> list[PositionCandidates]:
         """The candidates of drafts that are ranked alike: all in as few steps as one's."""
         scorers = [request.scorer for request, _ in drafts]
         scorer, counts = scorers[0], [len(draft.tokens) for _, draft in drafts]
@@ -212,8 +212,8 @@ def _ranking_class(scorer: DraftScorer) -> object:
 
 
 def _finite(
-    drafts: Sequence[tuple[Request, Draft]], *, with_logits: bool
-) -> Sequence[tuple[Request, Draft]]:
+    drafts: Sequence[tuple[SpeculativeState, Draft]], *, with_logits: bool
+) -> Sequence[tuple[SpeculativeState, Draft]]:
     """Those whose scores are finite numbers, with a warning if some are not."""
     if _sums_are_finite([draft for _, draft in drafts], with_logits=with_logits):
         return drafts
@@ -230,7 +230,7 @@ def _sums_are_finite(drafts: Sequence[Draft], *, with_logits: bool) -> bool:
     return math.isfinite(sums)
 
 
-def _tree(request: Request, candidates: PositionCandidates) -> Tree:
+def _tree(request: SpeculativeState, candidates: PositionCandidates) -> Tree:
     root, n = request.history[-1], request.n_nodes
     if request.shape == CHAIN:
         return chain(root, candidates, n)
@@ -257,7 +257,7 @@ def _ban(scorer: DraftScorer, tokens: NDArray[np.int64], logits: NDArray[np.floa
 
 
 def _adjusted(
-    request: Request,
+    request: SpeculativeState,
     draft: Draft,
     noise: NDArray[np.float64] | None,
     weights: NDArray[np.float64],

@@ -36,7 +36,7 @@ class DraftSource(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class SpeculativeState:
     """One answer, as proposers see it round after round.
 
     sequence: whose it is, `DraftSource` where there is a drafter. history: prompt and answer; its
@@ -111,19 +111,19 @@ class Proposer(Protocol):
     def state(self) -> ProposerState | None:
         """What it keeps of every sequence, where that is its own affair."""
 
-    def start(self, request: Request) -> None:
+    def start(self, request: SpeculativeState) -> None:
         """An answer begins; its prompt is in `seen`.
 
         What is kept of the sequence goes where it does not agree: others may have used it.
         """
 
-    def propose(self, requests: Sequence[Request]) -> list[Tree | None]:
+    def propose(self, requests: Sequence[SpeculativeState]) -> list[Tree | None]:
         """A tree for each; None if it has failed for this answer, a bare root if it has no idea.
 
         It may take several passes; each serves all requests.
         """
 
-    def observe(self, request: Request, tokens: Sequence[int]) -> None:
+    def observe(self, request: SpeculativeState, tokens: Sequence[int]) -> None:
         """Learns what the target chose in the round that followed, whatever its kind."""
 
     def expected_path_probs(self, scorer: DraftScorer) -> Sequence[float]:
@@ -170,7 +170,7 @@ class ProposerState(Protocol):
         """Forgets the positions from this one on."""
 
 
-def draft_for_all(requests: Sequence[Request], widths: Sequence[int]) -> list[Draft]:
+def draft_for_all(requests: Sequence[SpeculativeState], widths: Sequence[int]) -> list[Draft]:
     """The drafter's candidates for all requests, so many a position for each.
 
     In as few passes as there may be.

@@ -18,7 +18,7 @@ from ...native import MAX_VERIFY, Error, Proposals, SuffixIndex
 from ...sampling.noise import DraftScorer
 from ..calibration import sampling_class_of
 from ..tree import Tree
-from .proposer import Request
+from .proposer import SpeculativeState
 
 MAX_REMEMBERED = 1 << 17
 """Tokens remembered of a sequence at most, which take some 100 bytes each."""
@@ -55,7 +55,7 @@ class SuffixProposer:
         self._memories: WeakKeyDictionary[Any, _Memory] = WeakKeyDictionary()
         self._outcomes: dict[str, list[list[float]]] = {}
 
-    def start(self, request: Request) -> None:
+    def start(self, request: SpeculativeState) -> None:
         """Takes up the prompt: what it has in common with the text before is there already."""
         memory = self._memories.get(request.sequence)
         if memory is None:
@@ -75,7 +75,7 @@ class SuffixProposer:
             memory.sampling_class = sampling_class
         request.notes[self.name] = memory
 
-    def propose(self, requests: Sequence[Request]) -> list[Tree | None]:
+    def propose(self, requests: Sequence[SpeculativeState]) -> list[Tree | None]:
         """What came after the end of each text where it stood before."""
         texts, chosen, n_positions, n_nodes = [], [], [], []
         for request in requests:
@@ -92,7 +92,7 @@ class SuffixProposer:
             return [_NO_CANDIDATES] * len(requests)
         return [Tree(*tree) if tree else _NO_CANDIDATES for tree in proposals]
 
-    def observe(self, request: Request, tokens: Sequence[int]) -> None:
+    def observe(self, request: SpeculativeState, tokens: Sequence[int]) -> None:
         """The text tells, when it goes on."""
 
     def expected_path_probs(self, scorer: DraftScorer) -> Sequence[float]:  # noqa: ARG002
