@@ -176,6 +176,8 @@ class Decoder:
                     # As many as run at once: every waiting request is looked at in every round.
                     while n_begun < len(requests) and len(live) < self.engine.n_parallel:
                         live[n_begun] = self._add(requests[n_begun], cancelled)
+                        if n_begun == 0:
+                            self._end_unfinished()
                         n_begun += 1
                     self._scheduler.step()
                 for i, state in list(live.items()):
@@ -286,7 +288,6 @@ class Decoder:
             is_needed = config.draft == "tree"
             self._speculative.make_room(controller.n_nodes + 1, is_needed=is_needed)
         self._speculative.save()
-        self._end_unfinished()
         return self._scheduler.add_request(request, proposers, controller, cancelled, on_prefill)
 
     def _stream(
@@ -304,7 +305,9 @@ class Decoder:
             return reader() is None or (cancelled is not None and cancelled())
 
         try:
-            stream.state = self.add_request(request, cancelled=is_cancelled, on_prefill=on_prefill)
+            with self._turn():
+                stream.state = self._add(request, is_cancelled, on_prefill)
+                self._end_unfinished()
             return stream
         except BaseException:
             del stream
@@ -389,7 +392,7 @@ class Decoder:
                 prefix_file.save(prefix, ids, self.engine, Path(path))
                 return len(ids)
             with self._idle_sequence() as sequence:
-                begun = self._prefix_cache.start(sequence, [*ids, 0])
+                begun = self._prefix_cache.start(sequence, self._prefix_cache.match([*ids, 0]))
                 if begun.n_cached < len(ids):
                     left = ids[begun.n_cached :]
                     wanted = sequence.cells_needed(len(left))

@@ -28,6 +28,7 @@ class Stream:
     def __init__(self, decoder: DecoderLike) -> None:
         """Use `Decoder.stream`."""
         self._decoder = decoder
+        self._has_raised = False
 
     def __iter__(self) -> Iterator[Step]:
         return self
@@ -35,9 +36,10 @@ class Stream:
     def __next__(self) -> Step:
         state = self.state
         while not state.steps:
-            if state.error is not None:
+            if state.error is not None and not self._has_raised:
+                self._has_raised = True
                 raise state.error
-            if state.is_finished:
+            if state.is_finished or self._has_raised:
                 raise StopIteration
             self._decoder._read(state)
         step = state.steps[0]

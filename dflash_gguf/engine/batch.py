@@ -18,7 +18,8 @@ class ScheduledEntry:
 
     is_decoding: the rows follow the last token; else they fill in tokens before it. samples: a
     token is sampled from the last row. position, n_tokens: lengths of the sequence and of the
-    answer before the batch. path: accepted nodes of the tree, root first. n_accepted: accepted candidates.
+    answer before the batch. path: accepted nodes of the tree, root first. n_accepted: accepted
+    candidates.
     """
 
     __slots__ = (

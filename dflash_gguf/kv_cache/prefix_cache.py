@@ -126,6 +126,15 @@ class _Match(NamedTuple):
     """Tokens that the text shares with some prefix, attachable or not."""
 
 
+class PrefixMatch(NamedTuple):
+    """Shim."""
+
+    ids: Tokens
+    tokens: Sequence[int]
+    ignore: bool
+    n: int
+
+
 class PrefixCache:
     """The prefixes of an engine. Not for two threads at once."""
 
@@ -143,13 +152,16 @@ class PrefixCache:
 
     # ---- for those who run sequences
 
+    def match(self, tokens: Sequence[int], *, ignore: bool = False) -> PrefixMatch:
+        """Shim."""
+        ids = np.asarray(tokens, dtype=np.int32)
+        return PrefixMatch(ids, tokens, ignore, self._match(ids[: 0 if ignore else -1]).n)
+
     def start(
         self,
         sequence: SequenceLike,
-        tokens: Sequence[int],
+        m: PrefixMatch,
         turn_boundaries: Sequence[int] = (),
-        *,
-        ignore_prefix_cache: bool = False,
     ) -> PrefixHit:
         """Attaches the longest cached prefix, at most len(tokens) - 1, to a sequence.
 
@@ -157,6 +169,7 @@ class PrefixCache:
         turn_boundaries: positions where a later prompt may diverge. ignore_prefix_cache: attaches
         nothing.
         """
+        tokens, ignore_prefix_cache = m.tokens, m.ignore
         if sequence.position and self.find(sequence.tokens) is None:
             self.insert(sequence)
         ids = np.asarray(tokens, dtype=np.int32)
@@ -173,12 +186,9 @@ class PrefixCache:
             n, n_draft, self._snapshot_positions(n, match.n_common, len(ids), turn_boundaries)
         )
 
-    def nearest(
-        self, sequences: Sequence[AnySequence], tokens: Sequence[int]
-    ) -> AnySequence | None:
+    def nearest(self, sequences: Sequence[AnySequence], m: PrefixMatch) -> AnySequence | None:
         """Returns the sequence that holds the prefix `start` would attach, else an empty one."""
-        ids = np.asarray(tokens[:-1], dtype=np.int32)
-        n = self._match(ids).n
+        ids, n = m.ids, m.n
         empty = None
         for sequence in sequences:
             if not sequence.position:
@@ -222,15 +232,14 @@ class PrefixCache:
     def reserve(
         self,
         sequence: SequenceLike,
-        tokens: Sequence[int],
+        m: PrefixMatch,
         headroom: int = 0,
-        *,
-        ignore_prefix_cache: bool = False,
     ) -> bool:
         """Frees cells for a sequence to start with these tokens, and headroom cells beside.
 
         Returns False if there is no room.
         """
+        tokens, ignore_prefix_cache = m.tokens, m.ignore
         ids = np.asarray(tokens, dtype=np.int32)
         match = self._match(ids[: 0 if ignore_prefix_cache else -1])
         if match.n and _holds(sequence, ids[: match.n]):

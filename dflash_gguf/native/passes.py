@@ -76,6 +76,9 @@ class Rows:
             raise Error("these rows are gone: the engine has run another pass")
         return self._sequence.handle, index % self._n_rows
 
+    def check(self) -> None:
+        """Shim."""
+
     def argmax(self, index: int = -1) -> int:
         """Token with the largest logit of a row, the lowest id on ties; no row is copied."""
         token = new("int32_t *")

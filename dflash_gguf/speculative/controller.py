@@ -114,8 +114,11 @@ class FixedController(Controller):
         self.longest, self.n_nodes, self._least = self._way.n_positions, size, least
 
     def choose(
-        self, done: Round, requests: Sequence[SpeculativeState], paid: Proposer | None
-    ) -> Way | None:  # noqa: ARG002
+        self,
+        done: Round,  # noqa: ARG002
+        requests: Sequence[SpeculativeState],  # noqa: ARG002
+        paid: Proposer | None,  # noqa: ARG002
+    ) -> Way | None:
         """Always the same."""
         limit = max(request.limit for request in requests)
         return self._way if min(limit, self._way.n_positions) >= self._least else None

@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple, Protocol
 
-
 PartKind = Literal["text", "reasoning"]
 
 

@@ -38,6 +38,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from dflash_gguf.engine.writing import Writing
 from numpy.typing import NDArray
 from turns import Figures, facts
 
@@ -45,7 +46,6 @@ import dflash_gguf
 from dflash_gguf import native
 from dflash_gguf.config import DecodeConfig
 from dflash_gguf.engine.scheduler import Scheduler
-from dflash_gguf.engine.writing import Writing
 from dflash_gguf.kv_cache.prefix_cache import PrefixCache
 from dflash_gguf.native import BatchEntry, Draft, DraftRequest, SampleRequest
 from dflash_gguf.speculative.controller import AutoController, Controller, FixedController
