@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from ..text.reasoning import OutputPart, joined
+from ..config import DecodeConfig
+from ..text.reasoning import Format, OutputPart, joined
 from ..text.stream import StopMatcher, Utf8Stream
-
-if TYPE_CHECKING:
-    from .request import Request
 
 
 class VocabularyLike(Protocol):
@@ -32,12 +30,21 @@ class OutputProcessor:
     Its state is a function of the tokens, so that it can go back to any number of them.
     """
 
-    def __init__(self, vocabulary: VocabularyLike, request: Request, n_ctx: int) -> None:
-        """n_ctx: tokens of the context; one more than it holds can be sampled, as the last."""
+    def __init__(
+        self,
+        vocabulary: VocabularyLike,
+        config: DecodeConfig,
+        n_room: int,
+        reasoning: Format | None = None,
+    ) -> None:
+        """n_room: tokens the context has room for; one more can be sampled, as the last.
+
+        reasoning: marks of reasoning; None where the chat template has none.
+        """
         self._vocabulary = vocabulary
-        self._config = request.config
-        self._reasoning = None if self._config.reasoning_format == "none" else request.reasoning
-        self._n_room = n_ctx - len(request.prompt)
+        self._config = config
+        self._n_room = n_room
+        self._reasoning = None if config.reasoning_format == "none" else reasoning
         self._n_read = self._n_parts_read = 0
         self.tokens: list[int] = []
         self.stop_reason: str | None = None

@@ -76,7 +76,9 @@ class RequestState(SpeculativeState):
         self.sampler = Sampler(config, banned=banned | vocabulary.suppressed_tokens)
         super().__init__(None, list(request.prompt), self.sampler.scorer)
         self.request = request
-        self.output = OutputProcessor(vocabulary, request, n_ctx)
+        self.output = OutputProcessor(
+            vocabulary, config, n_ctx - len(request.prompt), request.reasoning
+        )
         self.stats = RequestStats(is_drafted=speculator is not None)
         self.speculator = speculator
         self.logprobs: list[TokenLogprobs] = []

@@ -68,8 +68,8 @@ class KeepAlive(Message, frozen=True):
 Event = FromEngine | ClientGone | KeepAlive
 
 
-class Request:
-    """What one HTTP request has the engine answer: a prompt or several, each a `Run`."""
+class Submission:
+    """One HTTP request's prompts, each a `Run`, and their events."""
 
     def __init__(self, engine: EngineClient, runs: Sequence[Run]) -> None:
         self.runs = {run.id: index for index, run in enumerate(runs)}
@@ -115,8 +115,8 @@ class EngineClient:
         self._max_waiting = max_waiting
         self._log = log
         self._on_stats = on_stats
-        self._requests: set[Request] = set()
-        self._by_run: dict[int, tuple[Request, Run]] = {}
+        self._requests: set[Submission] = set()
+        self._by_run: dict[int, tuple[Submission, Run]] = {}
         self._seconds: deque[float] = deque(maxlen=N_TIMED)
         self._asked: dict[int, asyncio.Future[SlotDone | Failed]] = {}
         self._writer: asyncio.StreamWriter | None = None
@@ -190,14 +190,14 @@ class EngineClient:
             retry = mean * (n_waiting + 1) / max(len(self.slots), 1)
             raise BusyError(n_waiting, min(max(round(retry), 1), MAX_RETRY_S))
 
-    def submit(self, runs: Sequence[Run]) -> Request:
+    def submit(self, runs: Sequence[Run]) -> Submission:
         """Has prompts answered; events of all of them come in one queue, to an end for each.
 
         Raises:
             BusyError, NotReadyError: see `check_room`.
         """
         self.check_room()
-        request = Request(self, runs)
+        request = Submission(self, runs)
         self._requests.add(request)
         for run in runs:
             self._by_run[run.id] = request, run
@@ -302,7 +302,7 @@ class EngineClient:
                     self._on_stats(message.stats)
             request.events.put_nowait(message)
 
-    def _end_run(self, request: Request, run: Run) -> None:
+    def _end_run(self, request: Submission, run: Run) -> None:
         del self._by_run[run.id]
         request.open.discard(run.id)
         for slot in self.slots:

@@ -89,7 +89,7 @@ class Worker:
         self._jobs: dict[int, Job] = {}
         self._new: deque[Job | SlotAction] = deque()
         self._live: list[Job] = []
-        self._free = list(range(n_parallel))
+        self._slots = range(n_parallel)
         self._texts: dict[int, list[int]] = {}  # last in each slot, without its last token
         self._is_over = False
         self._unsaid: list[Message] = []
@@ -196,7 +196,9 @@ class Worker:
 
     def _prefilled(self, job: Job, done: int, total: int) -> None:
         if job.slot < 0:
-            job.slot = self._free.pop(0)
+            # A request may end and leave its slot to another in one batch.
+            used = {x.slot for x in self._live if x.state and not x.state.is_finished}
+            job.slot = min(slot for slot in self._slots if slot not in used)
             self._say(Started(job.run.id, job.slot))
         self._say(Prefilled(job.run.id, done, total))
         self._flush()
@@ -235,9 +237,6 @@ class Worker:
         with self._changed:
             self._live.remove(job)
             del self._jobs[job.run.id]
-            if job.slot >= 0:
-                self._free.append(job.slot)
-                self._free.sort()
 
     def _fail(self, job: Job, error: BaseException) -> None:
         """Ends one request with an error; the others go on."""

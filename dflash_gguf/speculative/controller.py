@@ -116,7 +116,7 @@ class FixedController(Controller):
     def choose(
         self,
         done: Round,  # noqa: ARG002
-        requests: Sequence[SpeculativeState],  # noqa: ARG002
+        requests: Sequence[SpeculativeState],
         paid: Proposer | None,  # noqa: ARG002
     ) -> Way | None:
         """Always the same."""

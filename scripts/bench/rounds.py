@@ -18,12 +18,12 @@ from typing import Any, Protocol
 
 import numpy as np
 from build_peer import OURS, build, can_repack
-from dflash_gguf.engine.account import Phase
 from numpy.typing import NDArray
 from turns import ratio
 
 from dflash_gguf import native
 from dflash_gguf.bench.measure import verify
+from dflash_gguf.engine.stats import Phase
 from dflash_gguf.speculative.speculator import Clock, RowsLike, untimed
 from dflash_gguf.speculative.tree import Tree
 

@@ -7,11 +7,11 @@ from functools import partial
 from time import perf_counter
 
 import numpy as np
-from dflash_gguf.engine.account import Phase
 from numpy.typing import NDArray
 from rounds import forced_round
 
 from dflash_gguf import native
+from dflash_gguf.engine.stats import Phase
 from dflash_gguf.speculative.proposers.dflash import N_RANKED
 from gpu import acceptance, null_gpu
 from gpu.ggml_device import GraphCounter
