@@ -73,9 +73,7 @@ class Batch:
     def __init__(self) -> None:
         self.entries: list[ScheduledEntry] = []
         self.drafts: list[tuple[Speculator, Round]] = []
-        self.n_active = self.n_decoding = self.n_prefilled = 0
-        self.is_quiet = False
-        """True if no proposer is asked, as in the batch before."""
+        self.n_decoding = self.n_prefilled = 0
         self.started = time.perf_counter()
         self.seconds: dict[str, float] = {}
         """Seconds by phase."""

@@ -30,41 +30,6 @@ from .request import Request, RequestState
 from .stats import Phase
 
 
-class _QuietRounds:
-    """Consecutive rounds of the same decoding requests in which no proposer is asked.
-
-    drafts: one round of each speculator, which stands for all that were run. n_left: rounds until
-    a proposer is to be asked. n_rounds, seconds, sample_s: of the rounds that were run.
-    """
-
-    __slots__ = ("drafts", "n_left", "n_rounds", "sample_s", "seconds", "states")
-
-    def __init__(
-        self,
-        states: Sequence[RequestState] = (),
-        drafts: Sequence[tuple[Speculator, Round]] = (),
-    ) -> None:
-        self.states, self.drafts = list(states), list(drafts)
-        self.n_left = min([speculator.n_quiet for speculator, _ in drafts], default=0)
-        self.n_rounds, self.seconds, self.sample_s = 0, 0.0, 0.0
-
-    def add(self, seconds: float, sample_s: float) -> None:
-        """Counts another round."""
-        self.n_left -= 1
-        self.n_rounds += 1
-        self.seconds += seconds
-        self.sample_s += sample_s
-
-    def end(self, n_experts: int) -> None:
-        """Tells the speculators, if any rounds were run."""
-        for at, (speculator, done) in enumerate(self.drafts if self.n_rounds else ()):
-            done.is_timing_shared = at > 0  # one at most can say what its own part took
-            done.n_experts = n_experts
-            done.n_rounds, done.n_tokens = self.n_rounds, self.n_rounds * done.n_sequences
-            done.pass_s, done.sample_s = self.seconds - self.sample_s, self.sample_s
-            speculator.pass_over(done)
-
-
 class Scheduler:
     """Requests of one engine. Not for two threads at once."""
 
@@ -86,7 +51,6 @@ class Scheduler:
         self._batch: Batch | None = None
         self._seconds: dict[str, float] = {}  # of the latest batch
         self._prefill_budget = PrefillBudget()
-        self._quiet = _QuietRounds()
         # On a GPU, if any request verifies, plain steps run as one-row verifies too, so that the
         # pass needs one graph and all recurrent states are committed together. CPUs build graphs
         # quickly, and need 9 to 14 % longer so.
@@ -144,7 +108,8 @@ class Scheduler:
         if state.is_finished:
             return
         if (sequence := state.sequence) is not None:
-            sequence.commit(0)
+            if self._batch is not None:
+                sequence.commit(0)
             if state.is_decoding:
                 self._prefix_cache.park(sequence)
             else:
@@ -155,7 +120,6 @@ class Scheduler:
         state.error = state.error or error
         state.is_finished, state.sequence = True, None
         self._states.remove(state)
-        self._end_quiet()
         speculator = state.speculator
         if speculator is not None and all(x.speculator is not speculator for x in self._states):
             speculator.end()
@@ -304,15 +268,9 @@ class Scheduler:
         self._seconds = batch.seconds
         self._make_room(active)
         decoding = [state for state in active if state.is_decoding]
-        batch.n_active, batch.n_decoding = len(active), len(decoding)
+        batch.n_decoding = len(decoding)
         self._set_top_k(active)
-        quiet = self._quiet
-        batch.is_quiet = (
-            quiet.n_left > 0 and len(decoding) == len(active) and quiet.states == decoding
-        )
-        if not batch.is_quiet:
-            self._end_quiet()
-        batch.drafts = quiet.drafts if batch.is_quiet else self._propose(decoding)
+        batch.drafts = self._propose(decoding)
         decoding = [state for state in decoding if not state.is_finished]
         verifies = self._few_graphs and any(state.tree is not None for state in decoding)
         batch.entries = [decode_entry(state, verifies=verifies) for state in decoding]
@@ -517,13 +475,8 @@ class Scheduler:
         # All requests that were to decode did, and the pass did nothing else.
         is_whole = len(batch.entries) == len(entries) == batch.n_decoding
         took = batch.seconds
-        if batch.is_quiet:
-            if is_whole:
-                self._quiet.add(seconds, took["sample"])
-            return
         if not batch.drafts:
             return
-        are_quiet = all(speculator.is_quiet for speculator, _ in batch.drafts)
         # One speculator at most can say what its own part took: the one that drafted, if alone.
         rounds = [done for _, done in batch.drafts]
         busy = [done for done in rounds if not done.is_plain]
@@ -545,14 +498,6 @@ class Scheduler:
             done.n_accepted = sum([entry.n_accepted for entry in theirs])
             done.choose_s = choose_s
             speculator.observe(done, [entry.state for entry in theirs], tokens)
-        if is_whole and are_quiet:
-            states = [entry.state for entry in entries]
-            self._quiet = _QuietRounds(states, batch.drafts)
-
-    def _end_quiet(self) -> None:
-        if self._quiet.states:
-            quiet, self._quiet = self._quiet, _QuietRounds()
-            quiet.end(self.engine.n_experts)
 
 
 def _draft_settings(config: DecodeConfig) -> tuple[object, ...]:
