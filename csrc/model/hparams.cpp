@@ -241,10 +241,10 @@ void read_rope_sections(const GgufFile & file, Hparams & hp) {
             layer.rope.sections[i] = static_cast<int>(sections[i]);
             sum += sections[i];
         }
-        DFL_CHECK(sum >= 1 && sum <= layer.head_dim, DFL_STATUS_FILE,
-                  "%s: metadata key %s has %lld dimensions in all, expected 1 to %lld",
+        DFL_CHECK(sum >= 1 && sum <= layer.rope.n_dims, DFL_STATUS_FILE,
+                  "%s: metadata key %s has %lld dimensions in all, expected 1 to %d",
                   file.path().c_str(), file.key(schema::KEY_ROPE_DIMENSION_SECTIONS).c_str(),
-                  (long long)sum, (long long)layer.head_dim);
+                  (long long)sum, layer.rope.n_dims);
     }
 }
 

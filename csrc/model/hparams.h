@@ -121,7 +121,7 @@ struct HparamRules {
 Hparams read_common_hparams(const GgufFile & file, const HparamRules & rules);
 
 // Reads the dimensions that each axis of a position rotates, which the file must have, into all
-// layers. Throws unless they are 1 to a head's dimensions in all, as ggml aborts on more.
+// layers. Throws unless they are 1 to all rotated dimensions together: ggml aborts on more.
 void read_rope_sections(const GgufFile & file, Hparams & hp);
 
 // The factors of embeddings, attention outputs and logits, and the softcap; those that the file
