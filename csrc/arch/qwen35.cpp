@@ -43,20 +43,7 @@ static Hparams read(const GgufFile & file) {
     DFL_CHECK(sections && sections->size() >= 3 && sections->size() <= 4, DFL_STATUS_FILE,
               "%s: metadata key %s must hold four rope sections", file.path().c_str(),
               file.key(schema::KEY_ROPE_DIMENSION_SECTIONS).c_str());
-    int64_t sum = 0;
-    for (LayerShape & layer : hp.layers) {
-        sum = 0;
-        for (size_t i = 0; i < sections->size(); ++i) {
-            const int64_t n = (*sections)[i];
-            DFL_CHECK(n >= 0 && n <= layer.head_dim, DFL_STATUS_FILE,
-                      "%s: rope section %lld is outside 0 to %lld", file.path().c_str(),
-                      (long long)n, (long long)layer.head_dim);
-            layer.rope.sections[i] = static_cast<int>(n);
-            sum += n;
-        }
-    }
-    DFL_CHECK(sum > 0, DFL_STATUS_FILE, "%s: metadata key %s holds only zeros", file.path().c_str(),
-              file.key(schema::KEY_ROPE_DIMENSION_SECTIONS).c_str());
+    read_rope_sections(file, hp);
     read_recurrent(file, hp);
     return hp;
 }

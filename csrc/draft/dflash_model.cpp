@@ -120,13 +120,9 @@ DraftHparams read_draft_hparams(const GgufFile & file, int64_t n_target_layers) 
         layer.activation = activation;
         layer.value_is_key = true;
         layer.rope.takes_factors = !multi; // as llama.cpp
-        for (size_t i = 0; multi && i < 4; ++i) {
-            const int64_t n = (*sections)[i];
-            DFL_CHECK(n >= 0 && n <= layer.head_dim, DFL_STATUS_FILE,
-                      "%s: rope section %lld is outside 0 to %lld", file.path().c_str(),
-                      (long long)n, (long long)layer.head_dim);
-            layer.rope.sections[i] = static_cast<int>(n);
-        }
+    }
+    if (multi) {
+        read_rope_sections(file, draft.hp);
     }
 
     draft.target_layers = read_taps(file, draft.hp.n_embd, n_target_layers);

@@ -120,6 +120,10 @@ struct HparamRules {
 // n_vocab is left to read_vocab_size.
 Hparams read_common_hparams(const GgufFile & file, const HparamRules & rules);
 
+// Reads the dimensions that each axis of a position rotates, which the file must have, into all
+// layers. Throws unless they are 1 to all rotated dimensions together: ggml aborts on more.
+void read_rope_sections(const GgufFile & file, Hparams & hp);
+
 // The factors of embeddings, attention outputs and logits, and the softcap; those that the file
 // does not give stay as they are. Architectures that do not call it refuse files with any.
 void read_scales(const GgufFile & file, Hparams & hp);

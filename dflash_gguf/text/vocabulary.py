@@ -131,12 +131,11 @@ def _tokens(file: GgufMetadata) -> list[bytes]:
 
 
 def _unique(file: GgufMetadata, tokens: list[bytes]) -> frozenset[bytes]:
-    """The texts as a set; llama.cpp gives an empty one the name of its id."""
-    named = (
-        [text or b"[EMPTY_%d]" % token for token, text in enumerate(tokens)]
-        if b"" in tokens
-        else tokens
-    )
+    """Returns the texts as a set, as llama.cpp reads them: to a NUL; an empty one is named."""
+    named = tokens
+    if b"" in tokens or b"\0" in b"".join(tokens):
+        texts = (text.partition(b"\0")[0] for text in tokens)
+        named = [text or b"[EMPTY_%d]" % token for token, text in enumerate(texts)]
     known = frozenset(named)
     if len(known) < len(named):
         first: dict[bytes, int] = {}

@@ -53,6 +53,7 @@ BYTE_LEVEL_DAMAGE: list[tuple[dict[str, Any], str]] = [
     ({"tokens": [1, 2]}, "tokens is array of int32, expected array of string"),
     ({"tokens": [*TOKENS[:-1], "he"]}, "tokens holds 'he' twice, as ids 256 and 262"),
     ({"tokens": ["", "[EMPTY_0]", *TOKENS[2:]]}, "tokens holds '[EMPTY_0]' twice"),
+    ({"tokens": ["a\0b", "a\0c", *TOKENS[2:]]}, "tokens holds 'a' twice"),
     ({"tokens": TOKENS[:-1]}, "token_type has 263 entries, the vocabulary has 262 tokens"),
     ({"token_type": [1] * 263 + [3]}, "token_type has 264 entries"),
     ({"token_type": [1] * 262 + [7]}, "token_type gives token 262 the unknown type 7"),
