@@ -68,9 +68,13 @@ class ScheduledEntry:
 
 
 class Batch:
-    """Entries of one pass, the drafts made for it, and its clock."""
+    """Entries of one pass, the drafts made for it, and its clock.
+
+    admitted: requests that got a sequence for it.
+    """
 
     def __init__(self) -> None:
+        self.admitted: list[RequestState] = []
         self.entries: list[ScheduledEntry] = []
         self.drafts: list[tuple[Speculator, Round]] = []
         self.n_decoding = self.n_prefilled = 0

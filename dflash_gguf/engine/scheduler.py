@@ -99,6 +99,7 @@ class Scheduler:
             if batch.entries:
                 self.execute(batch)
                 self.postprocess(batch)
+            self._batch = None
         except BaseException:
             self.abort_batch()
             raise
@@ -126,13 +127,18 @@ class Scheduler:
 
     def abort_batch(self) -> None:
         """Puts engine and requests back to before the batch that was not finished, if any."""
-        for entry in self._batch.entries if self._batch is not None else ():
+        if (batch := self._batch) is None:
+            return
+        for entry in batch.entries:
             state = entry.state
             if state.sequence is None:
                 continue  # ended or preempted
             state.rewind(entry.n_tokens)
             state.sequence.commit(0)
             if state.sequence.position != entry.position:
+                self._preempt(state)
+        for state in batch.admitted:
+            if state.sequence is not None:
                 self._preempt(state)
         self._batch = None
 
@@ -181,14 +187,14 @@ class Scheduler:
                 self._preempt(state)
         sequence.reset()
 
-    def _admit(self) -> list[RequestState]:
+    def _admit(self, batch: Batch) -> list[RequestState]:
         """Gives sequences to the oldest waiting requests; returns those that can be run."""
         while (running := self.running) != self._states and len(running) < self.engine.n_parallel:
-            if not (waiting := self.waiting) or not self._place(waiting[0], running):
+            if not (waiting := self.waiting) or not self._place(waiting[0], running, batch):
                 break
         return [state for state in running if not state.is_throttled]
 
-    def _place(self, state: RequestState, running: list[RequestState]) -> bool:
+    def _place(self, state: RequestState, running: list[RequestState], batch: Batch) -> bool:
         """Admits a request or ends it with an error; False if it must wait, and others with it."""
         match = self._prefix_cache.match(state.history, ignore=state.ignore_prefix_cache)
         if not state.ignore_prefix_cache and self._is_being_prefilled(state, match, running):
@@ -207,6 +213,7 @@ class Scheduler:
         except Error as error:
             self.abort(state, error)
             return True
+        batch.admitted.append(state)
         state.begin(sequence, hit)
         if state.speculator is not None:
             state.speculator.start(state)
@@ -257,15 +264,15 @@ class Scheduler:
 
     def schedule(self) -> Batch:
         """Selects the rows of the next pass; none if no request can be run."""
+        batch = self._batch = Batch()
+        self._seconds = batch.seconds
         for state in list(self._states):
             if state.output.stop_reason is not None or state.is_cancelled():
                 self.abort(state)
-        active = self._admit()
+        active = self._admit(batch)
         if not active and self.waiting:  # throttled requests have all sequences
             self._preempt(self.running[-1])
-            active = self._admit()
-        batch = Batch()
-        self._seconds = batch.seconds
+            active = self._admit(batch)
         self._make_room(active)
         decoding = [state for state in active if state.is_decoding]
         batch.n_decoding = len(decoding)
@@ -282,7 +289,6 @@ class Scheduler:
 
     def execute(self, batch: Batch) -> None:
         """Runs the pass, samples and commits. An error of the core ends the requests in it."""
-        self._batch = batch
         verifies = batch.verifies
         try:
             with batch.phase("verify" if verifies else "decode"):

@@ -203,6 +203,9 @@ class SimulatedSequence:
         """Returns a draft of this sequence alone."""
         return self.engine.draft([DraftRequest(self, last_token, n_draft)], k)[0]  # type: ignore[no-any-return]
 
+    def commit(self, n: int) -> None:
+        """Appends nothing: no verify is pending."""
+
     def reset(self) -> None:
         """Resets the sequence."""
         self.position = 0
