@@ -49,7 +49,6 @@ class Scheduler:
         self._sequences: list[KvSequence] = [first]  # the least recently used first
         prefix_cache.parked = lambda: self._free
         self._batch: Batch | None = None
-        self._seconds: dict[str, float] = {}  # of the latest batch
         self._prefill_budget = PrefillBudget()
         # On a GPU, if any request verifies, plain steps run as one-row verifies too, so that the
         # pass needs one graph and all recurrent states are committed together. CPUs build graphs
@@ -265,7 +264,6 @@ class Scheduler:
     def schedule(self) -> Batch:
         """Selects the rows of the next pass; none if no request can be run."""
         batch = self._batch = Batch()
-        self._seconds = batch.seconds
         for state in list(self._states):
             if state.output.stop_reason is not None or state.is_cancelled():
                 self.abort(state)
@@ -334,7 +332,8 @@ class Scheduler:
                 self.abort(state)
 
     def _phase(self, name: str) -> Phase:
-        return Phase(self._seconds, name)
+        assert self._batch is not None
+        return self._batch.phase(name)
 
     def _set_top_k(self, states: list[RequestState]) -> None:
         """Lets a device select the best tokens of rows if all requests sample among them only."""
