@@ -14,7 +14,7 @@ extern "C" {
 
 #pragma GCC visibility push(default)
 
-enum { DFL_ABI_VERSION = 19 };
+enum { DFL_ABI_VERSION = 20 };
 
 typedef enum {
     DFL_STATUS_OK = 0,
@@ -231,10 +231,9 @@ dfl_status dfl_engine_set_top_k(dfl_engine * engine, int32_t k, int32_t * active
  * waits for its commit), MEMORY (names the bytes; the room is as before). */
 dfl_status dfl_engine_reserve_verify(dfl_engine * engine, int64_t n, dfl_error * err);
 
-/* ---- sequence: a timeline in an engine, its cursor and its checkpoints ---- */
+/* ---- sequence: a timeline in an engine, and its cursor ---- */
 
 typedef struct dfl_sequence dfl_sequence;
-typedef struct dfl_checkpoint dfl_checkpoint;
 
 /* The sequence keeps the engine alive. Errors: ARGUMENT (an engine of a dry run),
  * UNSUPPORTED (the engine has n_parallel sequences already). */
@@ -321,7 +320,7 @@ dfl_status dfl_engine_commit(dfl_engine * engine, const dfl_path * paths, int64_
 /* Largest logit of a row of the last pass (after an append only row 0, the last token's); the
  * lowest id on ties. Errors: ARGUMENT for a row that is not there; COMPUTE if its logits are not
  * finite. Its caches are then no better, so they are zeroed: the sequence is empty as after a
- * reset, and no checkpoint of it is valid any more. */
+ * reset. */
 dfl_status dfl_sequence_argmax(dfl_sequence * sequence, int64_t row, int32_t * token,
                                dfl_error * err);
 /* The k best of a row of the last pass, best first, the lowest id on ties: out, [k] each. k is what
@@ -391,24 +390,6 @@ dfl_status dfl_engine_sample(dfl_engine * engine, dfl_sample_request * requests,
 
 /* Back to position 0. */
 dfl_status dfl_sequence_reset(dfl_sequence * sequence, dfl_error * err);
-/* Forgets the tokens from a position on; if no row was read after the pass that appended them,
- * those before them in that pass run again. Errors: DFL_STATUS_UNSUPPORTED on a model with
- * recurrent layers, unless position is 0 or the present one, and on one with windows for a place
- * that they have left, more than 64 tokens back; COMPUTE. */
-dfl_status dfl_sequence_truncate(dfl_sequence * sequence, int64_t position, dfl_error * err);
-
-/* All that the prefix up to here leaves behind; valid for this sequence alone, while it still
- * begins with the same tokens. */
-dfl_status dfl_checkpoint_take(dfl_sequence * sequence, dfl_checkpoint ** checkpoint,
-                               dfl_error * err);
-/* Back to a checkpoint, however often. Errors: DFL_STATUS_ARGUMENT if it is another sequence's, or
- * the tokens differ now. */
-dfl_status dfl_checkpoint_restore(dfl_sequence * sequence, const dfl_checkpoint * checkpoint,
-                                  dfl_error * err);
-/* 1 if dfl_checkpoint_restore would work. */
-int32_t dfl_checkpoint_is_valid(const dfl_sequence * sequence, const dfl_checkpoint * checkpoint);
-int64_t dfl_checkpoint_position(const dfl_checkpoint * checkpoint);
-void dfl_checkpoint_free(dfl_checkpoint * checkpoint);
 
 /* ---- prefix: what the first tokens of a sequence left behind, for others that begin alike ---- */
 

@@ -101,7 +101,7 @@ class Engine {
     // An append alone may have any number of tokens, which are run in micro-batches: on an error
     // the timeline ends where the last finished one put it. Arguments are looked at before anything
     // runs.
-    void run(std::vector<BatchEntry> & entries, const PrefillProgress & progress);
+    void run(const std::vector<BatchEntry> & entries, const PrefillProgress & progress);
     // Samples from rows of the last pass: for each request one token or, of a pending verify, one
     // after another from the root down while they are candidates. Stops before a row that has
     // nothing to sample from; reading that row says why.
@@ -203,7 +203,7 @@ class Engine {
     void build_forward(CachedGraph & cached);
     void check(const std::vector<BatchEntry> & entries) const;
     void check_verifies(const std::vector<BatchEntry> & entries) const;
-    void append_in_microbatches(BatchEntry & entry, const PrefillProgress & progress);
+    void append_in_microbatches(const BatchEntry & entry, const PrefillProgress & progress);
     // Runs n_rows tokens of each entry; from: the first of them.
     void run_pass(const std::vector<BatchEntry> & entries, const std::vector<int64_t> & from,
                   const std::vector<int64_t> & n_rows);

@@ -49,7 +49,7 @@ void Engine::check(const std::vector<BatchEntry> & entries) const {
               (long long)kv_.cells().size());
 }
 
-void Engine::run(std::vector<BatchEntry> & entries, const PrefillProgress & progress) {
+void Engine::run(const std::vector<BatchEntry> & entries, const PrefillProgress & progress) {
     check(entries);
     n_experts_ = 0;
     if (entries.size() == 1 && !entries[0].is_verify) {
@@ -63,7 +63,7 @@ void Engine::run(std::vector<BatchEntry> & entries, const PrefillProgress & prog
     run_pass(entries, std::vector<int64_t>(entries.size(), 0), n_rows);
 }
 
-void Engine::append_in_microbatches(BatchEntry & entry, const PrefillProgress & progress) {
+void Engine::append_in_microbatches(const BatchEntry & entry, const PrefillProgress & progress) {
     const int64_t n_vocab = model_->hparams().n_vocab;
     int64_t step = params_.n_ubatch;
     if (entry.all_logits != nullptr) {

@@ -298,7 +298,7 @@ std::shared_ptr<Prefix> Sequence::snapshot() {
         // finite can be attached in part.
         const int32_t last = tokens_.back();
         forget_from(position() - 1);
-        prefill(&last, 1, nullptr, nullptr);
+        engine_->run({{this, false, &last, 1}}, nullptr);
         verify_finite();
     }
     engine_->flush_features(slot_);
@@ -338,9 +338,10 @@ void Sequence::restore(const Prefix & prefix, int64_t n) {
               "the prefix of %lld tokens is of another engine", (long long)prefix.size());
     DFL_CHECK(n >= 1 && n <= prefix.size(), DFL_STATUS_ARGUMENT, "%lld tokens of a prefix of %lld",
               (long long)n, (long long)prefix.size());
+    check_no_pending_verify();
     const bool holds = position() >= n &&
                        std::equal(tokens_.begin(), tokens_.begin() + n, prefix.tokens().begin());
-    DFL_CHECK((position() == 0 || holds) && pending_verify_.n == 0, DFL_STATUS_ARGUMENT,
+    DFL_CHECK(position() == 0 || holds, DFL_STATUS_ARGUMENT,
               "the sequence holds %lld tokens, it must be empty or begin with those of the prefix",
               (long long)position());
     DFL_CHECK(n == prefix.size() || engine_->partial_prefix_ok(), DFL_STATUS_UNSUPPORTED,

@@ -3,20 +3,14 @@
 #include "error.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cfloat>
 #include <cmath>
 
 namespace dfl {
 
-static uint64_t next_id() {
-    static std::atomic<uint64_t> last = 0;
-    return ++last;
-}
-
 Sequence::Sequence(std::shared_ptr<Engine> engine)
     : engine_(std::move(engine)), kv_(engine_->kv()), recurrent_(engine_->recurrent()),
-      draft_(engine_->draft()), slot_(-1), cache_id_(next_id()), blocks_(engine_->caches().size()) {
+      draft_(engine_->draft()), slot_(-1), blocks_(engine_->caches().size()) {
     tokens_.reserve(engine_->n_ctx());
     slot_ =
         engine_->register_sequence(this); // last: what throws after it would leave its place taken
@@ -51,38 +45,6 @@ void Engine::check_ids(const int32_t * tokens, int64_t n, int64_t after) const {
 
 void Sequence::check_tokens(const int32_t * tokens, int64_t n) const {
     engine_->check_ids(tokens, n, position());
-}
-
-void Sequence::prefill(const int32_t * tokens, int64_t n, float * all_logits,
-                       const PrefillProgress & progress) {
-    BatchEntry entry;
-    entry.sequence = this;
-    entry.tokens = tokens;
-    entry.n = n;
-    entry.all_logits = all_logits;
-    std::vector<BatchEntry> entries = {entry};
-    engine_->run(entries, progress);
-}
-
-void Sequence::verify(const int32_t * tokens, const int32_t * parents, int64_t n) {
-    BatchEntry entry;
-    entry.sequence = this;
-    entry.is_verify = true;
-    entry.tokens = tokens;
-    entry.n = n;
-    entry.parents = parents;
-    std::vector<BatchEntry> entries = {entry};
-    engine_->run(entries, nullptr);
-}
-
-void Sequence::commit(int64_t n) { engine_->commit({{this, nullptr, n}}); }
-
-void Sequence::commit_path(const int32_t * nodes, int64_t n) {
-    engine_->commit({{this, nodes, n}});
-}
-
-Draft Sequence::draft(int32_t last_token, int64_t n_draft, int64_t k, bool log_sum_exp) {
-    return std::move(engine_->draft({{this, last_token, n_draft}}, k, log_sum_exp)[0]);
 }
 
 void Sequence::slide_window() { kv_.slide_window(slot_, position(), n_verified_finite_); }
@@ -276,7 +238,6 @@ void Sequence::reset_and_zero() {
     if (draft_) {
         draft_->clear(slot_);
     }
-    cache_id_ = next_id();
 }
 
 void Sequence::verify_finite() {
@@ -355,64 +316,6 @@ void Sequence::reset() {
     last_ = nullptr;
     if (draft_) {
         draft_->truncate(slot_, 0);
-    }
-}
-
-Checkpoint Sequence::take_checkpoint() const {
-    return {cache_id_, tokens_, recurrent_.save(slot_), kv_.save_windows(slot_, position())};
-}
-
-bool Sequence::can_restore(const Checkpoint & checkpoint) const {
-    return checkpoint.cache_id == cache_id_ && checkpoint.tokens.size() <= tokens_.size() &&
-           std::equal(checkpoint.tokens.begin(), checkpoint.tokens.end(), tokens_.begin());
-}
-
-void Sequence::restore(const Checkpoint & checkpoint) {
-    DFL_CHECK(
-        checkpoint.cache_id == cache_id_, DFL_STATUS_ARGUMENT,
-        "the checkpoint of %zu tokens was taken of another sequence, or before this one forgot "
-        "all it held",
-        checkpoint.tokens.size());
-    DFL_CHECK(can_restore(checkpoint), DFL_STATUS_ARGUMENT,
-              "the checkpoint of %zu tokens is not a beginning of this sequence's %lld tokens",
-              checkpoint.tokens.size(), (long long)position());
-    const auto position = static_cast<int64_t>(checkpoint.tokens.size());
-    recurrent_.load(slot_, checkpoint.recurrent);
-    if (!kv_.has_window_before(slot_, position)) {
-        kv_.load_windows(slot_, position, checkpoint.windows);
-    }
-    forget_from(position);
-}
-
-void Sequence::truncate(int64_t position) {
-    DFL_CHECK(position >= 0 && position <= this->position(), DFL_STATUS_ARGUMENT,
-              "position %lld: the sequence holds %lld tokens", (long long)position,
-              (long long)this->position());
-    if (position == 0) {
-        reset();
-        return;
-    }
-    DFL_CHECK(position == this->position() || engine_->model().hparams().n_recurrent() == 0,
-              DFL_STATUS_UNSUPPORTED,
-              "a model with recurrent layers goes back only to a checkpoint, not to position %lld",
-              (long long)position);
-    verify_finite();
-    const int64_t from = max_clean_position(position);
-    DFL_CHECK(from == 0 || kv_.has_window_before(slot_, from), DFL_STATUS_UNSUPPORTED,
-              "a model with windows goes back from %lld tokens to %lld at the earliest, or to a "
-              "checkpoint, not to position %lld",
-              (long long)this->position(), (long long)kv_.earliest_rewind(slot_),
-              (long long)position);
-    const std::vector<int32_t> again(tokens_.begin() + from, tokens_.begin() + position);
-    forget_from(from);
-    if (!again.empty()) {
-        BatchEntry entry;
-        entry.sequence = this;
-        entry.tokens = again.data();
-        entry.n = static_cast<int64_t>(again.size());
-        entry.needs_logits = false;
-        std::vector<BatchEntry> entries = {entry};
-        engine_->run(entries, nullptr);
     }
 }
 

@@ -1,5 +1,4 @@
-// A sequence in an engine: its tokens, where it can go back to, a pending verify, and the rows of
-// the last pass.
+// A sequence in an engine: its tokens, a pending verify, and the rows of the last pass.
 #pragma once
 
 #include "engine/engine.h"
@@ -12,16 +11,6 @@
 #include <vector>
 
 namespace dfl {
-
-// Everything a prefix leaves behind, kept and dropped together. Attention rows stay where they are
-// in the engine's cells; what recurrent layers overwrite and layers with a window forget is copied
-// here.
-struct Checkpoint {
-    uint64_t cache_id; // whose cells these are
-    std::vector<int32_t> tokens;
-    RawBytes recurrent;
-    std::vector<uint8_t> windows; // KvCache::save_windows()
-};
 
 class Sequence {
   public:
@@ -37,16 +26,12 @@ class Sequence {
     // Number of free cells that n more tokens take.
     int64_t cells_needed(int64_t n) const { return kv_.cells().cells_needed(slot_, n); }
 
-    // Engine::run() of one entry that appends.
-    void prefill(const int32_t * tokens, int64_t n, float * all_logits,
-                 const PrefillProgress & progress);
-
     // Rows of the last pass whose logits can be read: 1 after an append, n after a verify; 0 once
     // the engine has run another.
     int64_t n_out_rows() const { return last_ != nullptr ? n_out_rows_ : 0; }
     // Token with the largest logit of a row, lowest id on ties (host devices). Like the two below
     // throws DFL_STATUS_COMPUTE for a row with a NaN or +inf: what the caches hold is then no
-    // better, so it forgets all and zeroes its caches, and no checkpoint of it is valid any more.
+    // better, so it forgets all and zeroes its caches.
     int32_t argmax(int64_t row);
     // The k best of a row that Engine::set_top_k() had the device select, best first, lower id on
     // ties.
@@ -58,25 +43,8 @@ class Sequence {
     bool sample(int64_t row, const Sampler & sampler, TokenHistory history, int64_t position,
                 int32_t & token);
 
-    // Engine::draft() of one request.
-    Draft draft(int32_t last_token, int64_t n_draft, int64_t k, bool log_sum_exp);
-    // Engine::run() of one entry that verifies. parents: NULL for a chain.
-    void verify(const int32_t * tokens, const int32_t * parents, int64_t n);
-    // Engine::commit() of one path: the first n tokens of the pending verify, or nodes, root first.
-    void commit(int64_t n);
-    void commit_path(const int32_t * nodes, int64_t n);
-
     // Back to position 0.
     void reset();
-    Checkpoint take_checkpoint() const;
-    // Back to a checkpoint of this sequence whose tokens its timeline still begins with.
-    void restore(const Checkpoint & checkpoint);
-    // Whether restore() would work.
-    bool can_restore(const Checkpoint & checkpoint) const;
-    // Forgets the tokens from a position on, and runs those before it again that they may have
-    // spoiled, in a pass that nobody read a row after; throws DFL_STATUS_UNSUPPORTED if recurrent
-    // layers have overwritten what they knew there, or layers with a window have forgotten it.
-    void truncate(int64_t position);
 
     // Takes a snapshot of all its tokens, for others that begin alike; the rows of the last pass
     // may be gone. snapshot_bytes(): bytes that it would take on the host.
@@ -114,7 +82,7 @@ class Sequence {
     bool find_top(int64_t row, const Candidate *& best);
     // Verifies that the row that can be read is finite, if it was not read yet.
     void verify_finite();
-    // Forgets all tokens, zeroes their cells and voids checkpoints.
+    // Forgets all tokens and zeroes their cells.
     void reset_and_zero();
     // Zeroes the rows of tokens from a position on that may be not finite, as they are forgotten:
     // some kernels multiply what a mask hides by 0.
@@ -139,7 +107,6 @@ class Sequence {
     RecurrentCache & recurrent_;
     DraftState * draft_;          // NULL without a drafter
     int32_t slot_;                // in the engine's caches
-    uint64_t cache_id_;           // identifies their contents, in this process
     std::vector<int32_t> tokens_; // the committed timeline
     // Of each cache, by page index: blocks of this sequence that prefixes have.
     std::vector<std::map<int64_t, std::weak_ptr<KvBlock>>> blocks_;

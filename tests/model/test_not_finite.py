@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gguf_files import Parts, edited
-from pairs import Pair, go_back, make_pair, n_left, random_tokens
+from pairs import Pair, make_pair, n_left, random_tokens
 
 from dflash_gguf.config import DecodeConfig, LoadConfig
 from dflash_gguf.decoder import Decoder
@@ -89,16 +89,10 @@ def test_the_next_prompt_is_right(poisoned: Pair, cache_type: str, read: str) ->
     settings = {"cache_type_k": cache_type, "cache_type_v": cache_type}
     sequence = start(poisoned, **settings)
     sequence.prefill(CLEAN[:8]).argmax()
-    before = sequence.take()
     with pytest.raises(Error, match=NOT_FINITE):
         READS[read](sequence)
     assert sequence.position == 0
     assert_like_fresh(sequence, poisoned, **settings)
-    sequence.reset()
-    sequence.prefill(CLEAN[:8])
-    assert not sequence.holds(before)
-    with pytest.raises(Error, match="before this one forgot all it held"):
-        sequence.restore(before)
 
 
 def test_rows_of_all_tokens_are_checked(poisoned: Pair) -> None:
@@ -118,64 +112,18 @@ def test_what_was_never_read_goes_with_its_tokens(poisoned: Pair, n_kept: int) -
         raise KeyboardInterrupt
 
     sequence.prefill(CLEAN[:8]).argmax()
-    kept = sequence.take()
+    kept = sequence.snapshot()
     with pytest.raises(KeyboardInterrupt):
         sequence.prefill(POISONED, cancel)
     assert sequence.position == 108
     fresh = start(poisoned, n_ubatch=100)
     if n_kept:
-        sequence.restore(kept)
+        sequence.attach(kept, 8)
         fresh.prefill(CLEAN[:8])
     else:
         sequence.reset()
     found, expected = (x.prefill(CLEAN).logits() for x in (sequence, fresh))
     np.testing.assert_array_equal(found, expected)
-    assert np.isfinite(sequence.draft(7, 3, 4).logits).all()
-
-
-def test_rows_before_what_was_never_read_are_right(poisoned: Pair) -> None:
-    """Attention of many rows spoils those before the token too."""
-    sequence, fresh = (start(poisoned, n_ubatch=100) for _ in range(2))
-
-    def cancel(_done: int, _total: int) -> None:
-        raise KeyboardInterrupt
-
-    for one in (sequence, fresh):
-        one.prefill(CLEAN[:8]).argmax()
-    with pytest.raises(KeyboardInterrupt):
-        sequence.prefill(POISONED, cancel)
-    tokens = [*CLEAN[:8], *POISONED[:12], *CLEAN[30:40]]
-    n_kept = go_back(sequence, tokens)
-    # What may be spoiled is run again, from 8 on.
-    assert n_kept == (0 if sequence.engine.model.n_recurrent else 20)
-    fresh.truncate(min(n_kept, 8))
-    found, expected = (x.prefill(tokens[x.position :]).logits() for x in (sequence, fresh))
-    np.testing.assert_array_equal(found, expected)
-    for one, two in zip(sequence.draft(7, 3, 4), fresh.draft(7, 3, 4), strict=True):
-        np.testing.assert_array_equal(one, two)
-
-
-@pytest.mark.parametrize("n_ubatch", [7, 100])
-def test_truncation_runs_spoiled_rows_again(poisoned: Pair, n_ubatch: int) -> None:
-    sequence = start(poisoned, n_ubatch=n_ubatch)
-    if sequence.engine.model.n_recurrent:  # goes back to between passes only
-        sequence.prefill(CLEAN[:9])
-        with pytest.raises(Error, match="goes back only to a checkpoint"):
-            sequence.truncate(1)
-        return
-
-    def cancel(done: int, _total: int) -> None:
-        if done > 20:  # the bad one is among them
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        sequence.prefill(POISONED, cancel)
-    sequence.truncate(18)
-    assert sequence.position == 18
-    found = sequence.prefill(CLEAN[30:33]).logits()
-    fresh = start(poisoned, n_ubatch=n_ubatch)
-    fresh.prefill(POISONED[:18])
-    np.testing.assert_array_equal(found, fresh.prefill(CLEAN[30:33]).logits())
     assert np.isfinite(sequence.draft(7, 3, 4).logits).all()
 
 
