@@ -34,6 +34,14 @@ dfl_status dfl_sequence_get_tokens(const dfl_sequence * sequence, int32_t * toke
     });
 }
 
+dfl_status dfl_sequence_check(dfl_sequence * sequence, int64_t row, dfl_error * err) {
+    return guard(err, [&] {
+        need(sequence);
+        const CallGuard guard_of_call(*sequence->is_busy);
+        sequence->sequence.check_row(row);
+    });
+}
+
 dfl_status dfl_sequence_argmax(dfl_sequence * sequence, int64_t row, int32_t * token,
                                dfl_error * err) {
     return guard(err, [&] {

@@ -275,15 +275,9 @@ void KvCache::clear(int32_t sequence) {
     }
 }
 
-void KvCache::clear_from(int32_t sequence, int32_t position) {
+void KvCache::slide_window(int32_t sequence, int64_t position) {
     for (KvGroup & group : groups_) {
-        group.clear_from(sequence, position);
-    }
-}
-
-void KvCache::slide_window(int32_t sequence, int64_t position, int64_t n_verified_finite) {
-    for (KvGroup & group : groups_) {
-        group.slide_window(sequence, position, n_verified_finite);
+        group.slide_window(sequence, position);
     }
 }
 

@@ -84,17 +84,6 @@ void KvGroup::copy_out_lent(int32_t sequence, int64_t first, int64_t end) {
     std::for_each(lent.begin(), lent.end(), [](KvBlock * block) { block->copy_out(); });
 }
 
-void KvGroup::clear_range(int32_t sequence, int64_t first, int64_t end) {
-    copy_out_lent(sequence, first, end);
-    // Shared rows are others' too, and read by our own code alone.
-    const auto own = static_cast<int64_t>(cells_.shared(sequence).size()) * CellTable::PAGE;
-    for (const cpu::CellSpan & span : cells_.spans(sequence)) {
-        const int64_t from = std::clamp<int64_t>(std::max(first, own) - span.position, 0, span.n);
-        const int64_t to = std::clamp<int64_t>(end - span.position, from, span.n);
-        zero(span.cell + from, to - from);
-    }
-}
-
 void KvGroup::release_from(int32_t sequence, int32_t position) {
     copy_out_lent(sequence, position, INT64_MAX);
     copy_cells(cells_.release_from(sequence, position));
@@ -178,14 +167,6 @@ int64_t KvGroup::first_saved(int64_t position) const { return page_of(first_visi
 
 int64_t KvGroup::first_retained(int64_t position) const {
     return window_ > 0 ? page_of(first_visible(position) - REACH) : 0;
-}
-
-void KvGroup::slide_window(int32_t sequence, int64_t position, int64_t n_verified_finite) {
-    const int64_t first = first_retained(position);
-    if (!masks_.empty()) { // some kernels multiply what a mask hides by 0
-        clear_range(sequence, n_verified_finite, first);
-    }
-    release_before(sequence, static_cast<int32_t>(first));
 }
 
 } // namespace dfl

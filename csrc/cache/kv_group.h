@@ -64,10 +64,6 @@ class KvGroup {
     // no memory that was never written to; the table stays.
     void clear(int32_t sequence);
     void clear_cell(int64_t cell) { zero(cell, 1); }
-    // In the cells of a sequence from a position on.
-    void clear_from(int32_t sequence, int32_t position) {
-        clear_range(sequence, position, INT32_MAX);
-    }
 
     // CellTable::release_from() with the copies that it asks for, and release_before(). Lent rows
     // are copied to the host first.
@@ -99,9 +95,10 @@ class KvGroup {
 
     // What follows is for windows; without one all rows stay.
 
-    // Forgets rows that have left the window of a sequence at a position. n_verified_finite: tokens
-    // up to which logits were verified to be finite.
-    void slide_window(int32_t sequence, int64_t position, int64_t n_verified_finite);
+    // Forgets rows that have left the window of a sequence at a position.
+    void slide_window(int32_t sequence, int64_t position) {
+        release_before(sequence, static_cast<int32_t>(first_retained(position)));
+    }
     // First position that a snapshot has for a row at a position: the first of a page, where it
     // lies as if it had been computed.
     int64_t first_saved(int64_t position) const;
@@ -110,7 +107,6 @@ class KvGroup {
     void zero(int64_t first, int64_t n);
     // Has blocks copy the rows of these positions that are lent to them.
     void copy_out_lent(int32_t sequence, int64_t first, int64_t end);
-    void clear_range(int32_t sequence, int64_t first, int64_t end);
     // First position that a row at a position may attend to.
     int64_t first_visible(int64_t position) const;
     // First position that stays; the first of a page, so that whole pages become free.

@@ -185,10 +185,6 @@ class Engine {
     // NULL without a drafter.
     DraftState * draft() { return draft_.get(); }
     const DraftState * draft() const { return draft_.get(); }
-    // Of the rows of a graph that ran: whether their logits are finite. What is not finite in a
-    // pass's input, or in a cell that a row sees, makes all logits of the row NaN, so one of each
-    // tells.
-    std::vector<bool> finite_rows(CachedGraph & cached, int64_t first, int64_t n) const;
 
   private:
     LayerPlace layer_place();
@@ -223,6 +219,9 @@ class Engine {
     void update_attended_cells();
     BatchShape shape_of(const Pass & pass) const;
     CachedGraph & compute(Pass & pass);
+    // Tells which rows of a graph that ran have finite logits. What is not finite in a pass's
+    // input, or in a cell that a row sees, makes all logits of the row NaN, so one of each tells.
+    static std::vector<bool> finite_rows(const CachedGraph & cached);
     void set_inputs(CachedGraph & cached, const Pass & pass);
     void forget_rows();
     // Moves recurrent states along accepted paths. On an error some layers' may have moved.

@@ -507,7 +507,7 @@ class Scheduler:
             if n == 0:
                 continue
             stop = position + n
-            # A row that is read proves that what is kept there is sound.
+            # A snapshot has the drafter's rows, too.
             n_to_come = 0 if stop in job.prefix_hit.snapshot_positions else end - stop
             item = BatchEntry(job.sequence, job.history[position:stop], n_remaining=n_to_come)
             work.append(_Work(job, item, None, is_decoding=False, draws=stop == end))
@@ -531,15 +531,12 @@ class Scheduler:
         self._open = []
 
     def _fail(self, job: Job, error: Exception) -> None:
-        self._prefix_cache.forget_unverified()
         self.end(job, error)
 
     def _draw(self, work: list[_Work], rows: list[Rows]) -> list[_Work]:
         """Each answer draws of its rows; those that could."""
         try:
-            self._choose(
-                [one for one, found in zip(work, rows, strict=True) if found and one.draws]
-            )
+            self._choose([one for one in work if one.draws])
         except Error as error:
             self._fail_all(work, error)
             return []
@@ -554,8 +551,10 @@ class Scheduler:
                         one.path, one.n_taken = one.tree.follow(choose, writing.take)
                     else:
                         writing.take(choose(-1))
-                elif one.draws and found:
+                elif one.draws:
                     writing.answer.stop_reason = "length"  # it was to have no token
+                else:
+                    found.check()
             except (Error, ValueError) as error:  # its rows are no numbers: no fault of others
                 self._fail(one.job, error)
                 continue

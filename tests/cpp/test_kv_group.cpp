@@ -146,7 +146,7 @@ class Use {
 
     // Afterwards it holds what it has to, and no more than it may.
     void move_on(int32_t i) {
-        group_.slide_window(i, ends_[i], ends_[i]);
+        group_.slide_window(i, ends_[i]);
         CHECK(has_window(i));
         int64_t n = 0;
         for (const cpu::CellSpan & span : group_.cells().spans(i)) {

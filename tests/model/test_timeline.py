@@ -202,7 +202,6 @@ class SampleRequest:
         if self.sequence.engine.model.n_recurrent and common < len(self.timeline):
             assert there == 0
         else:
-            # Rows that were never read may be spoiled by what came after: then they are run again.
             assert there == common
         divides = self.sequence.engine.partial_prefix_ok
         for tokens, prefix in self.kept:
