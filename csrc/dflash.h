@@ -14,7 +14,7 @@ extern "C" {
 
 #pragma GCC visibility push(default)
 
-enum { DFL_ABI_VERSION = 19 };
+enum { DFL_ABI_VERSION = 20 };
 
 typedef enum {
     DFL_STATUS_OK = 0,
@@ -231,10 +231,9 @@ dfl_status dfl_engine_set_top_k(dfl_engine * engine, int32_t k, int32_t * active
  * waits for its commit), MEMORY (names the bytes; the room is as before). */
 dfl_status dfl_engine_reserve_verify(dfl_engine * engine, int64_t n, dfl_error * err);
 
-/* ---- sequence: a timeline in an engine, its cursor and its checkpoints ---- */
+/* ---- sequence: a timeline in an engine, and its cursor ---- */
 
 typedef struct dfl_sequence dfl_sequence;
-typedef struct dfl_checkpoint dfl_checkpoint;
 
 /* The sequence keeps the engine alive. Errors: ARGUMENT (an engine of a dry run),
  * UNSUPPORTED (the engine has n_parallel sequences already). */
@@ -258,27 +257,29 @@ typedef struct {
     int64_t n;
     const int32_t * parents; /* of a verify: NULL for a chain, else [n]: -1 for the root, which is
                                 chosen and not appended yet, and 0 <= parents[i] < i */
-    int64_t n_remaining; /* of an append: tokens that will follow it; if there are some, no row is
-                            read */
-    float * all_logits;  /* of an append: NULL, or out, [n][n_vocab] float32, checked as
-                            dfl_sequence_logits does */
+    int64_t n_remaining;     /* of an append: tokens that will follow it */
+    float * all_logits;      /* of an append: NULL, or out, [n][n_vocab] float32, checked as
+                                dfl_sequence_logits does */
 } dfl_batch_entry;
 
 /* Runs entries of different sequences in one pass. Each row has the bits that it has alone.
  *
- * Tokens to append join their timeline; afterwards the last one's logits can be read. Candidates
+ * Tokens to append join their timeline; afterwards the last one's logits can be read. If these are
+ * not finite, the timeline is empty instead, and zeroed; reading the row says so. Candidates
  * are run after the timeline, each seeing its ancestors, and are not appended; all of their rows
  * can be read until dfl_engine_commit, which must follow. Rows can be read until the next pass or
  * draft of the engine.
  *
  * A single append may have any number of tokens and is run in micro-batches; on an error its
- * timeline ends after the last finished one. Several entries take at most n_ubatch (or n_parallel,
- * if that is more) tokens to append and verify_rows candidates.
+ * timeline ends after the last finished one, or is empty where the logits are not finite. Several
+ * entries take at most n_ubatch (or n_parallel, if that is more) tokens to append and verify_rows
+ * candidates.
  *
  * progress: of a single append; may be NULL.
  * Errors: ARGUMENT (token ids, parents, context, cells that other sequences hold, room for
  * verifies; nothing has run then), MEMORY, COMPUTE (timelines are as before, but on a model with
- * recurrent layers those that were to be appended to are empty), CANCELLED. */
+ * recurrent layers those that were to be appended to are empty; logits of a single append that are
+ * not finite), CANCELLED. */
 dfl_status dfl_engine_run(dfl_engine * engine, const dfl_batch_entry * entries, int64_t n_entries,
                           dfl_progress progress, void * user, dfl_error * err);
 /* Experts that the last run multiplied with, of all layers together; 0 where our own code does not
@@ -314,22 +315,23 @@ typedef struct {
 
 /* Appends paths of pending verifies of different sequences; their other nodes are forgotten. With n
  * = 0 there may be no pending verify, and then nothing is done. Errors: ARGUMENT,
- * MEMORY, COMPUTE (after the last two sequences of a model with recurrent layers are empty). */
+ * MEMORY, COMPUTE (after the last two sequences of a model with recurrent layers are empty; for a
+ * node whose logits are not finite its sequence is, and nothing is appended). */
 dfl_status dfl_engine_commit(dfl_engine * engine, const dfl_path * paths, int64_t n_paths,
                              dfl_error * err);
 
-/* Largest logit of a row of the last pass (after an append only row 0, the last token's); the
- * lowest id on ties. Errors: ARGUMENT for a row that is not there; COMPUTE if its logits are not
- * finite. Its caches are then no better, so they are zeroed: the sequence is empty as after a
- * reset, and no checkpoint of it is valid any more. */
+/* Checks a row of the last pass (after an append only row 0, the last token's). Errors: ARGUMENT
+ * for a row that is not there; COMPUTE if its logits are not finite. Its caches are then no better,
+ * so they are zeroed: the sequence is empty as after a reset. */
+dfl_status dfl_sequence_check(dfl_sequence * sequence, int64_t row, dfl_error * err);
+/* Largest logit of a row; the lowest id on ties. Errors: as for check, also of the next two. */
 dfl_status dfl_sequence_argmax(dfl_sequence * sequence, int64_t row, int32_t * token,
                                dfl_error * err);
-/* The k best of a row of the last pass, best first, the lowest id on ties: out, [k] each. k is what
- * dfl_engine_set_top_k gave before that pass. Errors: ARGUMENT (a row that is not there, another
- * k), COMPUTE as for argmax. */
+/* The k best of a row, best first, the lowest id on ties: out, [k] each. k is what
+ * dfl_engine_set_top_k gave before that pass. Errors: ARGUMENT also for another k. */
 dfl_status dfl_sequence_top(dfl_sequence * sequence, int64_t row, int32_t k, int32_t * tokens,
                             float * logits, dfl_error * err);
-/* logits: out, [n_vocab] float32; single tokens may have -inf. Errors: as for argmax. */
+/* logits: out, [n_vocab] float32; single tokens may have -inf. */
 dfl_status dfl_sequence_logits(dfl_sequence * sequence, int64_t row, float * logits,
                                dfl_error * err);
 
@@ -391,24 +393,6 @@ dfl_status dfl_engine_sample(dfl_engine * engine, dfl_sample_request * requests,
 
 /* Back to position 0. */
 dfl_status dfl_sequence_reset(dfl_sequence * sequence, dfl_error * err);
-/* Forgets the tokens from a position on; if no row was read after the pass that appended them,
- * those before them in that pass run again. Errors: DFL_STATUS_UNSUPPORTED on a model with
- * recurrent layers, unless position is 0 or the present one, and on one with windows for a place
- * that they have left, more than 64 tokens back; COMPUTE. */
-dfl_status dfl_sequence_truncate(dfl_sequence * sequence, int64_t position, dfl_error * err);
-
-/* All that the prefix up to here leaves behind; valid for this sequence alone, while it still
- * begins with the same tokens. */
-dfl_status dfl_checkpoint_take(dfl_sequence * sequence, dfl_checkpoint ** checkpoint,
-                               dfl_error * err);
-/* Back to a checkpoint, however often. Errors: DFL_STATUS_ARGUMENT if it is another sequence's, or
- * the tokens differ now. */
-dfl_status dfl_checkpoint_restore(dfl_sequence * sequence, const dfl_checkpoint * checkpoint,
-                                  dfl_error * err);
-/* 1 if dfl_checkpoint_restore would work. */
-int32_t dfl_checkpoint_is_valid(const dfl_sequence * sequence, const dfl_checkpoint * checkpoint);
-int64_t dfl_checkpoint_position(const dfl_checkpoint * checkpoint);
-void dfl_checkpoint_free(dfl_checkpoint * checkpoint);
 
 /* ---- prefix: what the first tokens of a sequence left behind, for others that begin alike ---- */
 
@@ -419,12 +403,11 @@ typedef struct dfl_prefix dfl_prefix;
 
 typedef struct {
     int64_t n_tokens;
-    int64_t n_verified_finite; /* tokens up to which logits were verified to be finite */
-    int64_t n_draft;           /* last positions that the drafter remembers */
-    int32_t n_caches;          /* groups of attention layers, and the drafter's */
-    int32_t n_parts;           /* of a file */
-    uint64_t host_bytes;       /* of this prefix alone: what dropping it frees */
-    int64_t own_cells;         /* likewise, of the engine's */
+    int64_t n_draft;     /* last positions that the drafter remembers */
+    int32_t n_caches;    /* groups of attention layers, and the drafter's */
+    int32_t n_parts;     /* of a file */
+    uint64_t host_bytes; /* of this prefix alone: what dropping it frees */
+    int64_t own_cells;   /* likewise, of the engine's */
 } dfl_prefix_info;
 
 /* A tensor of a file; rows of a cache are those of the last ne[1] tokens. */

@@ -108,8 +108,7 @@ dfl_status dfl_engine_run(dfl_engine * engine, const dfl_batch_entry * entries, 
             const dfl_batch_entry & entry = entries[i];
             need(entry.sequence, entry.tokens);
             parsed.push_back({&entry.sequence->sequence, entry.is_verify != 0, entry.tokens,
-                              entry.n, entry.parents, entry.n_remaining, entry.n_remaining == 0,
-                              entry.all_logits});
+                              entry.n, entry.parents, entry.n_remaining, entry.all_logits});
         }
         dfl::PrefillProgress watch;
         if (progress != nullptr) {

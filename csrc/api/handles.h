@@ -34,9 +34,6 @@ struct dfl_prefix {
 struct dfl_sampler {
     dfl::Sampler sampler;
 };
-struct dfl_checkpoint {
-    dfl::Checkpoint checkpoint;
-};
 
 namespace dfl {
 

@@ -32,7 +32,6 @@ dfl_status dfl_prefix_get_info(const dfl_prefix * prefix, dfl_prefix_info * info
         const dfl::Prefix & p = *prefix->prefix;
         *info = {};
         info->n_tokens = p.size();
-        info->n_verified_finite = p.n_verified_finite();
         info->n_draft = p.n_draft();
         info->n_caches = static_cast<int32_t>(p.blocks().size());
         info->n_parts = static_cast<int32_t>(p.parts().size());

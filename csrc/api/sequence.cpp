@@ -1,4 +1,4 @@
-// extern "C" bodies only: sequences and checkpoints.
+// extern "C" bodies only: sequences.
 #include "api/handles.h"
 
 #include <algorithm>
@@ -31,6 +31,14 @@ dfl_status dfl_sequence_get_tokens(const dfl_sequence * sequence, int32_t * toke
         need(sequence, tokens);
         const std::vector<int32_t> & committed = sequence->sequence.tokens();
         std::copy(committed.begin(), committed.end(), tokens);
+    });
+}
+
+dfl_status dfl_sequence_check(dfl_sequence * sequence, int64_t row, dfl_error * err) {
+    return guard(err, [&] {
+        need(sequence);
+        const CallGuard guard_of_call(*sequence->is_busy);
+        sequence->sequence.check_row(row);
     });
 }
 
@@ -72,40 +80,3 @@ dfl_status dfl_sequence_reset(dfl_sequence * sequence, dfl_error * err) {
         sequence->sequence.reset();
     });
 }
-
-dfl_status dfl_sequence_truncate(dfl_sequence * sequence, int64_t position, dfl_error * err) {
-    return guard(err, [&] {
-        need(sequence);
-        const CallGuard guard_of_call(*sequence->is_busy);
-        sequence->sequence.truncate(position);
-    });
-}
-
-dfl_status dfl_checkpoint_take(dfl_sequence * sequence, dfl_checkpoint ** checkpoint,
-                               dfl_error * err) {
-    return guard(err, [&] {
-        need(sequence, checkpoint);
-        const CallGuard guard_of_call(*sequence->is_busy);
-        *checkpoint = new dfl_checkpoint{sequence->sequence.take_checkpoint()};
-    });
-}
-
-dfl_status dfl_checkpoint_restore(dfl_sequence * sequence, const dfl_checkpoint * checkpoint,
-                                  dfl_error * err) {
-    return guard(err, [&] {
-        need(sequence, checkpoint);
-        const CallGuard guard_of_call(*sequence->is_busy);
-        sequence->sequence.restore(checkpoint->checkpoint);
-    });
-}
-
-int32_t dfl_checkpoint_is_valid(const dfl_sequence * sequence, const dfl_checkpoint * checkpoint) {
-    return sequence != nullptr && checkpoint != nullptr &&
-           sequence->sequence.can_restore(checkpoint->checkpoint);
-}
-
-int64_t dfl_checkpoint_position(const dfl_checkpoint * checkpoint) {
-    return checkpoint != nullptr ? static_cast<int64_t>(checkpoint->checkpoint.tokens.size()) : -1;
-}
-
-void dfl_checkpoint_free(dfl_checkpoint * checkpoint) { delete checkpoint; }

@@ -275,44 +275,9 @@ void KvCache::clear(int32_t sequence) {
     }
 }
 
-void KvCache::clear_from(int32_t sequence, int32_t position) {
+void KvCache::slide_window(int32_t sequence, int64_t position) {
     for (KvGroup & group : groups_) {
-        group.clear_from(sequence, position);
-    }
-}
-
-void KvCache::slide_window(int32_t sequence, int64_t position, int64_t n_verified_finite) {
-    for (KvGroup & group : groups_) {
-        group.slide_window(sequence, position, n_verified_finite);
-    }
-}
-
-bool KvCache::has_window_before(int32_t sequence, int64_t position) const {
-    return std::all_of(groups_.begin(), groups_.end(), [&](const KvGroup & group) {
-        return group.has_window_before(sequence, position);
-    });
-}
-
-int64_t KvCache::earliest_rewind(int32_t sequence) const {
-    int64_t position = 0;
-    for (const KvGroup & group : groups_) {
-        position = std::max(position, group.earliest_rewind(sequence));
-    }
-    return position;
-}
-
-std::vector<uint8_t> KvCache::save_windows(int32_t sequence, int64_t position) const {
-    std::vector<uint8_t> bytes;
-    for (const KvGroup & group : groups_) {
-        group.save(sequence, position, bytes);
-    }
-    return bytes;
-}
-
-void KvCache::load_windows(int32_t sequence, int64_t position, const std::vector<uint8_t> & bytes) {
-    const uint8_t * at = bytes.data();
-    for (KvGroup & group : groups_) {
-        at = group.load(sequence, position, at);
+        group.slide_window(sequence, position);
     }
 }
 

@@ -58,15 +58,10 @@ class KvCache {
     uint64_t mask_bytes_written() const;
     // As of a group, in all of them.
     void clear(int32_t sequence);
-    void clear_from(int32_t sequence, int32_t position);
 
     // True if some layers have a window and forget what has left it. As of a group, in all of them:
     bool has_windows() const { return groups_.size() > 1; }
-    void slide_window(int32_t sequence, int64_t position, int64_t n_verified_finite);
-    bool has_window_before(int32_t sequence, int64_t position) const;
-    int64_t earliest_rewind(int32_t sequence) const;
-    std::vector<uint8_t> save_windows(int32_t sequence, int64_t position) const;
-    void load_windows(int32_t sequence, int64_t position, const std::vector<uint8_t> & bytes);
+    void slide_window(int32_t sequence, int64_t position);
 
   private:
     // What lies on one device.

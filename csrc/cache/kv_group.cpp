@@ -84,17 +84,6 @@ void KvGroup::copy_out_lent(int32_t sequence, int64_t first, int64_t end) {
     std::for_each(lent.begin(), lent.end(), [](KvBlock * block) { block->copy_out(); });
 }
 
-void KvGroup::clear_range(int32_t sequence, int64_t first, int64_t end) {
-    copy_out_lent(sequence, first, end);
-    // Shared rows are others' too, and read by our own code alone.
-    const auto own = static_cast<int64_t>(cells_.shared(sequence).size()) * CellTable::PAGE;
-    for (const cpu::CellSpan & span : cells_.spans(sequence)) {
-        const int64_t from = std::clamp<int64_t>(std::max(first, own) - span.position, 0, span.n);
-        const int64_t to = std::clamp<int64_t>(end - span.position, from, span.n);
-        zero(span.cell + from, to - from);
-    }
-}
-
 void KvGroup::release_from(int32_t sequence, int32_t position) {
     copy_out_lent(sequence, position, INT64_MAX);
     copy_cells(cells_.release_from(sequence, position));
@@ -178,66 +167,6 @@ int64_t KvGroup::first_saved(int64_t position) const { return page_of(first_visi
 
 int64_t KvGroup::first_retained(int64_t position) const {
     return window_ > 0 ? page_of(first_visible(position) - REACH) : 0;
-}
-
-void KvGroup::slide_window(int32_t sequence, int64_t position, int64_t n_verified_finite) {
-    const int64_t first = first_retained(position);
-    if (!masks_.empty()) { // some kernels multiply what a mask hides by 0
-        clear_range(sequence, n_verified_finite, first);
-    }
-    release_before(sequence, static_cast<int32_t>(first));
-}
-
-bool KvGroup::has_window_before(int32_t sequence, int64_t position) const {
-    const int64_t first = first_visible(position);
-    const std::vector<cpu::CellSpan> & spans = cells_.spans(sequence);
-    return first >= position || (!spans.empty() && spans.front().position <= first);
-}
-
-int64_t KvGroup::earliest_rewind(int32_t sequence) const {
-    const std::vector<cpu::CellSpan> & spans = cells_.spans(sequence);
-    const int64_t first = spans.empty() ? 0 : spans.front().position;
-    return first > 0 ? first + window_ - 1 : 0;
-}
-
-void KvGroup::save(int32_t sequence, int64_t position, std::vector<uint8_t> & bytes) const {
-    const int64_t first = first_saved(position);
-    for (size_t i = 0; i < stores_.size() && window_ > 0; ++i) {
-        const ggml_tensor * rows = stores_[i].rows;
-        for (const cpu::CellSpan & span : cells_.spans(sequence)) {
-            const int64_t from = std::clamp<int64_t>(first - span.position, 0, span.n);
-            const int64_t to = std::clamp<int64_t>(position - span.position, from, span.n);
-            const size_t at = bytes.size(), size = (to - from) * rows->nb[1];
-            bytes.resize(at + size);
-            if (size > 0) {
-                stores_[i].backend->read(rows, bytes.data() + at, (span.cell + from) * rows->nb[1],
-                                         size);
-            }
-        }
-    }
-}
-
-const uint8_t * KvGroup::load(int32_t sequence, int64_t position, const uint8_t * bytes) {
-    const auto first = static_cast<int32_t>(first_saved(position));
-    if (window_ == 0) {
-        return bytes;
-    }
-    if (!masks_.empty()) {
-        clear_from(sequence, 0);
-    }
-    release_from(sequence, 0);
-    const std::vector<int64_t> cells = cells_.take(sequence, position - first);
-    for (size_t i = 0; i < cells.size(); ++i) {
-        cells_.place(cells[i], first + static_cast<int32_t>(i));
-    }
-    for (const Store & store : stores_) {
-        const size_t size = store.rows->nb[1];
-        for (const cpu::CellSpan & span : cells_.spans(sequence)) {
-            ggml_backend_tensor_set(store.rows, bytes, span.cell * size, span.n * size);
-            bytes += span.n * size;
-        }
-    }
-    return bytes;
 }
 
 } // namespace dfl

@@ -13,11 +13,11 @@ namespace dfl {
 class KvBlock;
 
 // Those of layers with a window stay only while rows to come may see them: of a sequence that has
-// come to a position the window before it, and REACH positions more, as it may go back. To go back
-// further rows are saved before, see save().
+// come to a position the window before it, and REACH positions more, so that it goes back to a
+// prefix nearby without a copy.
 class KvGroup {
   public:
-    // A stop string, an interrupted round, a prompt that ends a little differently.
+    // Of a short answer that is asked for again.
     static constexpr int64_t REACH = CellTable::PAGE;
 
     // Largest number of uncommitted rows, pending verifies and padding among them: of one sequence,
@@ -64,10 +64,6 @@ class KvGroup {
     // no memory that was never written to; the table stays.
     void clear(int32_t sequence);
     void clear_cell(int64_t cell) { zero(cell, 1); }
-    // In the cells of a sequence from a position on.
-    void clear_from(int32_t sequence, int32_t position) {
-        clear_range(sequence, position, INT32_MAX);
-    }
 
     // CellTable::release_from() with the copies that it asks for, and release_before(). Lent rows
     // are copied to the host first.
@@ -97,29 +93,20 @@ class KvGroup {
     // Host memory only.
     void copy_cells(const CellTable::Copy & copy);
 
-    // What follows is for windows; without one all rows stay, and none are saved.
+    // What follows is for windows; without one all rows stay.
 
-    // Forgets rows that have left the window of a sequence at a position. n_verified_finite: tokens
-    // up to which logits were verified to be finite.
-    void slide_window(int32_t sequence, int64_t position, int64_t n_verified_finite);
-    // Whether all is there that a row at a position would see of those before it. Of an earlier
-    // position than the sequence's: whether it can go back there.
-    bool has_window_before(int32_t sequence, int64_t position) const;
-    // The first position that it can go back to.
-    int64_t earliest_rewind(int32_t sequence) const;
-    // What a row at a position sees of those before it, appended to `bytes`; and these rows put
-    // back, in place of all that the sequence holds, from `bytes` on -> the first that is not read.
-    void save(int32_t sequence, int64_t position, std::vector<uint8_t> & bytes) const;
-    const uint8_t * load(int32_t sequence, int64_t position, const uint8_t * bytes);
-    // What is saved: from the first position of a page on, where it lies as if it had been
-    // computed.
+    // Forgets rows that have left the window of a sequence at a position.
+    void slide_window(int32_t sequence, int64_t position) {
+        release_before(sequence, static_cast<int32_t>(first_retained(position)));
+    }
+    // First position that a snapshot has for a row at a position: the first of a page, where it
+    // lies as if it had been computed.
     int64_t first_saved(int64_t position) const;
 
   private:
     void zero(int64_t first, int64_t n);
     // Has blocks copy the rows of these positions that are lent to them.
     void copy_out_lent(int32_t sequence, int64_t first, int64_t end);
-    void clear_range(int32_t sequence, int64_t first, int64_t end);
     // First position that a row at a position may attend to.
     int64_t first_visible(int64_t position) const;
     // First position that stays; the first of a page, so that whole pages become free.

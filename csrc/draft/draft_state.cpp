@@ -472,17 +472,8 @@ void DraftState::clear(int32_t sequence) {
             ggml_backend_tensor_memset(features_, 0, i * row, row);
         }
     }
-    clear_prefill_rows();
-}
-
-void DraftState::clear_from(int32_t sequence, int32_t position) {
-    kv_.clear_from(sequence, position);
-    clear_prefill_rows();
-}
-
-void DraftState::clear_prefill_rows() {
-    const size_t first = ring_ * features_->nb[1];
-    ggml_backend_tensor_memset(features_, 0, first, ggml_nbytes(features_) - first);
+    // What a prompt left in its rows pads the next one's injection.
+    ggml_backend_tensor_memset(features_, 0, ring_ * row, ggml_nbytes(features_) - ring_ * row);
 }
 
 void DraftState::truncate(int32_t sequence, int32_t position) {

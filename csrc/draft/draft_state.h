@@ -95,8 +95,6 @@ class DraftState {
 
     // Forgets everything of a sequence from a position on.
     void truncate(int32_t sequence, int32_t position);
-    // Zeroes what is known of it from a position on.
-    void clear_from(int32_t sequence, int32_t position);
     // Makes room for rows of sequences. On a CPU these share pages of the target's cache, and may
     // have more tokens together than there are cells here: who holds the most gives up its oldest.
     void make_room(const std::map<int32_t, int64_t> & n_rows);
@@ -112,8 +110,6 @@ class DraftState {
     };
 
     void allocate_features(int64_t n_verify);
-    // What a prompt left there pads the next one's injection.
-    void clear_prefill_rows();
     GraphContext make_build(CachedGraph & cached) const;
     void make_injection_inputs(CachedGraph & cached) const;
     void build_draft(CachedGraph & cached) const;

@@ -101,7 +101,7 @@ class Engine {
     // An append alone may have any number of tokens, which are run in micro-batches: on an error
     // the timeline ends where the last finished one put it. Arguments are looked at before anything
     // runs.
-    void run(std::vector<BatchEntry> & entries, const PrefillProgress & progress);
+    void run(const std::vector<BatchEntry> & entries, const PrefillProgress & progress);
     // Samples from rows of the last pass: for each request one token or, of a pending verify, one
     // after another from the root down while they are candidates. Stops before a row that has
     // nothing to sample from; reading that row says why.
@@ -185,10 +185,6 @@ class Engine {
     // NULL without a drafter.
     DraftState * draft() { return draft_.get(); }
     const DraftState * draft() const { return draft_.get(); }
-    // Of the rows of a graph that ran: whether their logits are finite. What is not finite in a
-    // pass's input, or in a cell that a row sees, makes all logits of the row NaN, so one of each
-    // tells.
-    std::vector<bool> finite_rows(CachedGraph & cached, int64_t first, int64_t n) const;
 
   private:
     LayerPlace layer_place();
@@ -203,7 +199,7 @@ class Engine {
     void build_forward(CachedGraph & cached);
     void check(const std::vector<BatchEntry> & entries) const;
     void check_verifies(const std::vector<BatchEntry> & entries) const;
-    void append_in_microbatches(BatchEntry & entry, const PrefillProgress & progress);
+    void append_in_microbatches(const BatchEntry & entry, const PrefillProgress & progress);
     // Runs n_rows tokens of each entry; from: the first of them.
     void run_pass(const std::vector<BatchEntry> & entries, const std::vector<int64_t> & from,
                   const std::vector<int64_t> & n_rows);
@@ -223,6 +219,9 @@ class Engine {
     void update_attended_cells();
     BatchShape shape_of(const Pass & pass) const;
     CachedGraph & compute(Pass & pass);
+    // Tells which rows of a graph that ran have finite logits. What is not finite in a pass's
+    // input, or in a cell that a row sees, makes all logits of the row NaN, so one of each tells.
+    static std::vector<bool> finite_rows(const CachedGraph & cached);
     void set_inputs(CachedGraph & cached, const Pass & pass);
     void forget_rows();
     // Moves recurrent states along accepted paths. On an error some layers' may have moved.

@@ -49,7 +49,7 @@ void Engine::check(const std::vector<BatchEntry> & entries) const {
               (long long)kv_.cells().size());
 }
 
-void Engine::run(std::vector<BatchEntry> & entries, const PrefillProgress & progress) {
+void Engine::run(const std::vector<BatchEntry> & entries, const PrefillProgress & progress) {
     check(entries);
     n_experts_ = 0;
     if (entries.size() == 1 && !entries[0].is_verify) {
@@ -63,7 +63,7 @@ void Engine::run(std::vector<BatchEntry> & entries, const PrefillProgress & prog
     run_pass(entries, std::vector<int64_t>(entries.size(), 0), n_rows);
 }
 
-void Engine::append_in_microbatches(BatchEntry & entry, const PrefillProgress & progress) {
+void Engine::append_in_microbatches(const BatchEntry & entry, const PrefillProgress & progress) {
     const int64_t n_vocab = model_->hparams().n_vocab;
     int64_t step = params_.n_ubatch;
     if (entry.all_logits != nullptr) {
@@ -73,6 +73,7 @@ void Engine::append_in_microbatches(BatchEntry & entry, const PrefillProgress & 
     for (int64_t n_done = 0; n_done < entry.n;) {
         const int64_t n = std::min(step, entry.n - n_done);
         run_pass({entry}, {n_done}, {n});
+        entry.sequence->check_row(0);
         n_done += n;
         DFL_CHECK(!progress || !progress(n_done, entry.n) || n_done == entry.n,
                   DFL_STATUS_CANCELLED, "cancelled after %lld of %lld tokens", (long long)n_done,
@@ -117,8 +118,7 @@ Pass Engine::plan(const std::vector<BatchEntry> & entries, const std::vector<int
             pass.positions.push_back(position + static_cast<int32_t>(depth));
         }
         const int64_t n_left = of.n - from[i] - entry.n;
-        const bool ends = n_left == 0 && of.needs_logits;
-        entry.n_out = of.is_verify || entry.reads_all_logits ? entry.n : ends ? 1 : 0;
+        entry.n_out = of.is_verify || entry.reads_all_logits ? entry.n : 1;
         // Only what the drafter will still see after this prompt is worth injecting.
         entry.injects =
             draft_ && !of.is_verify && entry.n > 1 && n_left + of.n_remaining < draft_->window();
@@ -458,13 +458,15 @@ void Engine::run_pass(const std::vector<BatchEntry> & entries, const std::vector
         }
         throw;
     }
+    const std::vector<bool> finite = finite_rows(*cached);
     for (PassEntry & entry : pass.entries) {
+        const auto first = finite.begin() + entry.first_out;
+        entry.finite.assign(first, first + entry.n_out);
+        Sequence & sequence = *entry.sequence;
         if (entry.is_verify) {
-            entry.finite = finite_rows(*cached, entry.first_out, entry.n);
-            Sequence & sequence = *entry.sequence;
             sequence.verified(std::move(entry), *cached);
         } else {
-            entry.sequence->appended(entry, pass.tokens.data() + entry.first, *cached);
+            sequence.appended(entry, pass.tokens.data() + entry.first, *cached);
         }
     }
     const int64_t n_vocab = model_->hparams().n_vocab;
@@ -481,25 +483,19 @@ void Engine::run_pass(const std::vector<BatchEntry> & entries, const std::vector
         const size_t row_size = n_vocab * sizeof(float);
         devices_.main().read(cached->logits, to, entry.first_out * row_size, entry.n * row_size);
         for (int64_t row = 0; row < entry.n; ++row) {
-            entry.sequence->record_row(done + row, all_finite(to + row * n_vocab, n_vocab));
+            entry.sequence->check_finite(done + row, all_finite(to + row * n_vocab, n_vocab));
         }
     }
 }
 
-std::vector<bool> Engine::finite_rows(CachedGraph & cached, int64_t first, int64_t n) const {
-    const int64_t n_vocab = model_->hparams().n_vocab;
-    const bool is_host = cached.argmax == nullptr;
-    if (!is_host && cached.firsts.empty()) {
-        cached.firsts.resize(cached.logits->ne[1]);
-        ggml_backend_tensor_get_2d(cached.logits, cached.firsts.data(), 0, sizeof(float),
-                                   cached.firsts.size(), cached.logits->nb[1], sizeof(float));
-    }
-    std::vector<bool> finite;
-    for (int64_t row = first; row < first + n; ++row) {
-        const float value = is_host ? static_cast<const float *>(cached.logits->data)[row * n_vocab]
-                                    : cached.firsts[row];
-        finite.push_back(value < INFINITY);
-    }
+std::vector<bool> Engine::finite_rows(const CachedGraph & cached) {
+    const int64_t n = cached.logits->ne[1];
+    std::vector<float> firsts(n);
+    ggml_backend_tensor_get_2d(cached.logits, firsts.data(), 0, sizeof(float), n,
+                               cached.logits->nb[1], sizeof(float));
+    std::vector<bool> finite(n);
+    std::transform(firsts.begin(), firsts.end(), finite.begin(),
+                   [](float value) { return value < INFINITY; });
     return finite;
 }
 

@@ -22,7 +22,6 @@ struct BatchEntry {
     int64_t n = 0;
     const int32_t * parents = nullptr; // of a verify; NULL: a chain
     int64_t n_remaining = 0;           // of an append: tokens that will follow it
-    bool needs_logits = true;          // of an append: whether the last token's logits will be read
     float * all_logits = nullptr;      // of an append: NULL, or every token's, [n_vocab, n]
 };
 
@@ -40,7 +39,7 @@ struct PassEntry {
     int64_t first_out = 0, n_out = 0;  // rows whose logits can be read, among those of the pass
     bool reads_all_logits = false;     // all of them at once
     UpdateRows updates;                // of a verify
-    std::vector<bool> finite;          // of a verify: whether a row's logits are
+    std::vector<bool> finite;          // of the rows that can be read: whether their logits are
 };
 
 struct Pass {

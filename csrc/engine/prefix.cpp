@@ -16,16 +16,15 @@ PrefixState::PrefixState(RawBytes bytes, uint64_t & host_bytes)
 }
 
 Prefix::Prefix(std::shared_ptr<Engine> engine, std::vector<int32_t> tokens,
-               int64_t n_verified_finite, std::vector<CacheBlocks> blocks,
-               std::shared_ptr<PrefixState> state)
-    : engine_(std::move(engine)), tokens_(std::move(tokens)), n_verified_finite_(n_verified_finite),
-      blocks_(std::move(blocks)), state_(std::move(state)) {
+               std::vector<CacheBlocks> blocks, std::shared_ptr<PrefixState> state)
+    : engine_(std::move(engine)), tokens_(std::move(tokens)), blocks_(std::move(blocks)),
+      state_(std::move(state)) {
     find_parts();
 }
 
 Prefix::Prefix(std::shared_ptr<Engine> engine, std::vector<int32_t> tokens,
                const std::vector<int64_t> & n_rows)
-    : engine_(std::move(engine)), tokens_(std::move(tokens)), n_verified_finite_(size()) {
+    : engine_(std::move(engine)), tokens_(std::move(tokens)) {
     const std::vector<KvGroup *> caches = engine_->caches();
     DFL_CHECK(n_rows.size() == caches.size(), DFL_STATUS_ARGUMENT,
               "a prefix of %zu caches, the engine has %zu", n_rows.size(), caches.size());
@@ -292,15 +291,6 @@ void Sequence::forget_blocks(int64_t position) {
 std::shared_ptr<Prefix> Sequence::snapshot() {
     check_no_pending_verify();
     DFL_CHECK(position() > 0, DFL_STATUS_ARGUMENT, "the sequence holds no tokens for a snapshot");
-    verify_finite();
-    if (n_verified_finite_ < position() && position() > 1 && engine_->partial_prefix_ok()) {
-        // A prompt was cut short, and no row of it was read: only a prefix that was verified to be
-        // finite can be attached in part.
-        const int32_t last = tokens_.back();
-        forget_from(position() - 1);
-        prefill(&last, 1, nullptr, nullptr);
-        verify_finite();
-    }
     engine_->flush_features(slot_);
     std::vector<CacheBlocks> blocks;
     for (size_t i = 0; i < blocks_.size(); ++i) {
@@ -327,8 +317,7 @@ std::shared_ptr<Prefix> Sequence::snapshot() {
     if (engine_->is_recurrent()) {
         state = std::make_shared<PrefixState>(recurrent_.save(slot_), engine_->prefix_bytes());
     }
-    auto prefix =
-        std::make_shared<Prefix>(engine_, tokens_, n_verified_finite_, std::move(blocks), state);
+    auto prefix = std::make_shared<Prefix>(engine_, tokens_, std::move(blocks), state);
     prefix->mark_used(position(), engine_->next_use());
     return prefix;
 }
@@ -338,9 +327,10 @@ void Sequence::restore(const Prefix & prefix, int64_t n) {
               "the prefix of %lld tokens is of another engine", (long long)prefix.size());
     DFL_CHECK(n >= 1 && n <= prefix.size(), DFL_STATUS_ARGUMENT, "%lld tokens of a prefix of %lld",
               (long long)n, (long long)prefix.size());
+    check_no_pending_verify();
     const bool holds = position() >= n &&
                        std::equal(tokens_.begin(), tokens_.begin() + n, prefix.tokens().begin());
-    DFL_CHECK((position() == 0 || holds) && pending_verify_.n == 0, DFL_STATUS_ARGUMENT,
+    DFL_CHECK(position() == 0 || holds, DFL_STATUS_ARGUMENT,
               "the sequence holds %lld tokens, it must be empty or begin with those of the prefix",
               (long long)position());
     DFL_CHECK(n == prefix.size() || engine_->partial_prefix_ok(), DFL_STATUS_UNSUPPORTED,
@@ -369,20 +359,16 @@ void Sequence::restore(const Prefix & prefix, int64_t n) {
         throw;
     }
     tokens_.assign(prefix.tokens().begin(), prefix.tokens().begin() + n);
-    n_verified_finite_ = std::min(n, prefix.n_verified_finite());
-    passes_.clear();
 }
 
 bool Sequence::rewind_to(const Prefix & prefix, int64_t n) {
     if (n == position()) {
         return true; // states are those of its last token
     }
-    verify_finite();
-    // Rows that were not verified may be contaminated by later rows of their pass.
-    bool can = n == prefix.size() || n <= n_verified_finite_;
-    for (const KvGroup & group : kv_.groups()) {
-        can = can && group.cells().can_release_from(slot_, static_cast<int32_t>(n));
-    }
+    const bool can =
+        std::all_of(kv_.groups().begin(), kv_.groups().end(), [&](const KvGroup & group) {
+            return group.cells().can_release_from(slot_, static_cast<int32_t>(n));
+        });
     if (!can) {
         return false;
     }

@@ -47,7 +47,7 @@ class Prefix {
 
     // blocks: of each cache of the engine, in the order of positions, up to the last token; state:
     // NULL without recurrent layers.
-    Prefix(std::shared_ptr<Engine> engine, std::vector<int32_t> tokens, int64_t n_verified_finite,
+    Prefix(std::shared_ptr<Engine> engine, std::vector<int32_t> tokens,
            std::vector<CacheBlocks> blocks, std::shared_ptr<PrefixState> state);
     // One to be filled in, with so many rows of each cache.
     Prefix(std::shared_ptr<Engine> engine, std::vector<int32_t> tokens,
@@ -56,8 +56,6 @@ class Prefix {
     const Engine & engine() const { return *engine_; }
     const std::vector<int32_t> & tokens() const { return tokens_; }
     int64_t size() const { return static_cast<int64_t>(tokens_.size()); }
-    // Number of tokens up to which logits were verified to be finite.
-    int64_t n_verified_finite() const { return n_verified_finite_; }
     const std::vector<CacheBlocks> & blocks() const { return blocks_; }
     const PrefixState * state() const { return state_.get(); }
     // Number of rows that the prefix has of a cache.
@@ -84,7 +82,6 @@ class Prefix {
 
     std::shared_ptr<Engine> engine_; // outlives the blocks
     std::vector<int32_t> tokens_;
-    int64_t n_verified_finite_;
     std::vector<CacheBlocks> blocks_;
     std::shared_ptr<PrefixState> state_;
     std::vector<Part> parts_;

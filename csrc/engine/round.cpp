@@ -120,7 +120,11 @@ void Engine::commit(const std::vector<Path> & paths) {
                   nodes == nullptr ? "%lld rows to commit, the pending verify has %lld"
                                    : "a path of %lld nodes, the pending verify has %lld",
                   (long long)n, (long long)pending.n);
-        pending.tree.check_path(nodes_of(paths[i]).data(), n);
+        const std::vector<int32_t> path = nodes_of(paths[i]);
+        pending.tree.check_path(path.data(), n);
+        for (const int32_t node : path) {
+            sequence->check_finite(node, pending.finite[node]);
+        }
         promotes = promotes || (n > 0 && is_recurrent_);
     }
     if (promotes) {

@@ -288,7 +288,6 @@ CachedGraph & GraphPool::get_in_arena(CachedGraph fresh) {
 
 void GraphPool::compute(CachedGraph & cached) {
     cached.best.clear();
-    cached.firsts.clear();
     cached.candidates.clear();
     cached.cpu_nodes.begin_run();
     if (cached.scheduler != nullptr) {

@@ -55,7 +55,6 @@ struct CachedGraph {
     std::vector<int32_t> best;         // what argmax was in the last run, once it was asked for
     std::vector<Candidate> candidates; // likewise what the device picked, [n_out][n_top]
     std::vector<float> sums;           // and top.sums
-    std::vector<float> firsts;         // and, where they lie on a device, each row's first logit
     InputBlock * block = nullptr;      // inputs on the host until a run; NULL: written in place
     size_t input_bytes = 0;            // of it
     SplitScheduler * scheduler = nullptr; // that runs it; NULL: the device does

@@ -48,9 +48,9 @@ def measure(
     sequence.reset()
     last = sequence.prefill(prompt).argmax()
     sequence.engine.reserve_verify(max(sizes) + 1)
-    start, first = sequence.take(), last
+    start, first = sequence.snapshot(), last
     for _ in range(1 + N_TIMES):
-        sequence.restore(start)  # contexts of one length compare
+        sequence.attach(start, start.n_tokens)  # contexts of one length compare
         last = first
         done = Round(sequence.position, n_tokens=1)
         started = time.perf_counter()

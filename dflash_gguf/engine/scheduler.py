@@ -398,7 +398,9 @@ class Scheduler:
             if n == 0:
                 continue
             stop = position + n
-            rows = BatchEntry(state.sequence, state.history[position:stop], n_remaining=end - stop)
+            # A snapshot has the drafter's rows, too.
+            n_remaining = 0 if stop in state.prefix_hit.snapshot_positions else end - stop
+            rows = BatchEntry(state.sequence, state.history[position:stop], n_remaining=n_remaining)
             samples = stop == end
             entries.append(ScheduledEntry(state, rows, is_decoding=False, samples=samples))
             left -= n

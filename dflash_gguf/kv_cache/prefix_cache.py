@@ -105,7 +105,7 @@ class PrefixHit(NamedTuple):
 class _Node:
     """A node of the radix tree, where texts diverge or a prefix ends."""
 
-    __slots__ = ("children", "edge", "n_verified_finite", "parent", "prefix")
+    __slots__ = ("children", "edge", "parent", "prefix")
 
     def __init__(self, parent: _Node | None, edge: Tokens) -> None:
         """edge: tokens from the parent's end on."""
@@ -113,7 +113,6 @@ class _Node:
         self.edge = edge
         self.children: dict[int, _Node] = {}
         self.prefix: Prefix | None = None
-        self.n_verified_finite = 0
 
 
 class _Match(NamedTuple):
@@ -216,7 +215,7 @@ class PrefixCache:
         if not len(ids):
             return
         match = self._match(ids)
-        if match.node is not None and match.n == len(ids) <= match.node.n_verified_finite:
+        if match.node is not None and match.n == len(ids):
             self._touch(match.node)
             return
         while self._engine.prefix_bytes + (cost := sequence.snapshot_bytes()) > self.limit:
@@ -284,12 +283,6 @@ class PrefixCache:
         while self._used:
             self._drop(next(iter(self._used)))
 
-    def forget_unverified(self) -> None:
-        """Drops prefixes not verified to be finite, after a row that was not finite."""
-        for node in list(self._used):
-            if node.prefix is not None and node.n_verified_finite < node.prefix.n_tokens:
-                self._drop(node)
-
     def forget_text(self, tokens: Sequence[int]) -> bool:
         """Drops the prefixes that only this text begins with; False if there are none."""
         match = self._match(np.asarray(tokens, dtype=np.int32))
@@ -355,9 +348,7 @@ class PrefixCache:
             while below.prefix is None and below.children:
                 below = below.children[next(reversed(below.children))]
             if below.prefix is not None:  # an interruption may leave a leaf without one
-                n = at if at in (below.prefix.n_tokens,) else min(at, below.n_verified_finite)
-                if n > n_best:
-                    best, n_best = below, n
+                best, n_best = below, at
         return _Match(best, n_best, at)
 
     def _add(self, ids: Tokens, prefix: Prefix) -> None:
@@ -376,7 +367,7 @@ class PrefixCache:
             node, at = child, at + n
         if node.prefix is not None:
             self._close(node)
-        node.prefix, node.n_verified_finite = prefix, int(prefix.info().n_verified_finite)
+        node.prefix = prefix
         self._touch(node)
         for node in covered:
             self._drop(node)

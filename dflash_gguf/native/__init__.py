@@ -20,7 +20,7 @@ from .node_selection import NO_THRESHOLD, BreakEven, Selection, select_nodes
 from .passes import BatchEntry, Draft, DraftRequest, Rows
 from .prefixes import Prefix, PrefixTensor
 from .samplers import CoreSampler, SampleRequest, SamplerOptions
-from .sequences import Sequence, SequenceCheckpoint
+from .sequences import Sequence
 from .suffix_index import Proposals, SuffixIndex
 
 __all__ = [
@@ -56,7 +56,6 @@ __all__ = [
     "SamplerOptions",
     "Selection",
     "Sequence",
-    "SequenceCheckpoint",
     "SuffixIndex",
     "devices",
     "ggml_version",

@@ -188,13 +188,13 @@ class Engine:
 
         A row has the bits that it has alone. Of an append the last token's row can be read, of a
         verify every row until `commit`, which must follow; rows are gone with the next pass or
-        draft. A single append may have any number of tokens, and `progress` is called between its
-        micro-batches. Among others an append may end early: its rows are then none, and the
-        sequence's position says how far it came.
+        draft. An append whose row is not finite empties its sequence: `Rows.check`. A single append
+        may have any number of tokens, and `progress` is called between its micro-batches.
 
         Raises:
             Error: bad token ids or parents, more tokens than the context or the pool of cells
-            holds, more rows than the pass takes: nothing has run then.
+            holds, more rows than the pass takes: nothing has run then. A row of a single append
+            that is not finite.
             What progress raises; the sequence then ends after the last finished micro-batch.
         """
         n_vocab = self.model.n_vocab
@@ -225,7 +225,7 @@ class Engine:
             with c_callback(progress) as callback:
                 call("engine_run", self._handle, params, len(items), callback, ffi.NULL)
         return [
-            Rows(item.sequence, to.n if item.is_verify else int(not item.n_remaining))
+            Rows(item.sequence, to.n if item.is_verify else 1)
             for item, to in zip(items, params, strict=True)
         ]
 
@@ -293,7 +293,7 @@ class Engine:
         paths: nodes, root first, or how many of the first ones.
 
         Raises:
-            Error: the nodes are not a path down from the root.
+            Error: the nodes are not a path down from the root, or one is not finite.
         """
         params = new("dfl_path[]", len(paths))
         keep: list[Any] = []

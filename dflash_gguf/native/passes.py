@@ -34,7 +34,7 @@ class BatchEntry(NamedTuple):
     """Of a verify: None for a chain, else -1 for the root, which is chosen but not appended yet,
     and a node before for every other one."""
     n_remaining: int = 0
-    """Of an append: tokens that will follow it; if there are some, it has no row."""
+    """Of an append: tokens that will follow it."""
     all_logits: NDArray[np.float32] | None = None
     """Of an append: where every token's go, float32 [n, n_vocab]."""
 
@@ -77,7 +77,12 @@ class Rows:
         return self._sequence.handle, index % self._n_rows
 
     def check(self) -> None:
-        """Shim."""
+        """Checks the last row, of an append that nobody reads.
+
+        Raises:
+            Error: it is not finite, and the sequence is empty.
+        """
+        call("sequence_check", *self._checked(-1))
 
     def argmax(self, index: int = -1) -> int:
         """Token with the largest logit of a row, the lowest id on ties; no row is copied."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import abc
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,14 +13,6 @@ from .engines import Engine
 from .passes import BatchEntry, Draft, DraftRequest, Rows
 from .prefixes import Prefix
 from .progress import Progress
-
-
-@dataclass(frozen=True, slots=True)
-class SequenceCheckpoint:
-    """A prefix of a sequence that can be gone back to, in this sequence."""
-
-    handle: Any
-    position: int
 
 
 class Sequence:
@@ -124,24 +115,6 @@ class Sequence:
         self.engine.run([BatchEntry(self, tokens, all_logits=out)])
         return out
 
-    def take(self) -> SequenceCheckpoint:
-        """A checkpoint of the present position."""
-        handle = create("checkpoint", "checkpoint_take", self.handle)
-        return SequenceCheckpoint(handle, value("checkpoint_position", handle))
-
-    def holds(self, checkpoint: SequenceCheckpoint) -> bool:
-        """True if the sequence still begins with the checkpoint's tokens."""
-        return bool(value("checkpoint_is_valid", self.handle, checkpoint.handle))
-
-    def restore(self, checkpoint: SequenceCheckpoint) -> None:
-        """Goes back to a checkpoint, however often.
-
-        Raises:
-            Error: the sequence no longer begins with its tokens.
-        """
-        self.n_calls += 1
-        call("checkpoint_restore", self.handle, checkpoint.handle)
-
     def snapshot(self) -> Prefix:
         """Takes a snapshot for other sequences; may invalidate the rows of the last pass.
 
@@ -166,16 +139,6 @@ class Sequence:
         """
         self.n_calls += 1
         call("sequence_restore", self.handle, prefix.handle, n)
-
-    def truncate(self, position: int) -> None:
-        """Forgets the tokens from a position on.
-
-        Raises:
-            Error: on a model with recurrent layers, unless position is 0 or the present one; on
-            one with windows, if they have left it, more than 64 tokens back.
-        """
-        self.n_calls += 1
-        call("sequence_truncate", self.handle, position)
 
     def reset(self) -> None:
         """Goes back to position 0."""

@@ -180,7 +180,7 @@ def test_bytes_read_counts_what_is_copied(pair_of: Callable[[str], Pair]) -> Non
     rows.logits()
     assert sequence.engine.info().bytes_read - before == 4 * sequence.engine.model.n_vocab
     before = sequence.engine.info().bytes_read
-    sequence.take()
+    sequence.snapshot()
     assert sequence.engine.info().bytes_read - before == sequence.engine.bytes_of("recurrent")
 
 
@@ -206,7 +206,7 @@ def test_an_abandoned_round_leaves_no_trace(pair_of: Callable[[str], Pair], kind
 
     sequence.reset()
     sequence.prefill(prompt)
-    checkpoint = sequence.take()
+    kept = sequence.snapshot()
     first = sequence.draft(known[0], 6)
 
     def abandoned() -> None:
@@ -215,8 +215,6 @@ def test_an_abandoned_round_leaves_no_trace(pair_of: Callable[[str], Pair], kind
 
     for way_out in (
         lambda: sequence.commit(0),
-        lambda: sequence.restore(checkpoint),
-        lambda: sequence.truncate(sequence.position),
         lambda: (sequence.reset(), sequence.prefill(prompt)),
     ):
         abandoned()
@@ -229,14 +227,14 @@ def test_an_abandoned_round_leaves_no_trace(pair_of: Callable[[str], Pair], kind
         np.testing.assert_allclose(again[1], first[1], atol=1e-5)
         assert to_the_end(known[0]) == known[:12]
         sequence.commit(0)
-        sequence.restore(checkpoint)
+        sequence.attach(kept, len(prompt))
         assert to_the_end(known[0]) == known[:12]
-        sequence.restore(checkpoint)
+        sequence.attach(kept, len(prompt))
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "qwen35"])
-def test_a_checkpoint_among_rounds(pair_of: Callable[[str], Pair], kind: str) -> None:
-    """With features still pending, gone back to twice: equal drafts, equal tokens."""
+def test_a_snapshot_among_rounds(pair_of: Callable[[str], Pair], kind: str) -> None:
+    """Taken with features still pending, gone back to: equal drafts, equal tokens."""
     sequence = open_pair(pair_of(kind))
     prompt = random_tokens(40)
     known = plain(sequence, prompt, 90)
@@ -244,7 +242,7 @@ def test_a_checkpoint_among_rounds(pair_of: Callable[[str], Pair], kind: str) ->
     sequence.reset()
     sequence.prefill(prompt)
     assert run_round(sequence, known[0], known[1:6]) == known[1:7]
-    checkpoint = sequence.take()
+    kept = sequence.snapshot()
 
     def onward() -> tuple[list[int], list[list[int]]]:
         tokens, drafted = known[:7], []
@@ -256,8 +254,8 @@ def test_a_checkpoint_among_rounds(pair_of: Callable[[str], Pair], kind: str) ->
 
     first = onward()
     assert first[0] == known[: len(first[0])]
-    sequence.restore(checkpoint)
-    assert sequence.position == checkpoint.position
+    sequence.attach(kept, kept.n_tokens)
+    assert sequence.position == kept.n_tokens
     second = onward()
     assert second[0] == known[: len(second[0])]
     assert second[1][0] == first[1][0]

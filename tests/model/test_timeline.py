@@ -51,10 +51,12 @@ def test_an_open_verify_is_closed(tiny_gguf: Tiny, kind: str) -> None:
         assert go_back(sequence, PROMPT) == there
         row = sequence.prefill(PROMPT[there:]).logits()
         np.testing.assert_allclose(row, expected, atol=1e-4)
+    kept = sequence.snapshot()
     sequence.verify([1, 2, 3])
-    with pytest.raises(Error, match="a verify of 3 rows waits for its commit"):
-        sequence.snapshot()
-    sequence.truncate(40)  # not committed
+    for call in (sequence.snapshot, lambda: sequence.attach(kept, 40)):
+        with pytest.raises(Error, match="a verify of 3 rows waits for its commit"):
+            call()
+    sequence.commit(0)
     assert sequence.position == 40
     sequence.decode(1)
 
@@ -72,9 +74,6 @@ def test_bad_tokens_change_nothing(tiny_gguf: Tiny, kind: str) -> None:
     ):
         with pytest.raises(Error, match=sentence):
             sequence.prefill(tokens)
-    for position in (-1, 41):
-        with pytest.raises(Error, match=f"position {position}: the sequence holds 40 tokens"):
-            sequence.truncate(position)
     sequence.verify([1, 2])
     sequence.commit(2)
     assert sequence.tokens.tolist() == [*PROMPT, 1, 2]
@@ -90,7 +89,6 @@ def test_a_callback_cannot_go_back(tiny_gguf: Tiny) -> None:
         for call in (
             sequence.reset,
             sequence.snapshot,
-            lambda: sequence.truncate(0),
             lambda: sequence.attach(kept, 40),
         ):
             with pytest.raises(Error, match="the engine is busy: an earlier call of it has not"):
@@ -121,10 +119,13 @@ def test_what_waits_for_the_drafter_gives_way_to_a_prefix(tmp_path: Path) -> Non
 
 def test_rows_are_gone_with_what_led_to_them(tiny_gguf: Tiny) -> None:
     sequence = start(tiny_gguf("llama"))
-    rows = sequence.prefill(PROMPT)
-    sequence.truncate(39)
-    with pytest.raises(Error, match="these rows are gone"):
-        rows.argmax()
+    sequence.prefill(PROMPT[:39])
+    kept = sequence.snapshot()
+    for n in (39, 38):
+        rows = sequence.decode(1)
+        sequence.attach(kept, n)
+        with pytest.raises(Error, match="these rows are gone"):
+            rows.argmax()
 
 
 def test_a_conversation_computes_each_token_once(tiny_gguf: Tiny) -> None:
@@ -201,7 +202,6 @@ class SampleRequest:
         if self.sequence.engine.model.n_recurrent and common < len(self.timeline):
             assert there == 0
         else:
-            # Rows that were never read may be spoiled by what came after: then they are run again.
             assert there == common
         divides = self.sequence.engine.partial_prefix_ok
         for tokens, prefix in self.kept:

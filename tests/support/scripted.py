@@ -51,6 +51,9 @@ class Rows:
     def __len__(self) -> int:
         return len(self._rows)
 
+    def check(self) -> None:
+        assert np.isfinite(self._rows[-1]).all()
+
     @property
     def has_top(self) -> bool:
         return self._engine.n_top > 0
@@ -119,7 +122,9 @@ class Engine:
         if item.is_verify:
             return [self._sequence.verify_tree(item.tokens, item.parents)]
         self._sequence.append(item.tokens)
-        return [Rows(self, []) if item.n_remaining else self._sequence.last_row()]
+        if item.n_remaining:  # its row is checked, not sampled from
+            return [Rows(self, [self._sequence.row(self._sequence.tokens)])]
+        return [self._sequence.last_row()]
 
     def sample(self, requests: Sequence[SampleRequest]) -> list[list[int]]:
         return [self._walk(walk) for walk in requests]
@@ -158,7 +163,7 @@ class Kept:
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self.tokens = list(tokens)
-        self.n_tokens = self.n_verified_finite = len(tokens)
+        self.n_tokens = len(tokens)
 
     def info(self) -> Kept:
         return self

@@ -115,7 +115,7 @@ class ModelPrefix:
     def __init__(self, engine: Model, line: ModelLine) -> None:
         self.engine, self.tokens = engine, line.tokens
         self.pages = list(line.pages)
-        self.n_tokens = self.n_verified_finite = len(line.tokens)
+        self.n_tokens = len(line.tokens)
         self.is_closed = False
         engine.prefixes.add(self)
 
