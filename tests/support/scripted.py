@@ -58,9 +58,6 @@ class Rows:
     def has_top(self) -> bool:
         return self._engine.n_top > 0
 
-    def check(self) -> None:
-        pass
-
     def argmax(self, index: int = -1) -> int:
         return int(self._rows[index].argmax())
 
