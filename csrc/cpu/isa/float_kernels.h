@@ -2,7 +2,6 @@
 // linkage: each instruction set compiles its own, and none may stand in for another's.
 #pragma once
 
-#include "cpu/attention/cell_attention_tiles.h"
 #include "cpu/delta_net/delta_head_tiles.h"
 #include "cpu/isa/kernels.h"
 #include "cpu/matmul/float_product_tiles.h"
@@ -12,14 +11,14 @@ namespace dfl::cpu {
 namespace {
 
 template <class V>
-Kernels float_kernels() {
+Kernels float_kernels(const CellAttentionKernel * attention) {
     static constexpr PackedProduct PRODUCTS[] = {
         product_of<FloatProduct<FloatWeights<V, GGML_TYPE_F32>>>(V::NAME),
         product_of<FloatProduct<FloatWeights<V, GGML_TYPE_F16>>>(V::NAME),
         product_of<FloatProduct<FloatWeights<V, GGML_TYPE_BF16>>>(V::NAME),
     };
     return {{PRODUCTS, sizeof PRODUCTS / sizeof PRODUCTS[0]},
-            &CellAttentionTiles<V>::KERNEL,
+            attention,
             &DeltaHeadTiles<V>::KERNEL,
             &RowTiles<V>::KERNEL};
 }

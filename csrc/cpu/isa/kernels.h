@@ -26,6 +26,11 @@ Kernels avxvnni_kernels();
 Kernels avx2_kernels();
 Kernels avx2_float_kernels();
 Kernels portable_kernels();
+// Part of these, in files of their own: among other kernels GCC 12 inlines other parts of them, and
+// a row alone took 3 % longer.
+const CellAttentionKernel * avx512_attention();
+const CellAttentionKernel * avx2_attention();
+const CellAttentionKernel * portable_attention();
 
 // Those that this CPU runs, best first.
 const std::vector<Kernels> & kernels();

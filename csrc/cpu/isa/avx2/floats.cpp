@@ -3,6 +3,6 @@
 
 namespace dfl::cpu {
 
-Kernels avx2_float_kernels() { return float_kernels<Floats256>(); }
+Kernels avx2_float_kernels() { return float_kernels<Floats256>(avx2_attention()); }
 
 } // namespace dfl::cpu

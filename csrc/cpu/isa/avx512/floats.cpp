@@ -3,6 +3,6 @@
 
 namespace dfl::cpu {
 
-Kernels avx512_kernels() { return float_kernels<Floats512>(); }
+Kernels avx512_kernels() { return float_kernels<Floats512>(avx512_attention()); }
 
 } // namespace dfl::cpu

@@ -3,6 +3,6 @@
 
 namespace dfl::cpu {
 
-Kernels portable_kernels() { return float_kernels<FloatsPortable>(); }
+Kernels portable_kernels() { return float_kernels<FloatsPortable>(portable_attention()); }
 
 } // namespace dfl::cpu
