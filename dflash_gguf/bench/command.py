@@ -13,7 +13,7 @@ from typing import Any
 from ..bundled import find, is_name
 from ..cli.arguments import add_main_chain
 from ..cli.command import guarded, loaded, training_context
-from ..cli.model_arguments import add_options, load_config
+from ..cli.model_arguments import add_options, load_config, new_parser
 from ..config import AUTO_TREE_BUDGET, DecodeConfig
 from ..decoder import Decoder
 from ..loading import load
@@ -25,6 +25,7 @@ from .runs import BenchmarkRun, compare
 from .settings import DEFAULT, SHORT, Setting, levels, parse_settings
 from .summary import by_class, by_setting, sweep_table, table
 
+DESCRIPTION = "Measures drafting beside plain decoding, on the same prompts."
 EPILOG = """\
 One JSON object a line goes to stdout: every answer, then a summary of every setting. Tables for the
 reader go to stderr. With --sweep the table has a row for every pair, so for every quantisation of
@@ -37,13 +38,7 @@ rounds of every size: on the drafts of plain answers each setting is played with
 
 def parser() -> argparse.ArgumentParser:
     """The parser."""
-    p = argparse.ArgumentParser(
-        prog="dflash-bench",
-        description="Measures drafting beside plain decoding, on the same prompts.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    p = new_parser("dflash-bench", DESCRIPTION, EPILOG)
     what = p.add_mutually_exclusive_group(required=True)
     what.add_argument(
         "--pair",

@@ -7,12 +7,11 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..cli.arguments import add_drafting, add_sampling, decode_config
-from ..cli.model_arguments import add_fit, add_options
+from ..cli.model_arguments import add_fit, add_options, new_parser
 from ..config import REASONING_FORMATS
 from .settings import Settings
 
@@ -90,13 +89,7 @@ IGNORED: tuple[tuple[tuple[str, ...], bool, str], ...] = (
 
 def parser() -> argparse.ArgumentParser:
     """The parser."""
-    p = argparse.ArgumentParser(
-        prog="dflash-serve",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    p = new_parser("dflash-serve", DESCRIPTION, EPILOG)
     _add_models(p)
     _add_http(p)
     _add_answers(p)
@@ -318,7 +311,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
         raise ValueError(f"--batch-size is {args.batch_size}, must be at least 1")
     args.reasoning_format = "none" if args.reasoning_format == "none" else "auto"
     return Settings(
-        decode=replace(decode_config(args), cache_prompt=args.cache_prompt),
+        decode=decode_config(args),
         keys=tuple(_keys(args)),
         cors_origins=tuple(listed(args.cors_origins)),
         tags=tuple(listed(args.tags)),
