@@ -40,12 +40,12 @@ class Metrics(Collector):
         self.n_accepted += stats.n_accepted
 
     def text(self, engines: Iterable[EngineClient]) -> bytes:
-        """What /metrics answers."""
+        """Returns the body of /metrics."""
         self._engines = list(engines)
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
-        """For the registry."""
+        """Yields the metrics, for the registry."""
         counters = (
             ("prompt_tokens", "Prompt tokens computed", self.n_prompt),
             ("prompt_tokens_cached", "Prompt tokens found in a cache", self.n_cached),
