@@ -109,16 +109,12 @@ class DraftScorer(SamplingNoise):
         return row
 
     def is_banned(self, ids: Ids) -> NDArray[np.bool_]:
-        """Which of some tokens are never drawn, whatever shape they have."""
+        """Marks the tokens that are never drawn, in an array of any shape."""
         if not len(self._banned_ids):
             return np.zeros(ids.shape, dtype=bool)
         at = np.minimum(np.searchsorted(self._banned_ids, ids), len(self._banned_ids) - 1)
         is_banned: NDArray[np.bool_] = self._banned_ids[at] == ids
         return is_banned
-
-    def noise(self, ids: Ids, position: int) -> NDArray[np.float64]:
-        """What `sample` adds to the scores of tokens [n, k] of the n positions from `position`."""
-        return noise_of([self], [len(ids)], position + np.arange(len(ids)), ids)
 
     def is_cut(self, log_q: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Which of the best tokens of rows top-k, top-p and min-p would take away.

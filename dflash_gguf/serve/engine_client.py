@@ -90,7 +90,6 @@ class Slot:
     def __init__(self) -> None:
         self.run: Run | None = None
         self.last: Run | None = None
-        self.n_decoded = 0
 
 
 class EngineClient:
@@ -138,11 +137,6 @@ class EngineClient:
     def n_deferred(self) -> int:
         """Answers that wait."""
         return len(self._by_run) - self.n_processing
-
-    @property
-    def n_ctx(self) -> int:
-        """Tokens of prompt and answer. NotReadyError before the model is loaded."""
-        return self.require_ready().n_ctx
 
     def require_ready(self) -> Ready:
         """What is known of the loaded model. NotReadyError before that."""

@@ -291,7 +291,7 @@ class AutoController(Controller):
         tokens = n + n_asked * self._known.promise.table(
             expected_path_probs, self._lengths, self._sizes
         )
-        seconds = drafts[:, :, None] + passes[:, None, :] + tokens * costs.sample_s
+        seconds = drafts[:, :, None] + passes[:, None, :] + tokens * costs.sample.value
         rates = tokens / np.maximum(seconds, 1e-9)
         best = np.unravel_index(rates.argmax(), rates.shape)  # ranked ones first, if equal
         if rates[best] == 0.0:

@@ -154,12 +154,11 @@ class SpeculativeRuntime:
         if self.known.costs.knows_plain or n_rows < 2:
             return
         self.make_room(n_rows, is_needed=False)
-        prompt = [token % self._engine.model.n_vocab for token in range(N_PROMPT)]
+        n_vocab = self._engine.model.n_vocab
+        prompt = [token % n_vocab for token in range(N_PROMPT)]
         paid = next((proposer for proposer in self.proposers if proposer.needs_forward), None)
 
         request = SpeculativeState(sequence, prompt, DraftScorer(DecodeConfig()))
-
-        n_vocab = self._engine.model.n_vocab
 
         def run(done: Round, *, are_alike: bool = False) -> None:
             started = drafted = time.perf_counter()

@@ -283,14 +283,8 @@ class Tokenizer:
         candidates |= set(self._vocabulary.ids.values())
         if types is not None:
             candidates |= set(np.flatnonzero(types != NORMAL).tolist())
-        candidates |= {
-            token
-            for token in (
-                llama_cpp.llama_vocab_eos(self._vocab),
-                llama_cpp.llama_vocab_eot(self._vocab),
-            )
-            if token >= 0
-        }
+        ends = llama_cpp.llama_vocab_eos, llama_cpp.llama_vocab_eot
+        candidates |= {end(self._vocab) for end in ends}
         stop = {t for t in candidates if llama_cpp.llama_vocab_is_eog(self._vocab, t)}
         if self._vocabulary.model == GPT2 and Key.TOKENIZER_EOS_ID not in self._vocabulary.ids:
             stop -= {t for t in stop & {11} if not any(m in tokens[t] for m in _EOG_MARKS)}

@@ -250,7 +250,7 @@ def test_the_draw_is_the_best_of_what_is_kept(settings: dict[str, Any], n_vocab:
             assert found.margin == pytest.approx(margin, rel=1e-9, abs=1e-9)
         if config.top_k > 0 and sampler.n_best > 0 and config.top_k < n_vocab:
             best = np.argsort(-row, kind="stable")[: sampler.n_best].astype(np.int32)
-            assert sampler.sample_among(best, row[best], 77) == found
+            assert sampler._core.sample(row[best], (), 77, best) == (found.token, found.margin)
 
 
 def test_greedy_takes_the_lowest_id_of_the_best_and_reports_the_margin() -> None:

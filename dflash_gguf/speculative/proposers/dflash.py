@@ -71,7 +71,7 @@ class DFlash:
 
     @property
     def calibrations(self) -> Calibrations:
-        """What was learned so far."""
+        """Returns the calibrations, with all outcomes learned from."""
         self._learn_outcomes()
         return self._calibrations
 
