@@ -340,7 +340,7 @@ class Decoder:
                 prefix_file.save(prefix, ids, self.engine, Path(path))
                 return len(ids)
             with self._idle_sequence() as sequence:
-                begun = self._prefix_cache.start(sequence, [*ids, 0])
+                begun = self._prefix_cache.start(sequence, self._prefix_cache.match([*ids, 0]))
                 if begun.n_cached < len(ids):
                     left = ids[begun.n_cached :]
                     wanted = sequence.cells_needed(len(left))

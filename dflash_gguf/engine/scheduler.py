@@ -14,8 +14,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
 from ..config import DecodeConfig
-from ..kv_cache.prefix_cache import PAGE, PrefixCache
-from ..native import BatchEntry, Engine, Error, Rows
+from ..kv_cache.prefix_cache import PrefixCache, PrefixMatch
+from ..native import PAGE, BatchEntry, Engine, Error, Rows
 from ..native import Sequence as KvSequence
 from ..outputs import Step
 from ..speculative.controller import Controller
@@ -272,7 +272,8 @@ class Scheduler:
             if job.answer.stop_reason is not None:
                 self.end(job)
             elif job.sequence.position >= len(job.history):
-                job.prefix_hit = self._prefix_cache.start(job.sequence, job.history)
+                match = self._prefix_cache.match(job.history)
+                job.prefix_hit = self._prefix_cache.start(job.sequence, match)
         self._open = []
 
     # ---- places and cells
@@ -315,20 +316,18 @@ class Scheduler:
 
     def _place(self, job: Job, running: list[Job]) -> bool:
         """Gives it a sequence, unless it is to wait; whether others may be asked."""
-        if not job.ignore_prefix_cache and self._is_being_filled(job):
+        match = self._prefix_cache.match(job.history, job.ignore_prefix_cache)
+        if not job.ignore_prefix_cache and self._is_being_filled(job, match.n):
             return False
         # Those that run want room to grow, or the newest would soon have to leave again.
         headroom = 2 * PAGE * len(running)
-        sequence = self._free_sequence(job)
-        fresh = {"ignore_prefix_cache": job.ignore_prefix_cache}
-        if not self._prefix_cache.reserve(sequence, job.history, headroom, **fresh) and running:
+        sequence = self._free_sequence(match)
+        if not self._prefix_cache.reserve(sequence, match, headroom) and running:
             return False
         if job.prefill_started is None:
             job.prefill_started = time.perf_counter()
         try:
-            job.prefix_hit = self._prefix_cache.start(
-                sequence, job.history, job.writing.turn_boundaries, **fresh
-            )
+            job.prefix_hit = self._prefix_cache.start(sequence, match, job.writing.turn_boundaries)
             n_left = len(job.history) - job.prefix_hit.n_cached
             self._prefix_cache.make_room(sequence.cells_needed(n_left), claimed=sequence)
         except Error as error:
@@ -337,9 +336,8 @@ class Scheduler:
             self._begin(job, sequence)
         return True
 
-    def _is_being_filled(self, job: Job) -> bool:
+    def _is_being_filled(self, job: Job, n_known: int) -> bool:
         """Whether an answer that runs computes much of its prompt just now: it waits for that."""
-        n_known = self._prefix_cache.n_known(job.history)
         for other in self.running:
             position = other.sequence.position
             n = _n_common(job.history[:-1], other.history)
@@ -363,13 +361,13 @@ class Scheduler:
         if job.group is not None and job.is_decoding:  # all that it had is there again
             job.group.speculator.start_decoding(job.request)
 
-    def _free_sequence(self, job: Job) -> KvSequence:
+    def _free_sequence(self, match: PrefixMatch) -> KvSequence:
         """A sequence for an answer: the one that holds what it begins with, if there is one.
 
         Fewer answers run than the engine holds sequences.
         """
         free = self._free
-        nearest = self._prefix_cache.nearest(free, () if job.ignore_prefix_cache else job.history)
+        nearest = self._prefix_cache.nearest(free, match)
         if nearest is not None:
             return nearest
         if len(self._sequences) < self.engine.n_parallel:
