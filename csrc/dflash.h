@@ -33,10 +33,11 @@ typedef struct {
 } dfl_error;
 
 typedef enum {
-    DFL_MAX_TOP = 64,      /* best tokens of a row that may be picked */
-    DFL_MAX_VERIFY = 256,  /* rows of a verify */
-    DFL_MAX_THREADS = 512, /* of an engine; ggml takes no more */
-    DFL_MAX_PARALLEL = 256 /* sequences of an engine */
+    DFL_MAX_TOP = 64,       /* best tokens of a row that may be picked */
+    DFL_MAX_VERIFY = 256,   /* rows of a verify */
+    DFL_MAX_THREADS = 512,  /* of an engine; ggml takes no more */
+    DFL_MAX_PARALLEL = 256, /* sequences of an engine */
+    DFL_PAGE = 64           /* K/V rows that sequences take at a time, and that prefixes share */
 } dfl_limit;
 
 /* ---- versions and devices ---- */
@@ -398,16 +399,13 @@ dfl_status dfl_sequence_reset(dfl_sequence * sequence, dfl_error * err);
 
 /* Attention rows lie in the engine's cells where sequences can share them (all layers attend on the
  * CPU by our own code), else on the host; with them go the recurrent state after the last token and
- * what the drafter remembers. Prefixes of one timeline have pages of 64 rows in common. */
+ * what the drafter remembers. Prefixes of one timeline have pages in common. */
 typedef struct dfl_prefix dfl_prefix;
 
 typedef struct {
-    int64_t n_tokens;
-    int64_t n_draft;     /* last positions that the drafter remembers */
-    int32_t n_caches;    /* groups of attention layers, and the drafter's */
-    int32_t n_parts;     /* of a file */
-    uint64_t host_bytes; /* of this prefix alone: what dropping it frees */
-    int64_t own_cells;   /* likewise, of the engine's */
+    int64_t n_draft;  /* last positions that the drafter remembers */
+    int32_t n_caches; /* groups of attention layers, and the drafter's */
+    int32_t n_parts;  /* of a file */
 } dfl_prefix_info;
 
 /* A tensor of a file; rows of a cache are those of the last ne[1] tokens. */
@@ -436,13 +434,13 @@ int64_t dfl_prefix_cells_needed(const dfl_prefix * prefix, int64_t n);
  * UNSUPPORTED (a part where partial_prefix_ok is 0), MEMORY. */
 dfl_status dfl_sequence_restore(dfl_sequence * sequence, const dfl_prefix * prefix, int64_t n,
                                 dfl_error * err);
-/* Moves rows of prefixes to the host from cells that no sequence uses, the least recently used
- * first, until n cells are free or none is left to move. bytes: limit of what this takes. pinned:
- * NULL, or a prefix whose rows stay. is_done: out, 0 where the limit was too low. Errors: MEMORY.
- */
+/* Keeps the rows of a prefix in cells (1) or lets them be offloaded (0, as at first). */
+dfl_status dfl_prefix_keep_in_cells(dfl_prefix * prefix, int32_t keeps, dfl_error * err);
+/* Moves rows to the host from cells that no sequence uses and for which no prefix is kept in cells,
+ * until n cells are free or none is left to move. bytes: limit of what this takes. is_done: out, 0
+ * where the limit was too low. Errors: MEMORY. */
 dfl_status dfl_engine_offload_prefixes(dfl_engine * engine, int64_t n, uint64_t bytes,
-                                       const dfl_prefix * pinned, int32_t * is_done,
-                                       dfl_error * err);
+                                       int32_t * is_done, dfl_error * err);
 
 /* index: 0 to n_parts - 1. Errors: ARGUMENT. */
 dfl_status dfl_prefix_get_part(const dfl_prefix * prefix, int32_t index, dfl_prefix_part * part,

@@ -31,12 +31,9 @@ dfl_status dfl_prefix_get_info(const dfl_prefix * prefix, dfl_prefix_info * info
         need(prefix, info);
         const dfl::Prefix & p = *prefix->prefix;
         *info = {};
-        info->n_tokens = p.size();
         info->n_draft = p.n_draft();
         info->n_caches = static_cast<int32_t>(p.blocks().size());
         info->n_parts = static_cast<int32_t>(p.parts().size());
-        info->host_bytes = p.own_bytes();
-        info->own_cells = p.n_own_cells();
     });
 }
 
@@ -55,14 +52,19 @@ dfl_status dfl_sequence_restore(dfl_sequence * sequence, const dfl_prefix * pref
     });
 }
 
+dfl_status dfl_prefix_keep_in_cells(dfl_prefix * prefix, int32_t keeps, dfl_error * err) {
+    return guard(err, [&] {
+        need(prefix);
+        prefix->prefix->keep_in_cells(keeps != 0);
+    });
+}
+
 dfl_status dfl_engine_offload_prefixes(dfl_engine * engine, int64_t n, uint64_t bytes,
-                                       const dfl_prefix * pinned, int32_t * is_done,
-                                       dfl_error * err) {
+                                       int32_t * is_done, dfl_error * err) {
     return guard(err, [&] {
         need(engine, is_done);
         const CallGuard guard_of_call(*engine->is_busy);
-        *is_done =
-            engine->engine->offload(n, bytes, pinned == nullptr ? nullptr : pinned->prefix.get());
+        *is_done = engine->engine->offload(n, bytes);
     });
 }
 

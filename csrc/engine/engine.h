@@ -165,12 +165,10 @@ class Engine {
     int64_t min_snapshot_rows(size_t cache, int64_t n) const;
     // True if a sequence can attach any part of a prefix: no layer is recurrent or has a window.
     bool partial_prefix_ok() const;
-    // Moves blocks of prefixes from cells that no sequence uses to the host, the least recently
-    // used first, later positions first on ties, until n_cells are free or none is left. False if
-    // that took more than n_bytes. pinned: NULL, or a prefix whose blocks stay.
-    bool offload(int64_t n_cells, uint64_t n_bytes, const Prefix * pinned);
-    // Later than all before.
-    uint64_t next_use() { return ++n_uses_; }
+    // Moves blocks of prefixes from cells to the host, those that no sequence uses and that no
+    // prefix keeps there, until n_cells are free or none is left. False if that took more than
+    // n_bytes.
+    bool offload(int64_t n_cells, uint64_t n_bytes);
     // Bytes of all prefixes on the host.
     uint64_t & prefix_bytes() { return prefix_bytes_; }
     uint64_t prefix_bytes() const { return prefix_bytes_; }
@@ -259,7 +257,6 @@ class Engine {
     int64_t n_passes_ = 0;
     int64_t n_experts_ = 0;
     uint64_t prefix_bytes_ = 0;
-    uint64_t n_uses_ = 0; // of prefixes
 };
 
 } // namespace dfl

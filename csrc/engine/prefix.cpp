@@ -4,7 +4,6 @@
 #include "error.h"
 
 #include <algorithm>
-#include <unordered_set>
 
 namespace dfl {
 
@@ -92,23 +91,6 @@ int64_t Prefix::n_draft() const {
     return engine_->draft() != nullptr ? n_rows(blocks_.size() - 1) : 0;
 }
 
-uint64_t Prefix::own_bytes() const {
-    uint64_t sum = state_ != nullptr && state_.use_count() == 1 ? state_->bytes().size() : 0;
-    for (const CacheBlocks & cache : blocks_) {
-        for (const auto & block : cache) {
-            sum += block.use_count() == 1 ? block->host_bytes() : 0;
-        }
-    }
-    return sum;
-}
-
-int64_t Prefix::n_own_cells() const {
-    return std::count_if(
-               blocks_[0].begin(), blocks_[0].end(),
-               [](const auto & rows) { return rows.use_count() == 1 && rows->is_idle(); }) *
-           PAGE;
-}
-
 int64_t Prefix::cells_needed(int64_t n) const {
     if (!engine_->shares_pages(0)) {
         return (n + PAGE - 1) / PAGE * PAGE;
@@ -120,12 +102,11 @@ int64_t Prefix::cells_needed(int64_t n) const {
     return n_needed;
 }
 
-void Prefix::mark_used(int64_t n, uint64_t when) const {
+void Prefix::keep_in_cells(bool keeps) {
     for (const auto & block : blocks_[0]) {
-        if (block->position() < n) {
-            block->mark_used(when);
-        }
+        block->n_keepers += keeps - keeps_in_cells_;
     }
+    keeps_in_cells_ = keeps;
 }
 
 void Prefix::read(size_t part, uint8_t * to) const {
@@ -188,33 +169,20 @@ int64_t Engine::min_snapshot_rows(size_t cache, int64_t n) const {
     return is_draft_cache(cache) ? 0 : max_snapshot_rows(cache, n);
 }
 
-bool Engine::offload(int64_t n_cells, uint64_t n_bytes, const Prefix * pinned) {
-    std::unordered_set<const KvBlock *> stay;
-    if (pinned != nullptr) {
-        for (const auto & block : pinned->blocks()[0]) {
-            stay.insert(block.get());
-        }
-    }
+bool Engine::offload(int64_t n_cells, uint64_t n_bytes) {
     KvGroup & group = kv_.groups().front();
+    const uint64_t page_bytes = PAGE * group.row_bytes();
     std::vector<KvBlock *> idle;
     for (const auto & [page, block] : group.blocks_by_page()) {
-        if (block->is_idle() && stay.count(block) == 0) {
+        if (block->is_idle() && block->n_keepers == 0) {
             idle.push_back(block);
         }
     }
-    std::sort(idle.begin(), idle.end(), [](const KvBlock * a, const KvBlock * b) {
-        return a->last_used() != b->last_used() ? a->last_used() < b->last_used()
-                                                : a->position() > b->position();
-    });
-    const uint64_t page_bytes = PAGE * group.row_bytes();
-    for (KvBlock * block : idle) {
-        if (n_cells <= 0) {
-            break;
-        }
+    for (auto block = idle.rbegin(); block != idle.rend() && n_cells > 0; ++block) {
         if (n_bytes < page_bytes) {
             return false;
         }
-        block->page_out();
+        (*block)->page_out();
         n_cells -= PAGE;
         n_bytes -= page_bytes;
     }
@@ -317,9 +285,7 @@ std::shared_ptr<Prefix> Sequence::snapshot() {
     if (engine_->is_recurrent()) {
         state = std::make_shared<PrefixState>(recurrent_.save(slot_), engine_->prefix_bytes());
     }
-    auto prefix = std::make_shared<Prefix>(engine_, tokens_, std::move(blocks), state);
-    prefix->mark_used(position(), engine_->next_use());
-    return prefix;
+    return std::make_shared<Prefix>(engine_, tokens_, std::move(blocks), state);
 }
 
 void Sequence::restore(const Prefix & prefix, int64_t n) {
@@ -336,7 +302,6 @@ void Sequence::restore(const Prefix & prefix, int64_t n) {
     DFL_CHECK(n == prefix.size() || engine_->partial_prefix_ok(), DFL_STATUS_UNSUPPORTED,
               "a model with recurrent layers or windows takes a prefix whole: %lld tokens of %lld",
               (long long)n, (long long)prefix.size());
-    prefix.mark_used(n, engine_->next_use());
     if (holds && rewind_to(prefix, n)) {
         return;
     }

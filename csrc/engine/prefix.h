@@ -52,6 +52,9 @@ class Prefix {
     // One to be filled in, with so many rows of each cache.
     Prefix(std::shared_ptr<Engine> engine, std::vector<int32_t> tokens,
            const std::vector<int64_t> & n_rows);
+    ~Prefix() { keep_in_cells(false); }
+    Prefix(const Prefix &) = delete; // its blocks count it
+    Prefix & operator=(const Prefix &) = delete;
 
     const Engine & engine() const { return *engine_; }
     const std::vector<int32_t> & tokens() const { return tokens_; }
@@ -63,14 +66,10 @@ class Prefix {
     // Positions that the drafter remembers, up to the last token.
     int64_t n_draft() const;
 
-    // Bytes on the host that are this prefix's alone, and of all prefixes of the engine.
-    uint64_t own_bytes() const;
-    // Cells that are free once it is dropped.
-    int64_t n_own_cells() const;
     // Number of free cells that a sequence takes to attach the first n tokens.
     int64_t cells_needed(int64_t n) const;
-    // Records that a sequence attached its first n tokens, or took a snapshot of them.
-    void mark_used(int64_t n, uint64_t when) const;
+    // Keeps its blocks from being offloaded, or no longer; at first it does not.
+    void keep_in_cells(bool keeps);
 
     const std::vector<Part> & parts() const { return parts_; }
     void read(size_t part, uint8_t * to) const;
@@ -83,6 +82,7 @@ class Prefix {
     std::shared_ptr<Engine> engine_; // outlives the blocks
     std::vector<int32_t> tokens_;
     std::vector<CacheBlocks> blocks_;
+    bool keeps_in_cells_ = false;
     std::shared_ptr<PrefixState> state_;
     std::vector<Part> parts_;
 };

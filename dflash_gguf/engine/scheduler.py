@@ -16,8 +16,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
 from ..config import DecodeConfig
-from ..kv_cache.prefix_cache import PAGE, PrefixCache, PrefixMatch
-from ..native import BatchEntry, Engine, Error, Rows
+from ..kv_cache.prefix_cache import PrefixCache, PrefixMatch
+from ..native import PAGE, BatchEntry, Engine, Error, Rows
 from ..native import Sequence as KvSequence
 from ..speculative.controller import Controller
 from ..speculative.cost_model import Round

@@ -154,15 +154,14 @@ class Engine:
         """What prefixes take on the host."""
         return int(self.info().prefix_bytes)
 
-    def offload(self, n_cells: int, n_bytes: int, pinned: Prefix | None = None) -> bool:
+    def offload(self, n_cells: int, n_bytes: int) -> bool:
         """Moves rows of prefixes to the host until n cells are free, or no more can be.
 
-        Of those that no sequence uses the longest unused first. Whether it could: False where it
-        takes more than n_bytes. pinned: stays where it is.
+        Of those that no sequence uses and no prefix keeps: `Prefix.keep_in_cells`. Returns False
+        where it takes more than n_bytes.
         """
         is_done = new("int32_t *")
-        stays = ffi.NULL if pinned is None else pinned.handle
-        call("engine_offload_prefixes", self.handle, n_cells, n_bytes, stays, is_done)
+        call("engine_offload_prefixes", self.handle, n_cells, n_bytes, is_done)
         return bool(is_done[0])
 
     def create_prefix(self, tokens: Sequence[int], n_rows: Sequence[int]) -> Prefix:

@@ -47,6 +47,15 @@ class Prefix:
         call("prefix_get_info", self.handle, info)
         return info
 
+    @property
+    def n_draft(self) -> int:
+        """The last positions that the drafter remembers."""
+        return int(self.info().n_draft)
+
+    def keep_in_cells(self, keeps: bool) -> None:
+        """Keeps its rows in cells, or lets `Engine.offload` move them."""
+        call("prefix_keep_in_cells", self.handle, keeps)
+
     def cells_needed(self, n: int) -> int:
         """Returns how many of `Engine.n_free_cells` a sequence takes to attach n tokens."""
         return int(lib().dfl_prefix_cells_needed(self.handle, n))

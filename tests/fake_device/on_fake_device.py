@@ -356,7 +356,6 @@ def test_prefixes_are_copied(
     tokens = PROMPT * 5
     device.prefill(tokens[:-9]).argmax()
     prefix = device.snapshot()
-    assert prefix.info().own_cells == 0
     rows = [device.decode(token).logits() for token in tokens[-9:]]
     draft = device.draft(5, 3, 4)
     for n in (len(tokens) - 9, len(tokens) - 30):

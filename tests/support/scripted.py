@@ -162,8 +162,8 @@ class Kept:
         self.tokens = list(tokens)
         self.n_tokens = len(tokens)
 
-    def info(self) -> Kept:
-        return self
+    def keep_in_cells(self, _keeps: bool) -> None:
+        pass
 
     def cells_needed(self, n: int) -> int:  # noqa: ARG002
         return 0

@@ -7,6 +7,8 @@
 // cell that a row does not see changes nothing, whatever it holds.
 #pragma once
 
+#include "dflash.h"
+
 #include <cstddef>
 #include <cstdint>
 #include <ggml.h>
@@ -14,7 +16,7 @@
 
 namespace dfl::cpu {
 
-constexpr int64_t CELL_BLOCK = 64, CELL_SEGMENT = 2048;
+constexpr int64_t CELL_BLOCK = DFL_PAGE, CELL_SEGMENT = 2048;
 
 // Cells side by side that hold positions one after another.
 struct CellSpan {
