@@ -232,19 +232,20 @@ Hparams read_common_hparams(const GgufFile & file, const HparamRules & rules) {
 
 void read_rope_sections(const GgufFile & file, Hparams & hp) {
     const std::vector<int64_t> sections = *file.integers(schema::KEY_ROPE_DIMENSION_SECTIONS);
+    const std::string key = file.key(schema::KEY_ROPE_DIMENSION_SECTIONS);
     for (LayerShape & layer : hp.layers) {
+        const int n_dims = layer.rope.n_dims;
         int64_t sum = 0;
         for (size_t i = 0; i < sections.size(); ++i) {
-            DFL_CHECK(sections[i] >= 0 && sections[i] <= layer.head_dim, DFL_STATUS_FILE,
-                      "%s: rope section %lld is outside 0 to %lld", file.path().c_str(),
-                      (long long)sections[i], (long long)layer.head_dim);
+            DFL_CHECK(sections[i] >= 0 && sections[i] <= n_dims, DFL_STATUS_FILE,
+                      "%s: metadata key %s has a section of %lld, expected 0 to %d",
+                      file.path().c_str(), key.c_str(), (long long)sections[i], n_dims);
             layer.rope.sections[i] = static_cast<int>(sections[i]);
             sum += sections[i];
         }
-        DFL_CHECK(sum >= 1 && sum <= layer.rope.n_dims, DFL_STATUS_FILE,
-                  "%s: metadata key %s has %lld dimensions in all, expected 1 to %d",
-                  file.path().c_str(), file.key(schema::KEY_ROPE_DIMENSION_SECTIONS).c_str(),
-                  (long long)sum, layer.rope.n_dims);
+        DFL_CHECK(sum >= 1 && sum <= n_dims, DFL_STATUS_FILE,
+                  "%s: metadata key %s has sections of %lld dimensions in all, expected 1 to %d",
+                  file.path().c_str(), key.c_str(), (long long)sum, n_dims);
     }
 }
 

@@ -120,8 +120,8 @@ struct HparamRules {
 // n_vocab is left to read_vocab_size.
 Hparams read_common_hparams(const GgufFile & file, const HparamRules & rules);
 
-// Reads the dimensions that each axis of a position rotates, which the file must have, into all
-// layers. Throws unless they are 1 to all rotated dimensions together: ggml aborts on more.
+// Reads the rope sections of a file that has them into all layers. Throws if their sum is 0 or
+// exceeds the rotated dimensions, on which ggml aborts.
 void read_rope_sections(const GgufFile & file, Hparams & hp);
 
 // The factors of embeddings, attention outputs and logits, and the softcap; those that the file

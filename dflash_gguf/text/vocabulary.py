@@ -132,7 +132,10 @@ def _tokens(file: GgufMetadata) -> list[bytes]:
 
 
 def _unique(file: GgufMetadata, tokens: list[bytes]) -> frozenset[bytes]:
-    """Returns the texts as a set, as llama.cpp reads them: to a NUL; an empty one is named."""
+    """Returns the set of texts as llama.cpp reads them.
+
+    It cuts a text at the first NUL and names an empty text by its id; equal texts abort it.
+    """
     named = tokens
     if b"" in tokens or b"\0" in b"".join(tokens):
         texts = (text.partition(b"\0")[0] for text in tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -331,6 +332,32 @@ def test_drafters_are_held_to_the_same(tmp_path: Path) -> None:
         if key not in DRAFTER_HONOURS:
             with pytest.raises(Error, match=f"metadata key dflash.{key} is {shown(other)}"):
                 open_with(key, other)
+
+
+def test_rope_sections_fill_the_rotated_dimensions_at_most(tmp_path: Path) -> None:
+    """Ggml aborts on more; qwen35 rotates 8 of 32 dimensions here, its drafter all of them."""
+    pair = make_pair(tmp_path, "qwen35")
+    target = load(pair.target)
+
+    def with_sections(path: Path, sections: list[int]) -> Path:
+        put_sections = partial(put, key="rope.dimension_sections", value=sections)
+        return edited(path, tmp_path / f"{'_'.join(map(str, sections))}.gguf", put_sections)
+
+    full = load(with_sections(pair.target, [5, 1, 1, 1]))
+    drafter = Drafter(str(with_sections(pair.drafter, [29, 1, 1, 1])), full)
+    sequence = Sequence(Engine(full, drafter=drafter))
+    assert np.isfinite(sequence.prefill([5, 9, 200]).logits()).all()
+    assert np.isfinite(sequence.draft(7, 3).logits).all()
+    for path, n_dims, open_it in (
+        (pair.target, 8, load),
+        (pair.drafter, 32, lambda path: Drafter(str(path), target)),
+    ):
+        with pytest.raises(Error, match=f"sections of {n_dims + 1} dimensions in all, expected 1"):
+            open_it(with_sections(path, [n_dims - 3, 1, 1, 2]))
+        with pytest.raises(Error, match=f"a section of {n_dims + 1}, expected 0 to {n_dims}"):
+            open_it(with_sections(path, [n_dims + 1, 0, 0, 0]))
+    with pytest.raises(Error, match="sections of 0 dimensions in all"):
+        load(with_sections(pair.target, [0, 0, 0, 0]))
 
 
 def test_attention_scale_is_honoured(tiny_gguf: Callable[[str], Path], tmp_path: Path) -> None:
