@@ -65,11 +65,6 @@ struct FloatProduct {
                     static_cast<const uint8_t *>(rows) + first * size, (last - first) * size);
     }
 
-    static void unpack_row(const void * packed, int64_t n_in, int64_t, int64_t row, void * dst) {
-        const int64_t size = n_in * W::SIZE;
-        std::memcpy(dst, static_cast<const uint8_t *>(packed) + row * size, size);
-    }
-
     static size_t quantized_row_size(int64_t n_in) { return n_in * W::X_SIZE; }
     static void quantize_row(const float * x, int64_t n_in, void * dst) { W::take(x, n_in, dst); }
 
@@ -208,7 +203,6 @@ constexpr PackedProduct float_product(const char * name) {
             /*block =*/1,
             All::packed_size,
             All::pack,
-            All::unpack_row,
             All::quantized_row_size,
             All::quantize_row,
             All::multiply,

@@ -95,11 +95,6 @@ struct Dots {
                     static_cast<const char *>(rows) + first * size, (last - first) * size);
     }
 
-    static void unpack_row(const void * packed, int64_t n_in, int64_t, int64_t row, void * dst) {
-        const size_t size = ggml_row_size(OF, n_in);
-        std::memcpy(dst, static_cast<const char *>(packed) + row * size, size);
-    }
-
     static size_t quantized_row_size(int64_t n_in) {
         return ggml_row_size(traits().vec_dot_type, n_in);
     }
@@ -141,7 +136,6 @@ constexpr PackedProduct dots(const char * name) {
             BLOCK,
             All::packed_size,
             All::pack,
-            All::unpack_row,
             All::quantized_row_size,
             All::quantize_row,
             All::multiply,

@@ -34,19 +34,6 @@ struct IQ4_XS {
         }
     }
 
-    static void unpack_row(const uint8_t * tile, int64_t n_in, int lane, uint8_t * row) {
-        for (int64_t b = 0; b < n_in / 256; ++b, row += ROW_BLOCK, tile += TILE_BLOCK) {
-            std::memcpy(row, tile + D_AT + 2 * lane, 2);
-            std::memset(row + 2, 0, 6);
-            for (int i = 0; i < 8; ++i) {
-                const int scale = (tile[i * T + lane] + 32) & 63;
-                row[4 + i / 2] |= (scale & 15) << i % 2 * 4;
-                row[2 + i / 4] |= (scale >> 4) << i % 4 * 2;
-            }
-            copy_fours(tile + FOURS_AT + 4 * lane, 4 * T, row + 8, 4, 32, 0);
-        }
-    }
-
     static size_t quantized_row_size(int64_t n_in) { return n_in / 256 * sizeof(Block256); }
     static void quantize_row(const float * x, int64_t n_in, void * dst) {
         quantize_blocks_256(x, n_in, dst);

@@ -26,9 +26,6 @@ struct PackedProduct {
     void (*pack)(const void * rows, int64_t n_in, int64_t n_out, int64_t first_tile,
                  int64_t last_tile, void * packed);
 
-    // One row as ggml stores it.
-    void (*unpack_row)(const void * packed, int64_t n_in, int64_t n_out, int64_t row, void * dst);
-
     // Bytes of a row of x, quantised to the values ggml quantises it to for this type.
     size_t (*quantized_row_size)(int64_t n_in);
     void (*quantize_row)(const float * x, int64_t n_in, void * dst);

@@ -41,15 +41,6 @@ struct Q23K {
             return row[i];
         }
     }
-    static void set_scale(uint8_t * row, int i, uint8_t scale) {
-        if constexpr (THREE) {
-            const int bits = (scale + 32) & 63;
-            row[i % 8] |= (bits & 15) << i / 8 * 4;
-            row[8 + i % 4] |= (bits >> 4) << i / 4 * 2;
-        } else {
-            row[i] = scale;
-        }
-    }
 
     static void pack_row(const uint8_t * row, int64_t n_in, int lane, uint8_t * tile) {
         for (int64_t b = 0; b < n_in / 256; ++b, row += ROW_BLOCK, tile += TILE_BLOCK) {
@@ -64,24 +55,6 @@ struct Q23K {
             }
             for (int i = 0; i < 16; ++i) {
                 std::memcpy(tile + low_at(i) + 4 * lane, row + ROW_LOW + 4 * i, 4);
-            }
-        }
-    }
-
-    static void unpack_row(const uint8_t * tile, int64_t n_in, int lane, uint8_t * row) {
-        for (int64_t b = 0; b < n_in / 256; ++b, row += ROW_BLOCK, tile += TILE_BLOCK) {
-            std::memset(row, 0, ROW_BLOCK);
-            for (int i = 0; i < HALVES; ++i) {
-                std::memcpy(row + ROW_HALVES + 2 * i, tile + HALVES_AT + 2 * (i * T + lane), 2);
-            }
-            for (int i = 0; i < 16; ++i) {
-                set_scale(row + ROW_SCALES, i, tile[i * T + lane]);
-            }
-            for (int i = 0; i < HIGH; ++i) {
-                std::memcpy(row + 4 * i, tile + high_at(i) + 4 * lane, 4);
-            }
-            for (int i = 0; i < 16; ++i) {
-                std::memcpy(row + ROW_LOW + 4 * i, tile + low_at(i) + 4 * lane, 4);
             }
         }
     }

@@ -49,17 +49,6 @@ struct Q45K {
         }
     }
 
-    static void unpack_row(const uint8_t * tile, int64_t n_in, int lane, uint8_t * row) {
-        for (int64_t b = 0; b < n_in / 256; ++b, row += ROW_BLOCK, tile += TILE_BLOCK) {
-            std::memcpy(row, tile + HALVES_AT + 2 * lane, 2);
-            std::memcpy(row + 2, tile + HALVES_AT + 2 * T + 2 * lane, 2);
-            Scales::unpack(tile, lane, row + 4);
-            for_fours([&](int first, int stride, int n) {
-                copy_fours(tile + four_at(first) + 4 * lane, stride, row + 16 + 4 * first, 4, n, 0);
-            });
-        }
-    }
-
     static size_t quantized_row_size(int64_t n_in) { return n_in / 256 * sizeof(Block256); }
     static void quantize_row(const float * x, int64_t n_in, void * dst) {
         quantize_blocks_256(x, n_in, dst);

@@ -43,21 +43,6 @@ struct Q6_K {
         }
     }
 
-    static void unpack_row(const uint8_t * tile, int64_t n_in, int lane, uint8_t * row) {
-        for (int64_t b = 0; b < n_in / 256; ++b, row += ROW_BLOCK, tile += TILE_BLOCK) {
-            for (int i = 0; i < 32; ++i) {
-                std::memcpy(row + 4 * i, tile + low_at(i) + 4 * lane, 4);
-            }
-            for (int i = 0; i < 16; ++i) {
-                std::memcpy(row + 128 + 4 * i, tile + high_at(i) + 4 * lane, 4);
-            }
-            for (int i = 0; i < 16; ++i) {
-                row[192 + i] = tile[i * T + lane];
-            }
-            std::memcpy(row + 208, tile + D_AT + 2 * lane, 2);
-        }
-    }
-
     static size_t quantized_row_size(int64_t n_in) { return n_in / 256 * sizeof(Block256); }
     static void quantize_row(const float * x, int64_t n_in, void * dst) {
         quantize_blocks_256(x, n_in, dst);

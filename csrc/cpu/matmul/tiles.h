@@ -86,11 +86,6 @@ struct Tiles {
         }
     }
 
-    static void unpack_row(const void * packed, int64_t n_in, int64_t, int64_t row, void * dst) {
-        const auto * tile = static_cast<const uint8_t *>(packed) + row / T * tile_size(n_in);
-        Format::unpack_row(tile, n_in, static_cast<int>(row % T), static_cast<uint8_t *>(dst));
-    }
-
     // R rows with one tile, of which n outputs count.
     template <int R>
     static void multiply_tile(const uint8_t * tile, int64_t n_in, const uint8_t * x, int64_t x_size,
@@ -159,7 +154,6 @@ constexpr PackedProduct product(const char * name) {
             Format::BLOCK,
             All::packed_size,
             All::pack,
-            All::unpack_row,
             Format::quantized_row_size,
             Format::quantize_row,
             All::multiply};
