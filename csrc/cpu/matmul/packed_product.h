@@ -38,7 +38,7 @@ struct PackedProduct {
                      int64_t n_rows, int64_t first_tile, int64_t last_tile, float * dst,
                      int64_t dst_stride);
 
-    bool in_place = false; // the packed form is the rows as ggml stores them, at any address
+    bool in_place; // the packed form is the rows as ggml stores them, at any address
 };
 
 // The best one for this type on this CPU, or NULL. at_most: the best set of them it may be of, one

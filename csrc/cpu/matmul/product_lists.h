@@ -21,6 +21,21 @@ PackedProducts portable_float_products();
 // By the dot products of ggml's CPU backend, where they are found in the process.
 PackedProducts ggml_dots();
 
+// A product with the functions and constants of `All`.
+template <class All>
+constexpr PackedProduct product_of(const char * name) {
+    return {name,
+            All::TYPE,
+            All::TILE,
+            All::BLOCK,
+            All::packed_size,
+            All::pack,
+            All::quantized_row_size,
+            All::quantize_row,
+            All::multiply,
+            All::IN_PLACE};
+}
+
 // Whether this CPU's cores are of AMD's family of Zen 3 and Zen 4.
 bool on_zen4();
 

@@ -52,9 +52,10 @@ inline void prefetch(const uint8_t * p, const Rows & x) {
 }
 
 template <class Format>
-struct Tiles {
+struct Tiles : Format {
     using V = typename Format::Vector;
-    static constexpr int T = Format::T;
+    static constexpr int T = Format::T, TILE = T;
+    static constexpr bool IN_PLACE = false;
 #if defined(DFL_FEW_ROWS)
     static constexpr int MAX_ROWS = 3;
 #else
@@ -147,16 +148,7 @@ struct Tiles {
 
 template <class Format>
 constexpr PackedProduct product(const char * name) {
-    using All = Tiles<Format>;
-    return {name,
-            Format::TYPE,
-            Format::T,
-            Format::BLOCK,
-            All::packed_size,
-            All::pack,
-            Format::quantized_row_size,
-            Format::quantize_row,
-            All::multiply};
+    return product_of<Tiles<Format>>(name);
 }
 
 } // namespace
