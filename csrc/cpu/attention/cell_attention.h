@@ -74,7 +74,6 @@ struct SegmentRange {
 };
 
 struct CellAttentionKernel {
-    const char * name;
     // Floats of scratch, n_pending being the most open cells.
     int64_t (*scratch_size)(int64_t head_dim, int64_t n_pending);
     // Floats of what a segment leaves of a query.
@@ -94,9 +93,5 @@ SegmentRange visible_segments(const CellAttention & work, int64_t first, int64_t
 
 // The best one for this CPU.
 const CellAttentionKernel * cell_attention();
-// Those of each instruction set; NULL where the compiler lacks it.
-const CellAttentionKernel * cell_attention_avx512();
-const CellAttentionKernel * cell_attention_avx2();
-const CellAttentionKernel * cell_attention_portable();
 
 } // namespace dfl::cpu

@@ -572,9 +572,7 @@ struct CellAttentionTiles {
         Softmax::finish(work, query, s.all.maximum[0], s.all.total[0], s.all.sum, s.width);
     }
 
-    static constexpr CellAttentionKernel kernel(const char * name) {
-        return {name, scratch_size, part_size, attend, segment, merge};
-    }
+    static constexpr CellAttentionKernel KERNEL = {scratch_size, part_size, attend, segment, merge};
 };
 
 } // namespace

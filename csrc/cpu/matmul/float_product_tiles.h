@@ -182,10 +182,5 @@ struct FloatProduct : RowsInPlace<W::TYPE, 1> {
     }
 };
 
-template <class W>
-constexpr PackedProduct float_product(const char * name) {
-    return product_of<FloatProduct<W>>(name);
-}
-
 } // namespace
 } // namespace dfl::cpu

@@ -120,36 +120,24 @@ struct GgmlProduct {
 };
 
 template <ggml_type OF, int INPUTS>
-constexpr GgmlProduct ggml_product(const char * name) {
-    return {Dots<OF, INPUTS>::is_available, product_of<Dots<OF, INPUTS>>(name)};
+constexpr GgmlProduct ggml_product() {
+    return {Dots<OF, INPUTS>::is_available, product_of<Dots<OF, INPUTS>>("ggml")};
 }
 
 constexpr GgmlProduct GGML_PRODUCTS[] = {
-    ggml_product<GGML_TYPE_Q4_0, 32>("q4_0 ggml"),
-    ggml_product<GGML_TYPE_Q4_1, 32>("q4_1 ggml"),
-    ggml_product<GGML_TYPE_Q5_0, 32>("q5_0 ggml"),
-    ggml_product<GGML_TYPE_Q5_1, 32>("q5_1 ggml"),
-    ggml_product<GGML_TYPE_Q8_0, 32>("q8_0 ggml"),
-    ggml_product<GGML_TYPE_Q2_K, 256>("q2_k ggml"),
-    ggml_product<GGML_TYPE_Q3_K, 256>("q3_k ggml"),
-    ggml_product<GGML_TYPE_Q4_K, 256>("q4_k ggml"),
-    ggml_product<GGML_TYPE_Q5_K, 256>("q5_k ggml"),
-    ggml_product<GGML_TYPE_Q6_K, 256>("q6_k ggml"),
-    ggml_product<GGML_TYPE_IQ1_S, 256>("iq1_s ggml"),
-    ggml_product<GGML_TYPE_IQ1_M, 256>("iq1_m ggml"),
-    ggml_product<GGML_TYPE_IQ2_XXS, 256>("iq2_xxs ggml"),
-    ggml_product<GGML_TYPE_IQ2_XS, 256>("iq2_xs ggml"),
-    ggml_product<GGML_TYPE_IQ2_S, 256>("iq2_s ggml"),
-    ggml_product<GGML_TYPE_IQ3_XXS, 256>("iq3_xxs ggml"),
-    ggml_product<GGML_TYPE_IQ3_S, 256>("iq3_s ggml"),
-    ggml_product<GGML_TYPE_IQ4_NL, 32>("iq4_nl ggml"),
-    ggml_product<GGML_TYPE_IQ4_XS, 256>("iq4_xs ggml"),
-    ggml_product<GGML_TYPE_TQ1_0, 256>("tq1_0 ggml"),
-    ggml_product<GGML_TYPE_TQ2_0, 256>("tq2_0 ggml"),
-    ggml_product<GGML_TYPE_MXFP4, 32>("mxfp4 ggml"),
-    ggml_product<GGML_TYPE_NVFP4, 64>("nvfp4 ggml"),
-    ggml_product<GGML_TYPE_Q1_0, 128>("q1_0 ggml"),
-    ggml_product<GGML_TYPE_Q2_0, 64>("q2_0 ggml"),
+    ggml_product<GGML_TYPE_Q4_0, 32>(),     ggml_product<GGML_TYPE_Q4_1, 32>(),
+    ggml_product<GGML_TYPE_Q5_0, 32>(),     ggml_product<GGML_TYPE_Q5_1, 32>(),
+    ggml_product<GGML_TYPE_Q8_0, 32>(),     ggml_product<GGML_TYPE_Q2_K, 256>(),
+    ggml_product<GGML_TYPE_Q3_K, 256>(),    ggml_product<GGML_TYPE_Q4_K, 256>(),
+    ggml_product<GGML_TYPE_Q5_K, 256>(),    ggml_product<GGML_TYPE_Q6_K, 256>(),
+    ggml_product<GGML_TYPE_IQ1_S, 256>(),   ggml_product<GGML_TYPE_IQ1_M, 256>(),
+    ggml_product<GGML_TYPE_IQ2_XXS, 256>(), ggml_product<GGML_TYPE_IQ2_XS, 256>(),
+    ggml_product<GGML_TYPE_IQ2_S, 256>(),   ggml_product<GGML_TYPE_IQ3_XXS, 256>(),
+    ggml_product<GGML_TYPE_IQ3_S, 256>(),   ggml_product<GGML_TYPE_IQ4_NL, 32>(),
+    ggml_product<GGML_TYPE_IQ4_XS, 256>(),  ggml_product<GGML_TYPE_TQ1_0, 256>(),
+    ggml_product<GGML_TYPE_TQ2_0, 256>(),   ggml_product<GGML_TYPE_MXFP4, 32>(),
+    ggml_product<GGML_TYPE_NVFP4, 64>(),    ggml_product<GGML_TYPE_Q1_0, 128>(),
+    ggml_product<GGML_TYPE_Q2_0, 64>(),
 };
 
 } // namespace

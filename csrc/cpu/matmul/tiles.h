@@ -146,10 +146,5 @@ struct Tiles : Format {
     }
 };
 
-template <class Format>
-constexpr PackedProduct product(const char * name) {
-    return product_of<Tiles<Format>>(name);
-}
-
 } // namespace
 } // namespace dfl::cpu

@@ -10,6 +10,7 @@ namespace dfl::cpu {
 namespace {
 
 struct Vector512 {
+    static constexpr const char * NAME = "avx512vnni";
     static constexpr int T = 16;
     static constexpr int MAX_ROWS = 8;
     static constexpr int32_t SIGNED_OFFSET = 128; // signed weights are stored plus this

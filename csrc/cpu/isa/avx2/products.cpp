@@ -1,14 +1,4 @@
-#include "cpu/matmul/product_lists.h"
-
-#if defined(__AVX2__)
-
-#include "cpu/matmul/iq4_nl.h"
-#include "cpu/matmul/iq4_xs.h"
-#include "cpu/matmul/q2_k.h"
-#include "cpu/matmul/q4_0.h"
-#include "cpu/matmul/q4_k.h"
-#include "cpu/matmul/q6_k.h"
-#include "cpu/matmul/q8_0.h"
+#include "cpu/isa/tile_kernels.h"
 #include "cpu/simd/vector256.h"
 
 namespace dfl::cpu {
@@ -16,6 +6,7 @@ namespace dfl::cpu {
 namespace {
 
 struct VectorAvx2 : Vector256 {
+    static constexpr const char * NAME = "avx2";
     static constexpr int MAX_ROWS = 4;
     static constexpr int32_t SIGNED_OFFSET = 0; // signed weights are stored as they are
 
@@ -57,34 +48,8 @@ struct VectorAvx2 : Vector256 {
     }
 };
 
-constexpr PackedProduct LIST[] = {
-    product<Blocks32<VectorAvx2, Q4_0>>("q4_0 avx2"),
-    product<Blocks32<VectorAvx2, Q4_1>>("q4_1 avx2"),
-    product<Blocks32<VectorAvx2, Q5_0>>("q5_0 avx2"),
-    product<Blocks32<VectorAvx2, Q5_1>>("q5_1 avx2"),
-    product<Blocks32<VectorAvx2, Q8_0>>("q8_0 avx2"),
-    product<Blocks32<VectorAvx2, IQ4_NL>>("iq4_nl avx2"),
-    product<Blocks32<VectorAvx2, MXFP4>>("mxfp4 avx2"),
-    product<Q2_K<VectorAvx2>>("q2_k avx2"),
-    product<Q3_K<VectorAvx2>>("q3_k avx2"),
-    product<Q4_K<VectorAvx2>>("q4_k avx2"),
-    product<Q5_K<VectorAvx2>>("q5_k avx2"),
-    product<Q6_K<VectorAvx2>>("q6_k avx2"),
-    product<IQ4_XS<VectorAvx2>>("iq4_xs avx2"),
-};
-
 } // namespace
 
-PackedProducts avx2_products() { return {LIST, sizeof LIST / sizeof LIST[0]}; }
+Kernels avx2_kernels() { return tile_kernels<VectorAvx2>(); }
 
 } // namespace dfl::cpu
-
-#else
-
-namespace dfl::cpu {
-
-PackedProducts avx2_products() { return {nullptr, 0}; }
-
-} // namespace dfl::cpu
-
-#endif
