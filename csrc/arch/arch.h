@@ -25,4 +25,14 @@ const std::vector<const Arch *> & architectures();
 // Throws DFL_STATUS_UNSUPPORTED listing what is known.
 const Arch & find_arch(const GgufFile & file);
 
+// Binds a decoder's tensors where no norm follows a sublayer. bind_mixer: those of what mixes rows;
+// ffn_norm: the name of the norm before the feed-forward, dense or of experts.
+void bind_decoder(WeightLoader & loader, void (*bind_mixer)(WeightLoader & loader, int il),
+                  const char * ffn_norm);
+// Binds a layer's attention, and norms of its heads.
+void bind_attention(WeightLoader & loader, int il);
+void bind_head_norms(WeightLoader & loader, int il);
+// Builds a decoder of attention and feed-forwards.
+ggml_tensor * build_attention_decoder(GraphContext & g);
+
 } // namespace dfl
