@@ -67,7 +67,7 @@ struct Q23K : Blocks256<V, Q23K<V, THREE>, 16> {
     // 4 inputs of the sixteenth I, from 4 * k on. Of 128 inputs ggml keeps each fourth of 32 in two
     // bits of 32 bytes.
     template <int I>
-    static typename V::I weights(const uint8_t * block, int k) {
+    [[gnu::always_inline]] static typename V::I weights(const uint8_t * block, int k) {
         constexpr int HALF = I / 8, FOURTH = I / 2 % 4, SIDE = I % 2;
         const auto low =
             V::template bits<2 * FOURTH>(V::load(block + low_at(HALF * 8 + SIDE * 4 + k)), 3);
