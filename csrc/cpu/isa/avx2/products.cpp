@@ -6,7 +6,6 @@ namespace dfl::cpu {
 namespace {
 
 struct VectorAvx2 : Vector256 {
-    static constexpr const char * NAME = "avx2";
     static constexpr int MAX_ROWS = 4;
     static constexpr int32_t SIGNED_OFFSET = 0; // signed weights are stored as they are
 
