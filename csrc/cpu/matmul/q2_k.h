@@ -20,7 +20,7 @@ struct Q23K : Blocks256<V, Q23K<V, THREE>, 16> {
     static constexpr int ROW_BLOCK = THREE ? 110 : 84;
     static constexpr int FOURS_AT = 16 * T, HALVES_AT = FOURS_AT + 4 * (HIGH + 16) * T;
     static constexpr int TILE_BLOCK = HALVES_AT + 4 * T;
-    static constexpr int SCALE_BYTES = 32 * T; // and of the minima
+    static constexpr int SCALE_BYTES = 32 * T; // minima, too
     // Places in a row's block.
     static constexpr int ROW_SCALES = THREE ? 96 : 0, ROW_HALVES = THREE ? 108 : 80;
     static constexpr int ROW_LOW = THREE ? 32 : 16;
@@ -91,7 +91,7 @@ struct Q23K : Blocks256<V, Q23K<V, THREE>, 16> {
             sum, [&](int k) { return weights<I>(block, k); }, x, 16 * I);
     }
 
-    // In units of the minima's scale, times BIASES: whole numbers that floats hold.
+    // Adds a minimum in units of the minima's scale, times BIASES: whole numbers that floats hold.
     template <int I>
     static F add_minimum(F minima, const uint8_t * scales, const Block256 & x) {
         return THREE ? minima

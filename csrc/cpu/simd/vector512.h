@@ -52,7 +52,7 @@ struct Vector512 : Floats512 {
         return _mm512_and_si512(moved, _mm512_set1_epi8(static_cast<char>(mask)));
     }
 
-    // Of every byte, which is below 16, what the table has there.
+    // Looks up every byte, which is below 16, in the table.
     static I look_up(const uint8_t * table, I v) {
         const __m128i once = _mm_loadu_si128(reinterpret_cast<const __m128i *>(table));
         return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(once), v);
