@@ -25,8 +25,8 @@ const std::vector<const Arch *> & architectures();
 // Throws DFL_STATUS_UNSUPPORTED listing what is known.
 const Arch & find_arch(const GgufFile & file);
 
-// Binds a decoder's tensors where no norm follows a sublayer. bind_mixer: those of what mixes rows;
-// ffn_norm: the name of the norm before the feed-forward, dense or of experts.
+// Binds the tensors of a decoder without norms behind its sublayers. bind_mixer: binds a layer's
+// attention or recurrent part; ffn_norm: name of the norm before the feed-forward.
 void bind_decoder(WeightLoader & loader, void (*bind_mixer)(WeightLoader & loader, int il),
                   const char * ffn_norm);
 // Binds a layer's attention, and norms of its heads.

@@ -15,6 +15,8 @@ namespace dfl {
 class Devices;
 struct Weights;
 
+// The least that holds n of `smallest` and its doubles.
+int64_t doubled(int64_t n, int64_t smallest = 1);
 // n rounded up to one of a few sizes with little padding: 0, 1, 2, 3, 4, 6, 8, 12,
 // 16, 24...
 int64_t row_bucket(int64_t n);

@@ -193,7 +193,7 @@ struct CellAttentionTiles {
         find_cells(work, block, span);
     }
 
-    // That which the first row sees first.
+    // Finds the first block that the first row sees.
     static void find_first_block(const CellAttention & work, Block & block) {
         const VisibleRange range = visible_range(work, 0);
         size_t span = 0;

@@ -1,5 +1,5 @@
-// The kernels of each instruction set, source files compiled for each. Those of sets that the
-// compiler lacks, or the machine built for, are not in the library.
+// The kernels of each instruction set, in source files compiled for it. A set that the compiler
+// lacks, or the machine built for, is not in the library.
 #pragma once
 
 #include "cpu/attention/cell_attention.h"
@@ -32,7 +32,7 @@ const CellAttentionKernel * avx512_attention();
 const CellAttentionKernel * avx2_attention();
 const CellAttentionKernel * portable_attention();
 
-// Those that this CPU runs, best first.
+// Returns the sets that this CPU runs, best first.
 const std::vector<Kernels> & kernels();
 
 } // namespace dfl::cpu

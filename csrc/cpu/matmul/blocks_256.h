@@ -1,5 +1,5 @@
 // Types in blocks of 256 weights, cut into parts with a scale each. A block of a tile has a row's
-// scale [T] at HALVES_AT; where the rest lies is told by each format.
+// scale [T] at HALVES_AT; each format says where the rest lies.
 #pragma once
 
 #include "cpu/matmul/tiles.h"
@@ -7,15 +7,14 @@
 namespace dfl::cpu {
 namespace {
 
-// What a format of PARTS parts has in common with the others. Where it has MINIMA, its scales have
-// no sign.
+// The common part of formats of PARTS parts. The scales of one with MINIMA have no sign.
 template <class V, class Format, int PARTS>
 struct Blocks256 {
     using Vector = V;
     using F = typename V::F;
     static constexpr int BLOCK = 256, T = V::T, MAX_ROWS = V::MAX_ROWS;
     static constexpr int UNFETCHED_ROWS = 2;
-    static constexpr int SCALE_BYTES = PARTS * T; // of a block's scales, a byte each
+    static constexpr int SCALE_BYTES = PARTS * T; // the block's scales, a byte each
     static constexpr bool MINIMA = false;
 
     static size_t tile_size(int64_t n_in) { return n_in / 256 * Format::TILE_BLOCK; }
@@ -38,7 +37,7 @@ struct Blocks256 {
         }
     }
 
-    // What the minimum of part I takes, where that is not summed by whole blocks.
+    // Adds the minimum of part I, unless minima are summed by whole blocks.
     template <int I>
     static F add_minimum(F minima, const uint8_t *, const Block256 &) {
         return minima;

@@ -14,8 +14,8 @@ namespace dfl::cpu {
 
 // A way to multiply weights of one ggml type, in tiles of rows, with rows of float32.
 struct PackedProduct {
-    const char * set; // of instructions: "avx512vnni"
-    ggml_type type;   // of the weights
+    const char * set; // instruction set: "avx512vnni"
+    ggml_type type;   // type of the weights
     int tile;         // weight rows (outputs) of a tile: 16 or 8
     int block;        // inputs that are quantised together; n_in is a multiple of it
 

@@ -20,7 +20,7 @@ struct Q23K : Blocks256<V, Q23K<V, THREE>, 16> {
     static constexpr int ROW_BLOCK = THREE ? 110 : 84;
     static constexpr int FOURS_AT = 16 * T, HALVES_AT = FOURS_AT + 4 * (HIGH + 16) * T;
     static constexpr int TILE_BLOCK = HALVES_AT + 4 * T;
-    static constexpr int SCALE_BYTES = 32 * T; // and of the minima
+    static constexpr int SCALE_BYTES = 32 * T; // minima, too
     // Places in a row's block.
     static constexpr int ROW_SCALES = THREE ? 96 : 0, ROW_HALVES = THREE ? 108 : 80;
     static constexpr int ROW_LOW = THREE ? 32 : 16;
@@ -67,7 +67,7 @@ struct Q23K : Blocks256<V, Q23K<V, THREE>, 16> {
     // 4 inputs of the sixteenth I, from 4 * k on. Of 128 inputs ggml keeps each fourth of 32 in two
     // bits of 32 bytes.
     template <int I>
-    static typename V::I weights(const uint8_t * block, int k) {
+    [[gnu::always_inline]] static typename V::I weights(const uint8_t * block, int k) {
         constexpr int HALF = I / 8, FOURTH = I / 2 % 4, SIDE = I % 2;
         const auto low =
             V::template bits<2 * FOURTH>(V::load(block + low_at(HALF * 8 + SIDE * 4 + k)), 3);
@@ -91,7 +91,7 @@ struct Q23K : Blocks256<V, Q23K<V, THREE>, 16> {
             sum, [&](int k) { return weights<I>(block, k); }, x, 16 * I);
     }
 
-    // In units of the minima's scale, times BIASES: whole numbers that floats hold.
+    // Adds a minimum in units of the minima's scale, times BIASES: whole numbers that floats hold.
     template <int I>
     static F add_minimum(F minima, const uint8_t * scales, const Block256 & x) {
         return THREE ? minima

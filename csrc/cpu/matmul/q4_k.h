@@ -16,7 +16,7 @@ struct Q45K : Blocks256<V, Q45K<V, FIVE>, 8> {
     static constexpr int T = V::T, HIGH = FIVE ? 8 : 0, FOURS = HIGH + 32;
     static constexpr int ROW_BLOCK = 16 + 4 * FOURS, TILE_BLOCK = ROW_BLOCK * T;
     static constexpr int FOURS_AT = 12 * T, HALVES_AT = FOURS_AT + 4 * FOURS * T;
-    static constexpr int SCALE_BYTES = 16 * T; // and of the minima
+    static constexpr int SCALE_BYTES = 16 * T; // minima, too
     static constexpr bool MINIMA = true;
 
     // Where the fours of a row's block lie in a tile's: the upper bits, then the nibbles.

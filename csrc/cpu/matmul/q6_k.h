@@ -39,7 +39,7 @@ struct Q6_K : Blocks256<V, Q6_K<V>, 16> {
     // 4 inputs of the sixteenth I, from 4 * k on. Of 128 inputs ggml pairs the first 64 nibbles
     // with the last 64, and the upper bits of all four 32.
     template <int I>
-    static typename V::I weights(const uint8_t * block, int k) {
+    [[gnu::always_inline]] static typename V::I weights(const uint8_t * block, int k) {
         constexpr int HALF = I / 8, QUARTER = I / 2 % 4, SIDE = I % 2;
         const int low = HALF * 16 + QUARTER % 2 * 8 + SIDE * 4 + k, high = HALF * 8 + SIDE * 4 + k;
         return V::both(V::template bits<QUARTER / 2 * 4>(V::load(block + low_at(low)), 15),

@@ -1,4 +1,4 @@
-// Weights that are multiplied where they lie: rows as ggml stores them, at any address. Everything
+// Weights multiplied in the file's layout: rows as ggml stores them, at any address. Everything
 // in here has internal linkage: each instruction set compiles its own, and none may stand in for
 // another's.
 #pragma once

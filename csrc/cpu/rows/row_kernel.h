@@ -1,5 +1,5 @@
-// What is done with rows of floats on their way into a product or a cache. A row's result has the
-// same bits whatever other rows there are.
+// Kernels for rows of floats on their way into a product or a cache. A row's result does not depend
+// on the other rows.
 #pragma once
 
 #include <cstdint>

@@ -6,11 +6,10 @@ namespace dfl::cpu {
 namespace {
 
 struct VectorAvx2 : Vector256 {
-    static constexpr const char * NAME = "avx2";
     static constexpr int MAX_ROWS = 4;
     static constexpr int32_t SIGNED_OFFSET = 0; // signed weights are stored as they are
 
-    // As Vector512's. Products of pairs are added in 16 bits for as long as they fit.
+    // Vector512's dot. Products of pairs are added in 16 bits for as long as they fit.
     template <int N, int LARGEST, int R, class Weights>
     static void dot(I (&sum)[R], Weights weights, const Rows<R> & x, int64_t at) {
         constexpr int FIT = 32767 / (LARGEST * 254);
@@ -31,7 +30,7 @@ struct VectorAvx2 : Vector256 {
         });
     }
 
-    // As Vector512's dot_signed. Pairs of products overflow 16 bits unless the unsigned factor is
+    // Vector512's dot_signed. Pairs of products overflow 16 bits unless the unsigned factor is
     // at most 128, so that is the weight's magnitude, and its sign goes to x.
     template <int N, int R, class Weights>
     static void dot_signed(I (&sum)[R], Weights weights, const Rows<R> & x, int64_t at) {
