@@ -10,27 +10,10 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ._validate import choice, flag, integer, number
-from .native import CACHE_TYPES, DEFAULT_N_CTX, MAX_LAYERS, MAX_N_CTX, MAX_VERIFY, LoadConfig
-
-__all__ = [
-    "AUTO_TREE_BUDGET",
-    "CACHE_TYPES",
-    "DEFAULT_N_CTX",
-    "DRAFT_KINDS",
-    "DRAFT_TYPES",
-    "MAX_DRAFT",
-    "MAX_LAYERS",
-    "MAX_N_CTX",
-    "MAX_TREE_BUDGET",
-    "REASONING_FORMATS",
-    "RETIRED_DRAFT_TYPES",
-    "RETIRED_FIELDS",
-    "SEED_MAX",
-    "SEED_MIN",
-    "TREE_BUDGET",
-    "DecodeConfig",
-    "LoadConfig",
-]
+from .native import CACHE_TYPES as CACHE_TYPES
+from .native import DEFAULT_N_CTX as DEFAULT_N_CTX
+from .native import MAX_N_CTX, MAX_VERIFY
+from .native import LoadConfig as LoadConfig
 
 DRAFT_TYPES = ("dflash", "suffix")
 """Proposers of candidates: the draft model, and the suffix index of the text so far."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import signal
 import socket
 import subprocess
@@ -121,7 +122,8 @@ class EngineClient:
         self._writer: asyncio.StreamWriter | None = None
         self._task: asyncio.Task[None] | None = None
         self._changed = asyncio.Condition()
-        self._n_runs = 0
+        self.new_id = itertools.count(1).__next__
+        """Returns a number for a `Run`."""
 
     @property
     def n_requests(self) -> int:
@@ -170,11 +172,6 @@ class EngineClient:
                 await self._task
         self._task = None
         await self._tell()
-
-    def new_id(self) -> int:
-        """A number for a `Run`."""
-        self._n_runs += 1
-        return self._n_runs
 
     def check_room(self) -> None:
         """BusyError if one more request would be one too many, NotReadyError while loading."""

@@ -42,7 +42,7 @@ class Metrics(Collector):
 
     def __init__(self) -> None:
         self.started = time.time()
-        self._n_most = 0
+        self._max_context = 0
         self._sums = {name: 0.0 for name, _, _ in COUNTERS}
         self._engines: Iterable[EngineClient] = ()
         self._registry = CollectorRegistry()
@@ -50,7 +50,7 @@ class Metrics(Collector):
 
     def add(self, stats: ResultStats) -> None:
         """Counts an answer that ended."""
-        self._n_most = max(self._n_most, stats.n_prompt + stats.n_tokens)
+        self._max_context = max(self._max_context, stats.n_prompt + stats.n_tokens)
         for name, _, count in COUNTERS:
             self._sums[name] += count(stats)
 
@@ -65,7 +65,7 @@ class Metrics(Collector):
             yield CounterMetricFamily(f"llamacpp:{name}", about, value=self._sums[name])
         processing = sum(engine.n_processing for engine in self._engines)
         gauges = (
-            ("n_tokens_max", "Longest context so far", self._n_most),
+            ("n_tokens_max", "Longest context so far", self._max_context),
             (
                 "prompt_tokens_seconds",
                 "Prompt tokens a second",

@@ -42,15 +42,11 @@ class ResponseContext:
         """Token ids, where they are asked for."""
         return {"tokens": tokens} if self.return_tokens else {}
 
-    def piece(self, token: int) -> bytes:
-        """The bytes of a token, the names of control tokens among them."""
-        if self.tokenizer is None or token >= self.tokenizer.n_tokens:
-            return b""
-        return self.tokenizer.piece(token, special=True)
-
-    def named(self, token: int) -> dict[str, Any]:
-        """A token as lists of probabilities have it."""
-        data = self.piece(token)
+    def named(self, token: int) -> Event:
+        """A token as lists of probabilities have it, with the names of control tokens."""
+        tokenizer, data = self.tokenizer, b""
+        if tokenizer is not None and token < tokenizer.n_tokens:
+            data = tokenizer.piece(token, special=True)
         return {"id": token, "token": data.decode("utf-8", "replace"), "bytes": list(data)}
 
     def logprobs(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[Event]:

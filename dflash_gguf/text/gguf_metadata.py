@@ -29,25 +29,13 @@ TYPE_NAMES = (
     *("uint8", "int8", "uint16", "int16", "uint32", "int32", "float32", "bool"),
     *("string", "array", "uint64", "int64", "float64"),
 )
-SCALARS = {
-    0: "B",
-    1: "b",
-    2: "H",
-    3: "h",
-    4: "I",
-    5: "i",
-    6: "f",
-    7: "?",
-    10: "Q",
-    11: "q",
-    12: "d",
-}
-SIZES = {code: struct.calcsize("<" + letter) for code, letter in SCALARS.items()}
 DTYPES = {
-    code: np.dtype("<" + ("u1" if code == BOOL else np.dtype(letter).str[1:]))
-    for code, letter in SCALARS.items()
+    code: np.dtype("uint8" if name == "bool" else name).newbyteorder("<")
+    for code, name in enumerate(TYPE_NAMES)
+    if code not in (STRING, ARRAY)
 }
-INTEGERS = {(code, code) for code, letter in SCALARS.items() if letter not in "fd?"}
+"""Types of scalars and of array items, by their codes."""
+INTEGERS = {(code, code) for code, dtype in DTYPES.items() if dtype.kind in "iu" and code != BOOL}
 _U64 = struct.Struct("<Q")
 
 
@@ -172,7 +160,7 @@ class GgufMetadata:
         return entry
 
     def _scalar(self, entry: MetadataEntry) -> Any:
-        return struct.unpack_from("<" + SCALARS[entry.type], self._data, entry.start)[0]
+        return np.frombuffer(self._data, DTYPES[entry.type], 1, entry.start)[0]
 
     def _walk(self) -> None:
         if self._data[:4] != MAGIC:
@@ -203,9 +191,9 @@ class GgufMetadata:
             self._require(start, 12)
             item_type, count = struct.unpack_from("<IQ", self._data, start)
             start += 12
-        if item_type in SIZES:
-            self._require(start, count * SIZES[item_type])
-            end = start + count * SIZES[item_type]
+        if item_type in DTYPES:
+            self._require(start, count * DTYPES[item_type].itemsize)
+            end = start + count * DTYPES[item_type].itemsize
         elif item_type == STRING:
             end = self._walk_strings(key, start, count)
         else:

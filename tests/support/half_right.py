@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
+from proposers import MadeUpProposer
 
-from dflash_gguf.sampling.noise import DraftScorer
 from dflash_gguf.speculative.ddtree import PositionCandidates, best_first_tree, chain
 from dflash_gguf.speculative.proposers.proposer import CHAIN, MAIN_CHAIN, TOP1, SpeculativeState
 from dflash_gguf.speculative.tree import Tree
 
 
-class HalfRight:
+class HalfRight(MadeUpProposer):
     """Proposes a known continuation; in round r the candidate `wrong(r)` is another token.
 
     The right token of position i is the `rank(i)`-th of `width` candidates, all others are wrong.
     """
 
     name = "half right"
-    needs_forward = True
-    state = None
+    chance = 0.8
 
     def __init__(
         self,
@@ -39,9 +37,6 @@ class HalfRight:
         self._tokens, self._n_prompt, self._wrong = list(tokens), n_prompt, wrong
         self._width, self._rank, self._n_vocab = width, rank, n_vocab
         self._n_rounds = 0
-
-    def start(self, request: SpeculativeState) -> None:
-        pass
 
     def propose(self, requests: Sequence[SpeculativeState]) -> list[Tree | None]:
         return [self._tree(request) for request in requests]
@@ -66,15 +61,3 @@ class HalfRight:
 
     def observe(self, request: SpeculativeState, tokens: Sequence[int]) -> None:  # noqa: ARG002
         self.observed += tokens
-
-    def expected_path_probs(self, sampler: DraftScorer) -> list[float]:  # noqa: ARG002
-        return [0.8**n for n in range(1, self.max_draft + 1)]
-
-    def forget(self, sequence: Any) -> None:
-        pass
-
-    def to_dict(self) -> dict[str, Any]:
-        return {}
-
-    def learn(self, stored: Mapping[str, Any]) -> None:
-        pass

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
+from proposers import MadeUpProposer
 
 from dflash_gguf.config import DecodeConfig
 from dflash_gguf.sampling.noise import DraftScorer
@@ -97,12 +97,10 @@ class Text:
         return truth, np.log(np.maximum(claims, 1e-9))
 
 
-class Drafter:
+class Drafter(MadeUpProposer):
     """Proposes by a text that stays the same for a round, in the order of what it claims."""
 
     name = "simulated"
-    needs_forward = True
-    state = None
     max_draft = BLOCK
 
     def __init__(self, text: Callable[[int], Text]):
@@ -111,9 +109,6 @@ class Drafter:
         self._ranked, self._spine = Calibration(), Top1Acceptance()
         self._open: tuple[Features | None, list[int]] | None = None
         self._truth: np.ndarray | None = None
-
-    def start(self, request: SpeculativeState) -> None:
-        pass
 
     def propose(self, requests: Sequence[SpeculativeState]) -> list[Tree | None]:
         return [self._tree(request) for request in requests]
@@ -152,15 +147,6 @@ class Drafter:
 
     def expected_path_probs(self, sampler: DraftScorer) -> Sequence[float]:  # noqa: ARG002
         return self._spine.paths(self.max_draft)
-
-    def forget(self, sequence: Any) -> None:
-        pass
-
-    def to_dict(self) -> dict[str, Any]:
-        return {}
-
-    def learn(self, stored: Mapping[str, Any]) -> None:
-        pass
 
 
 def answer(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
+from proposers import MadeUpProposer
 
-from dflash_gguf.sampling.noise import DraftScorer
 from dflash_gguf.speculative.proposers.proposer import DraftSource, SpeculativeState
 from dflash_gguf.speculative.tree import Tree
 
@@ -60,12 +60,12 @@ class KeptRows:
         self.of[sequence] = rows[:position]
 
 
-class Stepwise:
+class Stepwise(MadeUpProposer):
     """Two candidates a step, the second a leaf; a pass for each step, for all sequences at once."""
 
     name = "stepwise"
-    needs_forward = True
     max_draft = 5
+    chance = 0.7
 
     def __init__(self, n_vocab: int) -> None:
         self.state = KeptRows()
@@ -105,18 +105,3 @@ class Stepwise:
         more = [row_of(token, position) for position, token in new]
         self.state.of[request.sequence] = np.concatenate([kept, np.reshape(more, (-1, WIDTH))])
         self.state.tokens[request.sequence] = list(request.history[:-1])
-
-    def observe(self, request: SpeculativeState, tokens: Sequence[int]) -> None:
-        pass
-
-    def expected_path_probs(self, sampler: DraftScorer) -> Sequence[float]:  # noqa: ARG002
-        return [0.7**n for n in range(1, self.max_draft + 1)]
-
-    def forget(self, sequence: Any) -> None:
-        pass
-
-    def to_dict(self) -> dict[str, Any]:
-        return {}
-
-    def learn(self, stored: Mapping[str, Any]) -> None:
-        pass

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from dflash_gguf.sampling.noise import DraftScorer
+from proposers import MadeUpProposer
+
 from dflash_gguf.speculative.proposers.proposer import DraftSource, SpeculativeState
 from dflash_gguf.speculative.tree import Tree
 
 
-class Echo:
+class Echo(MadeUpProposer):
     """Needs no model of its own."""
 
     name = "echo"
-    needs_forward = True
-    state = None
     max_draft = 6
 
     def __init__(self) -> None:
         self.n_proposed = self.n_observed = 0
-
-    def start(self, request: SpeculativeState) -> None:
-        pass
 
     def propose(self, requests: Sequence[SpeculativeState]) -> list[Tree | None]:
         return [self._tree(request.history, request.n_positions) for request in requests]
@@ -40,18 +35,6 @@ class Echo:
 
     def observe(self, request: SpeculativeState, tokens: Sequence[int]) -> None:  # noqa: ARG002
         self.n_observed += len(tokens)
-
-    def expected_path_probs(self, sampler: DraftScorer) -> Sequence[float]:  # noqa: ARG002
-        return [0.5**n for n in range(1, self.max_draft + 1)]
-
-    def forget(self, sequence: Any) -> None:
-        pass
-
-    def to_dict(self) -> dict[str, Any]:
-        return {}
-
-    def learn(self, stored: Mapping[str, Any]) -> None:
-        pass
 
 
 def make(sequence: DraftSource) -> Echo:  # noqa: ARG001

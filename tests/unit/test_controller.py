@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
+from proposers import MadeUpProposer
 from simulated import BLOCK, Drafter, Machine, Text, answer, fast, slow, wide
 
 from dflash_gguf.config import DecodeConfig
 from dflash_gguf.sampling.noise import DraftScorer
-from dflash_gguf.speculative.controller import AutoController, Controller, FixedController
+from dflash_gguf.speculative.controller import AutoController, Controller, FixedController, Way
 from dflash_gguf.speculative.controller_state import Known
 from dflash_gguf.speculative.cost_model import CostModel, Round
 from dflash_gguf.speculative.ddtree import PositionCandidates, best_first_tree, chain
@@ -51,6 +51,32 @@ class Pair:
             controller = self._auto
             controller.start()
         return answer(self.machine, self.drafter, controller, n_tokens=n_tokens, seed=seed)
+
+
+def experienced(make: Callable[[], Machine]) -> Pair:
+    """A pair with two answers behind it, whose drafter was nearly always right."""
+    pair = Pair(make())
+    for seed in range(2):
+        pair.answer(Text(0.95), seed=seed)
+    return pair
+
+
+def first_way(
+    controller: AutoController,
+    requests: Sequence[SpeculativeState],
+    drafter: Drafter,
+    pass_s: float = 11.0,
+    n_rounds: int = 8,
+) -> Way:
+    """What is drafted first, after plain rounds that take so long."""
+    for _ in range(n_rounds):
+        done = Round(900, n_sequences=len(requests))
+        way = controller.choose(done, requests, drafter)
+        if way is not None:
+            return way
+        done.n_tokens, done.pass_s = len(requests), pass_s
+        controller.observe(done)
+    pytest.fail("it was never asked")
 
 
 def fixed_ms(
@@ -227,9 +253,7 @@ def test_an_untried_tree_promises_what_its_chain_does_and_more() -> None:
 
 
 def test_nothing_is_drafted_for_more_sequences_than_were_seen_plain() -> None:
-    pair = Pair(wide())
-    for seed in range(2):
-        pair.answer(Text(0.95), seed=seed)
+    pair = experienced(wide)
     controller = AutoController(pair.known, BLOCK, 63)
     eight = [request for _ in range(8) for request in ask()]
     for _ in range(2):
@@ -249,13 +273,7 @@ def test_a_drafter_is_tried_where_many_are_served_from_the_start() -> None:
             costs.observe(Round(0, n_positions=3, n_tokens=1, draft_s=0.05 * n, pass_s=1.0))
     controller = AutoController(Known(costs), BLOCK, 63)
     sixteen = [request for _ in range(16) for request in ask()]
-    for _ in range(400):
-        done = Round(900, n_sequences=16)
-        if controller.choose(done, sixteen, pair.drafter) is not None:
-            return
-        done.n_tokens, done.pass_s = 16, 1.2
-        controller.observe(done)
-    pytest.fail("it was never asked")
+    first_way(controller, sixteen, pair.drafter, 1.2, 400)
 
 
 def test_one_who_is_left_of_many_is_not_priced_by_their_rate() -> None:
@@ -278,27 +296,15 @@ def test_a_new_number_of_sequences_takes_no_savings() -> None:
 
 
 def test_an_answer_that_ends_shortens_no_others_drafts() -> None:
-    pair = Pair(fast())
-    for seed in range(2):
-        pair.answer(Text(0.95), seed=seed)
+    pair = experienced(fast)
     controller = AutoController(pair.known, BLOCK, 63)
     two = (*ask(limit=1), *ask())
-    for _ in range(8):
-        done = Round(900, n_sequences=2)
-        way = controller.choose(done, two, pair.drafter)
-        done.n_tokens, done.pass_s = 2, 11.0
-        if way is not None:
-            break
-        controller.observe(done)
-    assert way is not None
-    assert way.n_positions > 1
+    assert first_way(controller, two, pair.drafter).n_positions > 1
 
 
 def test_answers_of_several_samplers_decide_together() -> None:
     """Whoever comes first: what is expected of the drafter is a mean over all of them."""
-    pair = Pair(wide())
-    for seed in range(2):
-        pair.answer(Text(0.95), seed=seed)
+    pair = experienced(wide)
 
     class Unlike(Drafter):
         """Is hopeless where one draws."""
@@ -314,17 +320,8 @@ def test_answers_of_several_samplers_decide_together() -> None:
     )
     ways = []
     for requests in ((sure, unsure), (unsure, sure), (unsure, unsure)):
-        controller = AutoController(
-            Known(CostModel.from_dict(pair.known.costs.to_dict())), BLOCK, 63
-        )
-        for _ in range(3):
-            done = Round(900, n_sequences=2)
-            way = controller.choose(done, requests, drafter)
-            done.n_tokens, done.pass_s = 2, 11.0
-            if way is not None:
-                break
-            controller.observe(done)
-        ways.append(way)
+        known = Known(CostModel.from_dict(pair.known.costs.to_dict()))
+        ways.append(first_way(AutoController(known, BLOCK, 63), requests, drafter))
     assert ways[0] == ways[1]
     assert ways[0] != ways[2]
 
@@ -484,9 +481,7 @@ def candidates(n: int) -> PositionCandidates:
 
 
 def test_choices_keep_to_their_bounds() -> None:
-    pair = Pair(wide())
-    for seed in range(2):
-        pair.answer(Text(0.95), seed=seed)
+    pair = experienced(wide)
     for longest, most, least, limit in (
         (15, 63, 0, 15),
         (15, 63, 0, 4),
@@ -600,35 +595,17 @@ def test_more_rows_take_no_less_than_a_plain_pass() -> None:
     assert value <= 1.0
 
 
-class _Asked:
+class _Asked(MadeUpProposer):
     """Proposes nothing, and notes whom it is asked for."""
 
-    name, needs_forward, max_draft, state = "asked", False, 8, None
+    name, needs_forward, max_draft, chance = "asked", False, 8, 0.0
 
     def __init__(self) -> None:
         self.last: list[SpeculativeState] = []
 
-    def start(self, request: SpeculativeState) -> None:
-        pass
-
     def propose(self, requests: Sequence[SpeculativeState]) -> list[Tree | None]:
         self.last = list(requests)
         return [Tree.of([0])] * len(requests)
-
-    def observe(self, request: SpeculativeState, tokens: Sequence[int]) -> None:
-        pass
-
-    def expected_path_probs(self, sampler: DraftScorer) -> Sequence[float]:  # noqa: ARG002
-        return ()
-
-    def forget(self, sequence: Any) -> None:
-        pass
-
-    def to_dict(self) -> dict[str, Any]:
-        return {}
-
-    def learn(self, stored: Mapping[str, Any]) -> None:
-        pass
 
 
 class _Sure(_Asked):

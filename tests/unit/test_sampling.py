@@ -107,9 +107,10 @@ def test_noise_is_the_documented_hash() -> None:
 
 def test_first_value_of_the_noise_is_that_of_splitmix64() -> None:
     """Vigna's splitmix64 seeded with 1234567 gives 6457827717110365317 first."""
-    from dflash_gguf.sampling.noise import GOLDEN, _mix
+    from dflash_gguf.sampling.noise import GOLDEN, _mixed
 
-    assert _mix((1234567 + GOLDEN) & (2**64 - 1)) == 6457827717110365317
+    state = np.array([(1234567 + GOLDEN) & (2**64 - 1)], dtype=np.uint64)
+    assert _mixed(state) == 6457827717110365317
 
 
 def chi_square_limit(degrees: int) -> float:

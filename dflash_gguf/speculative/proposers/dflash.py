@@ -62,22 +62,11 @@ class DFlash:
     state = None
     """The core keeps it with the sequence."""
 
-    def __init__(self, max_draft: int, *, n_ranked: int = N_RANKED) -> None:
+    def __init__(self, max_draft: int) -> None:
         """max_draft: one less than the drafter's block."""
         self.max_draft = max_draft
-        self._calibrations = Calibrations()
+        self.calibrations = Calibrations()
         self._outcomes: list[tuple[_Ranked, Sequence[int]]] = []  # to be learned from, all at once
-        self._n_ranked = n_ranked
-
-    @property
-    def calibrations(self) -> Calibrations:
-        """Returns the calibrations, with all outcomes learned from."""
-        self._learn_outcomes()
-        return self._calibrations
-
-    @calibrations.setter
-    def calibrations(self, calibrations: Calibrations) -> None:
-        self._calibrations = calibrations
 
     def start(self, request: SpeculativeState) -> None:
         """The core has seen the prompt."""
@@ -106,7 +95,7 @@ class DFlash:
         note = request.notes.pop(self.name, None)
         if note is None:
             return
-        acceptance = self._calibrations.top1(request.scorer.config)
+        acceptance = self.calibrations.top1(request.scorer.config)
         if not isinstance(note, _Ranked):
             acceptance.observe(note, tokens)
             return
@@ -115,13 +104,14 @@ class DFlash:
 
     def expected_path_probs(self, scorer: DraftScorer) -> Sequence[float]:
         """How often the target took chains of such candidates lately."""
-        return self._calibrations.top1(scorer.config).paths(self.max_draft)
+        return self.calibrations.top1(scorer.config).paths(self.max_draft)
 
     def forget(self, sequence: Any) -> None:
         """Keeps nothing."""
 
     def to_dict(self) -> dict[str, Any]:
-        """All calibrations."""
+        """Returns all calibrations, with all outcomes learned from."""
+        self._learn_outcomes()
         return self.calibrations.to_dict()
 
     def learn(self, stored: Mapping[str, Any]) -> None:
@@ -132,8 +122,8 @@ class DFlash:
         if request.shape == CHAIN and request.scorer.is_argmax:
             request.shape = TOP1
         if request.shape != TOP1:
-            return self._n_ranked
-        return min(1 + len(request.scorer.banned), self._n_ranked)
+            return N_RANKED
+        return min(1 + len(request.scorer.banned), N_RANKED)
 
     def _brief(self, request: SpeculativeState, draft: Draft) -> Tree:
         """The best candidate of every position that may be drawn at all."""
@@ -145,7 +135,7 @@ class DFlash:
             tokens = [next((t for t in row if t not in banned), row[0]) for row in rows]
         tokens = tokens[: request.n_nodes]
         request.notes[self.name] = tokens
-        probs = self._calibrations.top1(request.scorer.config).log_paths(len(tokens))
+        probs = self.calibrations.top1(request.scorer.config).log_paths(len(tokens))
         return Tree.chain([request.history[-1], *tokens], [0.0, *probs])
 
     def _ranked(self, drafts: Sequence[tuple[SpeculativeState, Draft]]) -> list[PositionCandidates]:
@@ -159,7 +149,7 @@ class DFlash:
         if scorer.config.temperature > 0.0:
             starts = np.repeat([len(request.history) for request, _ in drafts], counts)
             noise = noise_of(scorers, counts, starts + depths, tokens)
-        calibration = self._calibrations.of(scorer.config)
+        calibration = self.calibrations.of(scorer.config)
         logits = _joined([draft.logits for _, draft in drafts]).astype(np.float64)
         if scorer.config.has_penalties:  # whatever others' paths are
             weights = calibration.weights(max(counts))

@@ -16,7 +16,7 @@ PROPOSERS: Mapping[str, ProposerFactory] = {
     # Of any text, at least as many tokens as the context holds are remembered, at most twice that.
     "suffix": lambda sequence: SuffixProposer(min(MAX_REMEMBERED, 2 * sequence.n_ctx)),
 }
-"""Factories of proposers for the engine of a sequence, by name; None where it lacks something."""
+"""Factories of proposers for a sequence's engine, by name; None if the engine lacks something."""
 
 
 def create_proposers(sequence: DraftSource) -> list[Proposer]:

@@ -16,6 +16,7 @@ import numpy as np
 
 from ...native import MAX_VERIFY, Error, Proposals, SuffixIndex
 from ...sampling.noise import DraftScorer
+from ...text.stream import n_common
 from ..calibration import sampling_class_of
 from ..tree import Tree
 from .proposer import SpeculativeState
@@ -61,7 +62,7 @@ class SuffixProposer:
         if memory is None:
             memory = self._memories[request.sequence] = _Memory(self._max_tokens)
         before, now = list(memory.history[: memory.n]), list(request.history)
-        n = _n_common(before, now)
+        n = n_common(before, now)
         if n < len(before):
             memory.index.separate()
         memory.index.append(now[n:])
@@ -121,11 +122,3 @@ class SuffixProposer:
                 raise ValueError(str(error)) from None
             outcomes_by_class[sampling_class] = outcomes
         self._outcomes = outcomes_by_class
-
-
-def _n_common(a: list[int], b: list[int]) -> int:
-    """Tokens that two texts begin with alike."""
-    n = min(len(a), len(b))
-    if a[:n] == b[:n]:
-        return n
-    return next(i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
