@@ -40,12 +40,8 @@ dfl_status dfl_engine_get_info(const dfl_engine * engine, dfl_engine_info * info
         *info = {};
         info->n_ctx = e.n_ctx();
         info->n_parallel = e.n_parallel();
-        info->n_free_cells = e.kv().cells().n_unclaimed();
-        info->draft_rows = e.draft() != nullptr ? e.draft()->max_rows() : 0;
         info->n_threads = e.n_threads();
         info->n_memory = static_cast<int32_t>(e.memory().size());
-        info->verify_rows = e.verify_rows();
-        info->prefix_bytes = e.prefix_bytes();
         info->cell_bytes = e.kv().groups().front().row_bytes();
         info->partial_prefix_ok = e.partial_prefix_ok();
         info->n_graphs_built = e.n_graphs_built();
@@ -95,11 +91,27 @@ dfl_status dfl_engine_reserve_verify(dfl_engine * engine, int64_t n, dfl_error *
     });
 }
 
+int64_t dfl_engine_n_free_cells(const dfl_engine * engine) {
+    return engine != nullptr ? engine->engine->kv().cells().n_unclaimed() : -1;
+}
+
+int64_t dfl_engine_prefix_bytes(const dfl_engine * engine) {
+    return engine != nullptr ? static_cast<int64_t>(engine->engine->prefix_bytes()) : -1;
+}
+
+int64_t dfl_engine_verify_rows(const dfl_engine * engine) {
+    return engine != nullptr ? engine->engine->verify_rows() : -1;
+}
+
+int64_t dfl_engine_draft_rows(const dfl_engine * engine) {
+    return engine != nullptr ? engine->engine->draft_rows() : -1;
+}
+
 int64_t dfl_engine_n_experts(const dfl_engine * engine) {
     return engine != nullptr ? engine->engine->n_experts() : -1;
 }
 
-dfl_status dfl_engine_run(dfl_engine * engine, const dfl_batch_entry * entries, int64_t n_entries,
+dfl_status dfl_engine_run(dfl_engine * engine, dfl_batch_entry * entries, int64_t n_entries,
                           dfl_progress progress, void * user, dfl_error * err) {
     return guard(err, [&] {
         need(engine, entries);
@@ -116,6 +128,9 @@ dfl_status dfl_engine_run(dfl_engine * engine, const dfl_batch_entry * entries, 
         }
         const CallGuard guard_of_call(*engine->is_busy);
         engine->engine->run(parsed, watch);
+        for (int64_t i = 0; i < n_entries; ++i) {
+            entries[i].first_row = entries[i].sequence->sequence.first_row();
+        }
     });
 }
 

@@ -38,7 +38,7 @@ dfl_status dfl_sequence_check(dfl_sequence * sequence, int64_t row, dfl_error * 
     return guard(err, [&] {
         need(sequence);
         const CallGuard guard_of_call(*sequence->is_busy);
-        sequence->sequence.check_row(row);
+        sequence->sequence.check_row(row - sequence->sequence.first_row());
     });
 }
 
@@ -47,7 +47,7 @@ dfl_status dfl_sequence_argmax(dfl_sequence * sequence, int64_t row, int32_t * t
     return guard(err, [&] {
         need(sequence, token);
         const CallGuard guard_of_call(*sequence->is_busy);
-        *token = sequence->sequence.argmax(row);
+        *token = sequence->sequence.argmax(row - sequence->sequence.first_row());
     });
 }
 
@@ -56,7 +56,8 @@ dfl_status dfl_sequence_top(dfl_sequence * sequence, int64_t row, int32_t k, int
     return guard(err, [&] {
         need(sequence, tokens, logits);
         const CallGuard guard_of_call(*sequence->is_busy);
-        const dfl::Candidate * best = sequence->sequence.top(row, k);
+        dfl::Sequence & s = sequence->sequence;
+        const dfl::Candidate * best = s.top(row - s.first_row(), k);
         for (int32_t i = 0; i < k; ++i) {
             tokens[i] = best[i].token;
             logits[i] = best[i].logit;
@@ -69,7 +70,7 @@ dfl_status dfl_sequence_logits(dfl_sequence * sequence, int64_t row, float * log
     return guard(err, [&] {
         need(sequence, logits);
         const CallGuard guard_of_call(*sequence->is_busy);
-        sequence->sequence.logits(row, logits);
+        sequence->sequence.logits(row - sequence->sequence.first_row(), logits);
     });
 }
 

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
-#include <numeric>
 
 namespace dfl {
 
@@ -50,7 +49,6 @@ void DraftState::allocate_features(int64_t n_verify) {
     memory_ = std::move(memory);
     features_ = features;
     ring_ = ring;
-    is_taken_.assign(ring_, false);
 }
 
 void DraftState::reserve_verify(int64_t n_verify, GraphPool & graphs) {
@@ -105,53 +103,24 @@ void DraftState::add_prefill_injection(CachedGraph & cached) {
     build_injection(g, features, cached.draft.inject_positions, cached.draft.inject_cells);
 }
 
-bool DraftState::ring_has_room(int64_t n) const {
-    return std::count(is_taken_.begin(), is_taken_.end(), false) >= n;
-}
-
-std::vector<int64_t> DraftState::take_ring_rows(int64_t n) {
-    std::vector<int64_t> rows;
-    for (int64_t row = 0; row < ring_ && (int64_t)rows.size() < n; ++row) {
-        if (!is_taken_[row]) {
-            is_taken_[row] = true;
-            rows.push_back(row);
-        }
+std::vector<bool> DraftState::pending_rows() const {
+    std::vector<bool> rows(ring_, false);
+    for (const Pending & one : pending_) {
+        rows[one.row] = true;
     }
-    return rows;
-}
-
-void DraftState::free_ring_rows(const std::vector<int64_t> & rows) {
-    for (const int64_t row : rows) {
-        if (row < ring_) {
-            is_taken_[row] = false;
-        }
-    }
-}
-
-std::vector<int64_t> DraftState::prefill_rows(int64_t first, int64_t n) const {
-    std::vector<int64_t> rows(n);
-    std::iota(rows.begin(), rows.end(), ring_ + first);
     return rows;
 }
 
 void DraftState::add_pending(int32_t sequence, const std::vector<int64_t> & rows,
                              int32_t position) {
     for (const int64_t row : rows) {
-        is_taken_[row] = true;
         pending_.push_back({sequence, row, position++});
     }
 }
 
 template <typename Is>
 void DraftState::drop_pending(Is && is) {
-    const auto end = std::remove_if(pending_.begin(), pending_.end(), [&](const Pending & one) {
-        if (is(one)) {
-            is_taken_[one.row] = false;
-            return true;
-        }
-        return false;
-    });
-    pending_.erase(end, pending_.end());
+    pending_.erase(std::remove_if(pending_.begin(), pending_.end(), is), pending_.end());
 }
 
 void DraftState::write_positions(const CachedGraph & cached, ggml_tensor * tensor,
@@ -466,14 +435,9 @@ void DraftState::release(const std::vector<int64_t> & cells) {
 void DraftState::clear(int32_t sequence) {
     truncate(sequence, 0);
     kv_.clear(sequence);
-    const size_t row = features_->nb[1];
-    for (int64_t i = 0; i < ring_; ++i) {
-        if (!is_taken_[i]) {
-            ggml_backend_tensor_memset(features_, 0, i * row, row);
-        }
-    }
     // What a prompt left in its rows pads the next one's injection.
-    ggml_backend_tensor_memset(features_, 0, ring_ * row, ggml_nbytes(features_) - ring_ * row);
+    const size_t first = ring_ * features_->nb[1];
+    ggml_backend_tensor_memset(features_, 0, first, ggml_nbytes(features_) - first);
 }
 
 void DraftState::truncate(int32_t sequence, int32_t position) {

@@ -72,13 +72,10 @@ class DraftState {
     // Adds to a prefill graph the injection of its own rows (those of the prefill region).
     void add_prefill_injection(CachedGraph & cached);
 
-    // Feature rows for the next pass: of the ring, which are taken until they are given back or
-    // were injected; or of the prefill region.
-    bool ring_has_room(int64_t n) const;
-    std::vector<int64_t> take_ring_rows(int64_t n);
-    void free_ring_rows(const std::vector<int64_t> & rows);
-    std::vector<int64_t> prefill_rows(int64_t first, int64_t n) const;
-    // Row for features of padding.
+    // Rows for features of a pass: of the ring, those whose features wait for injection; of its
+    // prompts; and of padding.
+    std::vector<bool> pending_rows() const;
+    int64_t first_prefill_row() const { return ring_; }
     int64_t padding_row() const { return features_->ne[1] - 1; }
     // These rows of the ring belong to a timeline now, from a position on, and wait for injection.
     void add_pending(int32_t sequence, const std::vector<int64_t> & rows, int32_t position);
@@ -142,7 +139,6 @@ class DraftState {
     Allocation memory_;
     int64_t ring_ = 0;                 // feature rows that verifies and single tokens share
     ggml_tensor * features_ = nullptr; // [n_features, ring + rows of a prefill pass]
-    std::vector<bool> is_taken_;       // of the ring
     std::vector<Pending> pending_;     // of each sequence in the order of positions
     int64_t padding_cell_;
     RecentMax recent_cells_;

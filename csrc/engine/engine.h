@@ -122,8 +122,9 @@ class Engine {
     bool set_top_k(int64_t k);
     // Makes room for verifies of up to n rows.
     void reserve_verify(int64_t n);
-    // Most rows of a verify now.
+    // Most rows of a verify now, and of a draft.
     int64_t verify_rows() const { return verify_rows_; }
+    int64_t draft_rows() const { return draft_ ? draft_->max_rows() : 0; }
 
     // Of one use after another, none of 0 bytes.
     std::vector<MemoryUse> memory() const;
@@ -211,6 +212,9 @@ class Engine {
     int64_t n_chunk_rows(const std::vector<int64_t> & chunks) const;
     void take_cells(Pass & pass);
     void take_feature_rows(Pass & pass);
+    // Rows of the drafter's ring whose features neither wait for injection nor are of a pending
+    // verify.
+    std::vector<int64_t> free_ring_rows() const;
     void take_update_rows(Pass & pass) const;
     void release(Pass & pass);
     void plan_recurrent_rows(Pass & pass);

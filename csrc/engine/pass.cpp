@@ -206,6 +206,24 @@ void Engine::take_cells(Pass & pass) {
     }
 }
 
+std::vector<int64_t> Engine::free_ring_rows() const {
+    std::vector<bool> is_taken = draft_->pending_rows();
+    for (const Sequence * sequence : sequences_) {
+        if (sequence != nullptr) {
+            for (const int64_t row : sequence->pending_verify().feature_rows) {
+                is_taken[row] = true;
+            }
+        }
+    }
+    std::vector<int64_t> rows;
+    for (size_t row = 0; row < is_taken.size(); ++row) {
+        if (!is_taken[row]) {
+            rows.push_back(static_cast<int64_t>(row));
+        }
+    }
+    return rows;
+}
+
 void Engine::take_feature_rows(Pass & pass) {
     if (!draft_) {
         return;
@@ -213,19 +231,21 @@ void Engine::take_feature_rows(Pass & pass) {
     const auto goes_to_ring = [](const PassEntry & entry) {
         return entry.is_verify || entry.n == 1;
     };
-    int64_t n_to_ring = 0, n_injected = 0;
+    size_t n_to_ring = 0;
     for (const PassEntry & entry : pass.entries) {
         n_to_ring += goes_to_ring(entry) ? entry.n : 0;
     }
-    if (!draft_->ring_has_room(n_to_ring)) {
+    std::vector<int64_t> ring = free_ring_rows();
+    if (ring.size() < n_to_ring) {
         draft_->flush(graphs_);
+        ring = free_ring_rows();
     }
+    auto next = ring.begin();
+    int64_t prefill_row = draft_->first_prefill_row();
     for (PassEntry & entry : pass.entries) {
-        if (goes_to_ring(entry)) {
-            entry.feature_rows = draft_->take_ring_rows(entry.n);
-        } else if (entry.injects) {
-            entry.feature_rows = draft_->prefill_rows(n_injected, entry.n);
-            n_injected += entry.n;
+        entry.feature_rows.resize(goes_to_ring(entry) || entry.injects ? entry.n : 0);
+        for (int64_t & row : entry.feature_rows) {
+            row = goes_to_ring(entry) ? *next++ : prefill_row++;
         }
     }
 }
@@ -276,9 +296,6 @@ void Engine::release(Pass & pass) {
         for (size_t i = 0; i < entry.cells.size(); ++i) {
             std::for_each(entry.cells[i].rbegin(), entry.cells[i].rend(),
                           [&](int64_t cell) { kv_.groups()[i].cells().release(cell); });
-        }
-        if (draft_) {
-            draft_->free_ring_rows(entry.feature_rows);
         }
     }
 }

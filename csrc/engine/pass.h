@@ -34,7 +34,7 @@ struct PassEntry {
     // Cells that its rows write, of each group of layers; after those of a verify comes the cell of
     // padding, if there is some.
     std::vector<std::vector<int64_t>> cells;
-    std::vector<int64_t> feature_rows; // of the drafter's; -1: nobody needs them; empty: no drafter
+    std::vector<int64_t> feature_rows; // of the drafter's; empty: nobody needs them
     bool injects = false;              // into the drafter's K/V, of an append
     int64_t first_out = 0, n_out = 0;  // rows whose logits can be read, among those of the pass
     bool reads_all_logits = false;     // all of them at once

@@ -302,6 +302,7 @@ void Sequence::restore(const Prefix & prefix, int64_t n) {
     DFL_CHECK(n == prefix.size() || engine_->partial_prefix_ok(), DFL_STATUS_UNSUPPORTED,
               "a model with recurrent layers or windows takes a prefix whole: %lld tokens of %lld",
               (long long)n, (long long)prefix.size());
+    last_ = nullptr;
     if (holds && rewind_to(prefix, n)) {
         return;
     }

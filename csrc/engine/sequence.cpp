@@ -53,18 +53,21 @@ void Sequence::appended(const PassEntry & entry, const int32_t * tokens, CachedG
     }
     tokens_.insert(tokens_.end(), tokens, tokens + entry.n);
     kv_.slide_window(slot_, position());
-    finite_.assign(1, entry.finite.back());
-    if (!finite_[0]) {
+    if (!entry.finite.back()) {
         reset_and_zero();
     }
+    set_rows(cached, entry.first_out + entry.n_out - 1, {entry.finite.back()});
+}
+
+void Sequence::set_rows(CachedGraph & cached, int64_t first_out, std::vector<bool> finite) {
     last_ = &cached;
-    first_out_ = entry.first_out + entry.n_out - 1;
+    first_out_ = first_out;
+    first_row_ += static_cast<int64_t>(finite_.size());
+    finite_ = std::move(finite);
 }
 
 void Sequence::verified(PassEntry entry, CachedGraph & cached) {
-    last_ = &cached;
-    first_out_ = entry.first_out;
-    finite_ = entry.finite;
+    set_rows(cached, entry.first_out, entry.finite);
     pending_verify_ = std::move(entry);
 }
 
@@ -113,7 +116,7 @@ void Sequence::accept(const int32_t * nodes, int64_t n) {
 
 void Sequence::check_row(int64_t row) {
     DFL_CHECK(row >= 0 && row < n_out_rows(), DFL_STATUS_ARGUMENT,
-              "row %lld: the last pass has %lld rows", (long long)row, (long long)n_out_rows());
+              "these rows are gone: the engine has run again, or the sequence has changed");
     check_finite(row, finite_[row]);
 }
 
@@ -164,8 +167,6 @@ bool Sequence::find_top(int64_t row, const Candidate *& best) {
 
 const Candidate * Sequence::top(int64_t row, int64_t k) {
     check_row(row);
-    DFL_CHECK(last_->shape.n_top > 0, DFL_STATUS_ARGUMENT,
-              "row %lld: the device was not told to pick its best", (long long)row);
     DFL_CHECK(last_->shape.n_top == k, DFL_STATUS_ARGUMENT,
               "the %lld best of row %lld: its pass was told to pick %lld", (long long)k,
               (long long)row, (long long)last_->shape.n_top);
@@ -245,9 +246,6 @@ void Sequence::close_verify() {
             }
             group.cells().release(cell);
         }
-    }
-    if (draft_) {
-        draft_->free_ring_rows(pending_verify_.feature_rows);
     }
     pending_verify_ = {};
 }

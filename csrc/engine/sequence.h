@@ -31,8 +31,11 @@ class Sequence {
     int64_t n_out_rows() const {
         return last_ != nullptr ? static_cast<int64_t>(finite_.size()) : 0;
     }
-    // Throws DFL_STATUS_COMPUTE for a row with a NaN or +inf: what the caches hold is then no
-    // better, so the sequence has forgotten all and zeroed its caches.
+    // Number of the first of them among all rows of the sequence so far.
+    int64_t first_row() const { return first_row_; }
+    // Throws DFL_STATUS_ARGUMENT for a row that is not there, and DFL_STATUS_COMPUTE for one with a
+    // NaN or +inf: what the caches hold is then no better, so the sequence has forgotten all and
+    // zeroed its caches.
     void check_row(int64_t row);
     // Token with the largest logit of a row, lowest id on ties (host devices). This and the two
     // below throw as check_row() does.
@@ -80,6 +83,8 @@ class Sequence {
     void check_finite(int64_t row, bool is_finite);
 
   private:
+    // The rows of a pass that can be read.
+    void set_rows(CachedGraph & cached, int64_t first_out, std::vector<bool> finite);
     // argmax() and top() without what they throw: whether the row is finite.
     bool find_argmax(int64_t row, int32_t & token);
     bool find_top(int64_t row, const Candidate *& best);
@@ -106,6 +111,7 @@ class Sequence {
     CachedGraph * last_ = nullptr; // graph whose logits are readable
     int64_t first_out_ = 0;        // its first readable row
     std::vector<bool> finite_;     // of its readable rows
+    int64_t first_row_ = 0;        // number of the first of these
     PassEntry pending_verify_;     // rows of a verify that waits for its commit
 };
 

@@ -16,8 +16,6 @@ class SequenceHandle(Protocol):
 
     engine: Any
     """Its `Engine`."""
-    n_calls: int
-    """That changed it or ran, so far."""
 
     @property
     def handle(self) -> Any:
@@ -59,12 +57,13 @@ class Draft(NamedTuple):
 
 
 class Rows:
-    """The logits of one pass, a row for each token asked for; gone with the next call that runs."""
+    """The logits of one pass, a row for each token asked for.
 
-    def __init__(self, sequence: SequenceHandle, n_rows: int = 1) -> None:
-        self._sequence = sequence
-        self._made = sequence.n_calls, sequence.engine.n_passes
-        self._n_rows = n_rows
+    They are gone with the next pass or draft of the engine, and with every change of the sequence.
+    """
+
+    def __init__(self, sequence: SequenceHandle, first: int, n_rows: int) -> None:
+        self._sequence, self._first, self._n_rows = sequence, first, n_rows
 
     def __len__(self) -> int:
         return self._n_rows
@@ -72,9 +71,7 @@ class Rows:
     def _checked(self, index: int) -> tuple[Any, int]:
         if not -self._n_rows <= index < self._n_rows:
             raise ValueError(f"row {index}: the pass has {self._n_rows}")
-        if self._made != (self._sequence.n_calls, self._sequence.engine.n_passes):
-            raise Error("these rows are gone: the engine has run another pass")
-        return self._sequence.handle, index % self._n_rows
+        return self._sequence.handle, self._first + index % self._n_rows
 
     def check(self) -> None:
         """Checks the last row, of an append that nobody reads.

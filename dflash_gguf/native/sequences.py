@@ -27,7 +27,6 @@ class Sequence:
         self.engine = engine
         self.n_ctx = engine.n_ctx
         self.max_draft = engine.max_draft
-        self.n_calls = 0
         self._handle = create("sequence", "sequence_create", engine.handle)
         engine.count_sequences(1)
 
@@ -121,7 +120,6 @@ class Sequence:
         Raises:
             Error: it holds no tokens, a verify waits for its commit, or memory is short.
         """
-        self.n_calls += 1
         return Prefix(create("prefix", "sequence_snapshot", self.handle), self.position)
 
     def snapshot_bytes(self) -> int:
@@ -137,10 +135,8 @@ class Sequence:
             Error: it holds other tokens, more cells than are free, or a part of a prefix that can
             only be taken whole.
         """
-        self.n_calls += 1
         call("sequence_restore", self.handle, prefix.handle, n)
 
     def reset(self) -> None:
         """Goes back to position 0."""
-        self.n_calls += 1
         call("sequence_reset", self.handle)

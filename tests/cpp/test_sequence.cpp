@@ -80,7 +80,7 @@ void back_to_a_prefix(const std::shared_ptr<const Model> & model) {
         prefill(sequence, tokens.data() + detour, 9);
         sequence.restore(*prefix, 11);
         CHECK(sequence.position() == 11);
-        CHECK(error_of([&] { sequence.argmax(0); }) == "row 0: the last pass has 0 rows");
+        CHECK(contains(error_of([&] { sequence.argmax(0); }), "these rows are gone"));
         CHECK(next(sequence, 5) == expected);
     }
 }
@@ -188,7 +188,7 @@ void as_many_sequences_as_places(const std::shared_ptr<const Model> & model) {
     CHECK(second.position() == 0 && second.engine().kv().cells().n_free() == 256);
     CHECK(all_logits(second) == all_logits(fresh));
     second.engine().reserve_verify(8);
-    CHECK(error_of([&] { second.argmax(0); }) == "row 0: the last pass has 0 rows");
+    CHECK(contains(error_of([&] { second.argmax(0); }), "these rows are gone"));
 }
 
 // Packed weights: a row has the same bits alone and among others, on two threads and on one.
