@@ -123,16 +123,6 @@ void DraftState::drop_pending(Is && is) {
     pending_.erase(std::remove_if(pending_.begin(), pending_.end(), is), pending_.end());
 }
 
-void DraftState::write_positions(const CachedGraph & cached, ggml_tensor * tensor,
-                                 const std::vector<int32_t> & positions) const {
-    const int64_t n = positions.size();
-    cached.write<int32_t>(tensor, [&](int32_t * data) {
-        for (int64_t i = 0; i < ggml_nelements(tensor); ++i) {
-            data[i] = i < 3 * n ? positions[i % n] : 0;
-        }
-    });
-}
-
 void DraftState::slide_window(int32_t sequence, int32_t position) {
     const auto oldest = static_cast<int32_t>(std::max<int64_t>(0, position - draft_sizes_.window));
     kv_.groups().front().release_before(sequence, oldest);
@@ -206,7 +196,7 @@ void DraftState::set_prefill_injection(CachedGraph & cached,
     // Padding is what earlier prompts left, and is written where nobody looks.
     positions.resize(cached.shape.n_inject);
     cells.resize(cached.shape.n_inject, padding_cell_);
-    write_positions(cached, cached.draft.inject_positions, positions);
+    cached.write_positions(cached.draft.inject_positions, positions);
     cached.write<int64_t>(cached.draft.inject_cells,
                           [&](int64_t * data) { std::copy(cells.begin(), cells.end(), data); });
 }
@@ -223,7 +213,7 @@ void DraftState::set_injection(CachedGraph & cached, const std::vector<Pending> 
     for (int64_t i = 0; i < n; ++i) {
         positions[i] = source(i).position;
     }
-    write_positions(cached, cached.draft.inject_positions, positions);
+    cached.write_positions(cached.draft.inject_positions, positions);
     cached.write<int32_t>(cached.draft.inject_rows, [&](int32_t * data) {
         for (int64_t i = 0; i < n; ++i) {
             data[i] = static_cast<int32_t>(source(i).row);
@@ -293,15 +283,6 @@ void DraftState::reserve(GraphPool & graphs) {
     graphs.get(largest, [&](CachedGraph & fresh) { build_draft(fresh); });
 }
 
-// As many as Engine::update_attended_cells() has it.
-int64_t DraftState::cells_read() {
-    const CellTable & table = kv_.cells();
-    const bool has_masks = !kv_.groups().front().masks().empty();
-    const int64_t n = sizes_.cells(table.high(), table.n_cells(), has_masks);
-    const bool comes_and_goes = has_masks && sizes_.serves_many();
-    return comes_and_goes ? std::min(sizes_.shared_cells(recent_cells_(n)), table.n_cells()) : n;
-}
-
 void DraftState::set_block_inputs(CachedGraph & cached, const std::vector<DraftBlock> & blocks,
                                   const std::vector<int64_t> & cells) {
     std::vector<int32_t> tokens, positions, drafted;
@@ -329,7 +310,7 @@ void DraftState::set_block_inputs(CachedGraph & cached, const std::vector<DraftB
     cached.write<float>(cached.in.embd, [&](float * data) {
         drafter_->embed(target_, tokens.data(), static_cast<int64_t>(tokens.size()), data);
     });
-    write_positions(cached, cached.in.positions, positions);
+    cached.write_positions(cached.in.positions, positions);
     cached.write<int64_t>(cached.in.cells.front(),
                           [&](int64_t * data) { std::copy(to.begin(), to.end(), data); });
     cached.write<int32_t>(cached.in.out_rows,
@@ -400,7 +381,8 @@ std::vector<Draft> DraftState::run_blocks(GraphPool & graphs,
         }
         // The cell that padding writes to is read too: CUDA's flash attention is at its best over
         // multiples of 256 cells.
-        shape.n_kv = {cells_read()};
+        const bool has_masks = !kv_.groups().front().masks().empty();
+        shape.n_kv = {sizes_.cells(table.high(), table.n_cells(), has_masks, recent_cells_)};
         shape.n_inject = sizes_.inject_rows(features.size());
         const int64_t n_choices = drafter_->head(target_).n_out();
         shape.n_top = can_select_on_device(backend_, n_choices, k) ? k : 0;

@@ -60,7 +60,6 @@ class DraftState {
         return std::count_if(pending_.begin(), pending_.end(),
                              [&](const Pending & one) { return one.sequence == sequence; });
     }
-    bool has_pending(int32_t sequence) const { return n_pending(sequence) > 0; }
     // Of the cache and the features; and of the masks.
     uint64_t bytes() const { return kv_.bytes() + memory_.bytes; }
     uint64_t mask_bytes() const { return kv_.mask_bytes(); }
@@ -112,7 +111,6 @@ class DraftState {
     void build_draft(CachedGraph & cached) const;
     void set_block_inputs(CachedGraph & cached, const std::vector<DraftBlock> & blocks,
                           const std::vector<int64_t> & cells);
-    int64_t cells_read();
     // Features as inputs of a graph that injects.
     void set_injection(CachedGraph & cached, const std::vector<Pending> & features,
                        const std::vector<int64_t> & cells);
@@ -125,8 +123,6 @@ class DraftState {
     void drop_pending(Is && is);
     std::vector<int64_t> take_cells(const std::vector<Pending> & features);
     void release(const std::vector<int64_t> & cells);
-    void write_positions(const CachedGraph & cached, ggml_tensor * tensor,
-                         const std::vector<int32_t> & positions) const;
 
     std::shared_ptr<const Drafter> drafter_;
     const Model & target_;

@@ -291,11 +291,12 @@ std::vector<MemoryUse> Engine::memory() const {
             uses.push_back({name, cpu->name(), cpu_split});
         }
     };
-    add("kv", kv_.bytes(), kv_.bytes_on(cpu));
-    add("recurrent", recurrent_.bytes(), recurrent_.bytes_on(cpu));
-    add("trace", recurrent_.update_bytes(), recurrent_.update_bytes_on(cpu));
     const uint64_t draft_masks = draft_ ? draft_->mask_bytes() : 0;
-    add("mask", kv_.mask_bytes() + draft_masks, kv_.mask_bytes_on(cpu));
+    const bool has_cpu = cpu != nullptr;
+    add("kv", kv_.bytes(), has_cpu ? kv_.bytes(cpu) : 0);
+    add("recurrent", recurrent_.bytes(), has_cpu ? recurrent_.bytes(cpu) : 0);
+    add("trace", recurrent_.update_bytes(), has_cpu ? recurrent_.update_bytes(cpu) : 0);
+    add("mask", kv_.mask_bytes() + draft_masks, has_cpu ? kv_.mask_bytes(cpu) : 0);
     add("draft", draft_ ? draft_->bytes() : 0, 0);
     add("arena", arena.main + arena.cpu_split, arena.cpu_split);
     add("pool", graphs_.pool_bytes(), 0);

@@ -196,6 +196,9 @@ class Engine {
     // Makes a target's pass select the k best of its rows.
     void select_top(BatchShape & shape, int64_t k) const;
     void build_forward(CachedGraph & cached);
+    // Throws if two of these are of one sequence, or one is of a sequence of another engine.
+    template <typename Of>
+    void check_sequences(const char * what, const std::vector<Of> & those) const;
     void check(const std::vector<BatchEntry> & entries) const;
     void check_verifies(const std::vector<BatchEntry> & entries) const;
     void append_in_microbatches(const BatchEntry & entry, const PrefillProgress & progress);

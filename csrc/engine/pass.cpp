@@ -24,17 +24,11 @@ void Engine::check_verifies(const std::vector<BatchEntry> & entries) const {
 
 void Engine::check(const std::vector<BatchEntry> & entries) const {
     DFL_CHECK(!entries.empty(), DFL_STATUS_ARGUMENT, "there is nothing to run");
+    check_sequences("entries", entries);
     int64_t n_appended = 0, n_needed = 0;
-    for (size_t i = 0; i < entries.size(); ++i) {
-        const BatchEntry & entry = entries[i];
-        DFL_CHECK(&entry.sequence->engine() == this, DFL_STATUS_ARGUMENT,
-                  "entry %zu is of a sequence of another engine", i);
-        for (size_t j = 0; j < i; ++j) {
-            DFL_CHECK(entries[j].sequence != entry.sequence, DFL_STATUS_ARGUMENT,
-                      "entries %zu and %zu are of one sequence", j, i);
-        }
+    for (const BatchEntry & entry : entries) {
         entry.sequence->check_no_pending_verify();
-        entry.sequence->check_tokens(entry.tokens, entry.n);
+        check_ids(entry.tokens, entry.n, entry.sequence->position());
         n_appended += entry.is_verify ? 0 : entry.n;
         n_needed += entry.sequence->cells_needed(entry.n);
     }
@@ -300,17 +294,12 @@ void Engine::release(Pass & pass) {
     }
 }
 
-// Most cells that one of the last passes attended, of those that are in use.
 void Engine::update_attended_cells() {
     for (size_t i = 0; i < kv_.groups().size(); ++i) {
         const KvGroup & group = kv_.groups()[i];
-        const bool has_masks = !group.masks().empty();
-        const int64_t n = sizes_.cells(group.cells().high(), group.cells().size(), has_masks);
-        const bool comes_and_goes = has_masks && sizes_.serves_many();
-        n_kv_[i] = !group.has_layers() ? 0
-                   : comes_and_goes
-                       ? std::min(sizes_.shared_cells(recent_cells_[i](n)), group.cells().size())
-                       : n;
+        n_kv_[i] = group.has_layers() ? sizes_.cells(group.cells().high(), group.cells().size(),
+                                                     !group.masks().empty(), recent_cells_[i])
+                                      : 0;
     }
 }
 
@@ -388,12 +377,7 @@ void Engine::set_inputs(CachedGraph & cached, const Pass & pass) {
         });
     }
     if (in.positions != nullptr) {
-        cached.write<int32_t>(in.positions, [&](int32_t * data) {
-            // M-RoPE: time, height and width are the position for text, the fourth is 0.
-            for (int64_t i = 0; i < ggml_nelements(in.positions); ++i) {
-                data[i] = i < 3 * n ? pass.positions[i % n] : 0;
-            }
-        });
+        cached.write_positions(in.positions, pass.positions);
     }
     std::vector<SequenceRows> sequences;
     for (const PassEntry & entry : pass.entries) {

@@ -51,7 +51,7 @@ Prefix::Prefix(std::shared_ptr<Engine> engine, std::vector<int32_t> tokens,
 void Prefix::find_parts() {
     const std::vector<KvGroup *> caches = engine_->caches();
     for (size_t i = 0; i < caches.size(); ++i) {
-        const std::vector<ggml_tensor *> tensors = caches[i]->tensors();
+        const std::vector<ggml_tensor *> & tensors = caches[i]->tensors();
         for (size_t j = 0; j < tensors.size(); ++j) {
             const int64_t n = n_rows(i);
             const char * owner = engine_->is_draft_cache(i) ? "draft." : "";
@@ -109,12 +109,15 @@ void Prefix::keep_in_cells(bool keeps) {
     keeps_in_cells_ = keeps;
 }
 
+uint8_t * Prefix::state_bytes(const Part & part) const {
+    RawBytes & bytes = state_->bytes();
+    return bytes.data() + (part.name == "state" ? 0 : bytes.size() - part.bytes);
+}
+
 void Prefix::read(size_t part, uint8_t * to) const {
     const Part & of = parts_[part];
     if (of.cache == blocks_.size()) {
-        const RawBytes & bytes = state_->bytes();
-        const bool is_state = of.name == "state";
-        std::copy_n(bytes.data() + (is_state ? 0 : bytes.size() - of.bytes), of.bytes, to);
+        std::copy_n(state_bytes(of), of.bytes, to);
         return;
     }
     for (const auto & block : blocks_[of.cache]) {
@@ -126,9 +129,7 @@ void Prefix::read(size_t part, uint8_t * to) const {
 void Prefix::write(size_t part, const uint8_t * from) {
     const Part & of = parts_[part];
     if (of.cache == blocks_.size()) {
-        RawBytes & bytes = state_->bytes();
-        const bool is_state = of.name == "state";
-        std::copy_n(from, of.bytes, bytes.data() + (is_state ? 0 : bytes.size() - of.bytes));
+        std::copy_n(from, of.bytes, state_bytes(of));
         return;
     }
     for (const auto & block : blocks_[of.cache]) {
@@ -190,7 +191,7 @@ bool Engine::offload(int64_t n_cells, uint64_t n_bytes) {
 }
 
 void Engine::flush_features(int32_t slot) {
-    if (draft_ && draft_->has_pending(slot)) {
+    if (draft_ && draft_->n_pending(slot) > 0) {
         forget_rows(); // the injection reuses the arena their logits lie in
         draft_->flush(graphs_);
     }

@@ -78,6 +78,8 @@ class Prefix {
 
   private:
     void find_parts();
+    // Bytes of a part of the state.
+    uint8_t * state_bytes(const Part & part) const;
 
     std::shared_ptr<Engine> engine_; // outlives the blocks
     std::vector<int32_t> tokens_;

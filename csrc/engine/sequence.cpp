@@ -43,10 +43,6 @@ void Engine::check_ids(const int32_t * tokens, int64_t n, int64_t after) const {
     }
 }
 
-void Sequence::check_tokens(const int32_t * tokens, int64_t n) const {
-    engine_->check_ids(tokens, n, position());
-}
-
 void Sequence::appended(const PassEntry & entry, const int32_t * tokens, CachedGraph & cached) {
     if (draft_ && entry.n == 1) {
         draft_->add_pending(slot_, entry.feature_rows, static_cast<int32_t>(position()));
@@ -96,7 +92,7 @@ void Sequence::accept(const int32_t * nodes, int64_t n) {
         for (int64_t i = 0; i < n; ++i) {
             const int64_t cell = cells[moves ? i : nodes[i]];
             if (moves) {
-                group.copy_row(cells[nodes[i]], cell);
+                group.copy_cells({cells[nodes[i]], cell, 1});
             }
             group.cells().place(cell, first + pending_verify_.tree.depth(nodes[i]));
         }

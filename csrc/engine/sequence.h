@@ -3,6 +3,7 @@
 
 #include "engine/engine.h"
 #include "engine/prefix.h"
+#include "error.h"
 #include "sampling/sampler.h"
 
 #include <functional>
@@ -67,8 +68,6 @@ class Sequence {
 
     int32_t slot() const { return slot_; }
     void check_no_pending_verify() const;
-    // Whether n tokens can stand after its own.
-    void check_tokens(const int32_t * tokens, int64_t n) const;
     void forget_rows() { last_ = nullptr; }
     // A pass has run its rows: they join the timeline if the last one is finite, or wait for a
     // commit.
@@ -114,5 +113,17 @@ class Sequence {
     int64_t first_row_ = 0;        // number of the first of these
     PassEntry pending_verify_;     // rows of a verify that waits for its commit
 };
+
+template <typename Of>
+void Engine::check_sequences(const char * what, const std::vector<Of> & those) const {
+    for (size_t i = 0; i < those.size(); ++i) {
+        DFL_CHECK(&those[i].sequence->engine() == this, DFL_STATUS_ARGUMENT,
+                  "%s: number %zu is of a sequence of another engine", what, i);
+        for (size_t j = 0; j < i; ++j) {
+            DFL_CHECK(those[j].sequence != those[i].sequence, DFL_STATUS_ARGUMENT,
+                      "%s %zu and %zu are of one sequence", what, j, i);
+        }
+    }
+}
 
 } // namespace dfl

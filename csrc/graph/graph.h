@@ -41,6 +41,8 @@ struct CachedGraph {
     // Writes an input, before each run. One that no node reads has no memory.
     template <typename T>
     void write(ggml_tensor * input, const std::function<void(T * data)> & fill) const;
+    // Writes positions of text as rope takes them; M-RoPE: as time, height and width, then 0.
+    void write_positions(ggml_tensor * input, const std::vector<int32_t> & positions) const;
 
     BatchShape shape;
     ggml_context_ptr ctx;

@@ -185,7 +185,7 @@ void as_many_sequences_as_places(const std::shared_ptr<const Model> & model) {
 
     Sequence second(engine), fresh = make(model, 8);
     engine.reset(); // the sequence keeps it
-    CHECK(second.position() == 0 && second.engine().kv().cells().n_free() == 256);
+    CHECK(second.position() == 0 && second.engine().kv().cells().n_unclaimed() == 256);
     CHECK(all_logits(second) == all_logits(fresh));
     second.engine().reserve_verify(8);
     CHECK(contains(error_of([&] { second.argmax(0); }), "these rows are gone"));
