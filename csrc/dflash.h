@@ -260,7 +260,8 @@ typedef struct {
     int64_t n;
     const int32_t * parents; /* of a verify: NULL for a chain, else [n]: -1 for the root, which is
                                 chosen and not appended yet, and 0 <= parents[i] < i */
-    int64_t n_remaining;     /* of an append: tokens that will follow it */
+    int64_t n_remaining;     /* of an append: tokens that will follow it; if there are some, no row
+                                can be read */
     int64_t first_row;       /* out: number of its only row, or of its first one */
     float * all_logits;      /* of an append: NULL, or out, [n][n_vocab] float32, checked as
                                 dfl_sequence_logits does */
@@ -268,22 +269,22 @@ typedef struct {
 
 /* Runs entries of different sequences in one pass. Each row has the bits that it has alone.
  *
- * Tokens to append join their timeline; afterwards the last one's logits can be read. If these are
- * not finite, the timeline is empty instead, and zeroed; reading the row says so. Candidates
- * are run after the timeline, each seeing its ancestors, and are not appended; all of their rows
- * can be read until dfl_engine_commit, which must follow. Rows can be read until the next pass or
- * draft of the engine.
+ * Tokens to append join their timeline; afterwards the last one's logits can be read. If what they
+ * leave behind is not finite, the timeline is empty instead, and zeroed: dfl_sequence_check_append.
+ * Candidates are run after the timeline, each seeing its ancestors, and are not appended; all of
+ * their rows can be read until dfl_engine_commit, which must follow. Rows can be read until the
+ * next pass or draft of the engine.
  *
  * A single append may have any number of tokens and is run in micro-batches; on an error its
- * timeline ends after the last finished one, or is empty where the logits are not finite. Several
+ * timeline ends after the last finished one, or is empty where that is not finite. Several
  * entries take at most n_ubatch (or n_parallel, if that is more) tokens to append and verify_rows
  * candidates.
  *
  * progress: of a single append; may be NULL.
  * Errors: ARGUMENT (token ids, parents, context, cells that other sequences hold, room for
  * verifies; nothing has run then), MEMORY, COMPUTE (timelines are as before, but on a model with
- * recurrent layers those that were to be appended to are empty; logits of a single append that are
- * not finite), CANCELLED. */
+ * recurrent layers those that were to be appended to are empty; a single append that is not
+ * finite), CANCELLED. */
 dfl_status dfl_engine_run(dfl_engine * engine, dfl_batch_entry * entries, int64_t n_entries,
                           dfl_progress progress, void * user, dfl_error * err);
 /* Experts that the last run multiplied with, of all layers together; 0 where our own code does not
@@ -324,11 +325,13 @@ typedef struct {
 dfl_status dfl_engine_commit(dfl_engine * engine, const dfl_path * paths, int64_t n_paths,
                              dfl_error * err);
 
-/* Checks a row of the last pass, by its number. Errors: ARGUMENT for a row that is gone, or never
- * was; COMPUTE if its logits are not finite. Its caches are then no better, so they are zeroed: the
- * sequence is empty as after a reset. */
-dfl_status dfl_sequence_check(dfl_sequence * sequence, int64_t row, dfl_error * err);
-/* Largest logit of a row; the lowest id on ties. Errors: as for check, also of the next two. */
+/* Checks the last append, also where no row of it can be read. Errors: COMPUTE if it was not
+ * finite, so that the sequence is empty. */
+dfl_status dfl_sequence_check_append(dfl_sequence * sequence, dfl_error * err);
+/* Largest logit of a row of the last pass, by its number; the lowest id on ties. Errors, also of
+ * the next two: ARGUMENT for a row that is gone, or never was; COMPUTE if its logits are not
+ * finite. Its caches are then no better, so they are zeroed: the sequence is empty as after a
+ * reset. */
 dfl_status dfl_sequence_argmax(dfl_sequence * sequence, int64_t row, int32_t * token,
                                dfl_error * err);
 /* The k best of a row, best first, the lowest id on ties: out, [k] each. k is what

@@ -33,9 +33,8 @@ dfl_status dfl_sequence_get_tokens(const dfl_sequence * sequence, int32_t * toke
     });
 }
 
-dfl_status dfl_sequence_check(dfl_sequence * sequence, int64_t row, dfl_error * err) {
-    return guard_busy(sequence, err,
-                      [&] { sequence->sequence.check_row(row - sequence->sequence.first_row()); });
+dfl_status dfl_sequence_check_append(dfl_sequence * sequence, dfl_error * err) {
+    return guard_busy(sequence, err, [&] { sequence->sequence.check_append(); });
 }
 
 dfl_status dfl_sequence_argmax(dfl_sequence * sequence, int64_t row, int32_t * token,

@@ -272,6 +272,14 @@ void Engine::build_forward(CachedGraph & cached) {
     if (cached.shape.taps) {
         draft_->add_taps(cached, g);
     }
+    g.tap = [&cached, n_layer = model_->hparams().n_layer(), tap = g.tap](int il, ggml_tensor * x) {
+        if (tap) {
+            tap(il, x);
+        }
+        if (il == n_layer - 1) {
+            cached.row_sums = add_output(cached, ggml_sum_rows(cached.ctx.get(), x));
+        }
+    };
     finish_logits(cached, model_->arch().build(g), devices_.main());
     if (cached.shape.n_inject > 0) {
         draft_->add_prefill_injection(cached);

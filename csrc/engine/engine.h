@@ -224,9 +224,10 @@ class Engine {
     void update_attended_cells();
     BatchShape shape_of(const Pass & pass) const;
     CachedGraph & compute(Pass & pass);
-    // Tells which rows of a graph that ran have finite logits. What is not finite in a pass's
-    // input, or in a cell that a row sees, makes all logits of the row NaN, so one of each tells.
-    static std::vector<bool> finite_rows(const CachedGraph & cached);
+    // Notes which rows of a pass that ran left finite keys, values and states behind: those whose
+    // residual stream is finite where it enters the last layer, as a value that is not stays so.
+    // Where a row has logits these must be finite, too: the first of them tells.
+    static void find_finite_rows(const CachedGraph & cached, Pass & pass);
     void set_inputs(CachedGraph & cached, const Pass & pass);
     void forget_rows();
     // Moves recurrent states along accepted paths. On an error some layers' may have moved.

@@ -67,7 +67,7 @@ void Engine::append_in_microbatches(const BatchEntry & entry, const PrefillProgr
     for (int64_t n_done = 0; n_done < entry.n;) {
         const int64_t n = std::min(step, entry.n - n_done);
         run_pass({entry}, {n_done}, {n});
-        entry.sequence->check_row(0);
+        entry.sequence->check_append();
         n_done += n;
         DFL_CHECK(!progress || !progress(n_done, entry.n) || n_done == entry.n,
                   DFL_STATUS_CANCELLED, "cancelled after %lld of %lld tokens", (long long)n_done,
@@ -112,7 +112,8 @@ Pass Engine::plan(const std::vector<BatchEntry> & entries, const std::vector<int
             pass.positions.push_back(position + static_cast<int32_t>(depth));
         }
         const int64_t n_left = of.n - from[i] - entry.n;
-        entry.n_out = of.is_verify || entry.reads_all_logits ? entry.n : 1;
+        const bool ends = n_left + of.n_remaining == 0;
+        entry.n_out = of.is_verify || entry.reads_all_logits ? entry.n : ends ? 1 : 0;
         // Only what the drafter will still see after this prompt is worth injecting.
         entry.injects =
             draft_ && !of.is_verify && entry.n > 1 && n_left + of.n_remaining < draft_->window();
@@ -459,10 +460,8 @@ void Engine::run_pass(const std::vector<BatchEntry> & entries, const std::vector
         }
         throw;
     }
-    const std::vector<bool> finite = finite_rows(*cached);
+    find_finite_rows(*cached, pass);
     for (PassEntry & entry : pass.entries) {
-        const auto first = finite.begin() + entry.first_out;
-        entry.finite.assign(first, first + entry.n_out);
         Sequence & sequence = *entry.sequence;
         if (entry.is_verify) {
             sequence.verified(std::move(entry), *cached);
@@ -489,15 +488,20 @@ void Engine::run_pass(const std::vector<BatchEntry> & entries, const std::vector
     }
 }
 
-std::vector<bool> Engine::finite_rows(const CachedGraph & cached) {
-    const int64_t n = cached.logits->ne[1];
-    std::vector<float> firsts(n);
-    ggml_backend_tensor_get_2d(cached.logits, firsts.data(), 0, sizeof(float), n,
-                               cached.logits->nb[1], sizeof(float));
-    std::vector<bool> finite(n);
-    std::transform(firsts.begin(), firsts.end(), finite.begin(),
-                   [](float value) { return value < INFINITY; });
-    return finite;
+void Engine::find_finite_rows(const CachedGraph & cached, Pass & pass) {
+    std::vector<float> sums(cached.shape.n_rows), firsts(cached.shape.n_out);
+    ggml_backend_tensor_get(cached.row_sums, sums.data(), 0, ggml_nbytes(cached.row_sums));
+    if (!firsts.empty()) {
+        ggml_backend_tensor_get_2d(cached.logits, firsts.data(), 0, sizeof(float), firsts.size(),
+                                   cached.logits->nb[1], sizeof(float));
+    }
+    for (PassEntry & entry : pass.entries) {
+        for (int64_t row = 0; row < entry.n; ++row) {
+            const int64_t out = row - (entry.n - entry.n_out);
+            entry.finite.push_back(std::isfinite(sums[entry.first + row]) &&
+                                   (out < 0 || firsts[entry.first_out + out] < INFINITY));
+        }
+    }
 }
 
 } // namespace dfl

@@ -39,7 +39,7 @@ struct PassEntry {
     int64_t first_out = 0, n_out = 0;  // rows whose logits can be read, among those of the pass
     bool reads_all_logits = false;     // all of them at once
     UpdateRows updates;                // of a verify
-    std::vector<bool> finite;          // of the rows that can be read: whether their logits are
+    std::vector<bool> finite;          // of its rows: Engine::find_finite_rows()
 };
 
 struct Pass {

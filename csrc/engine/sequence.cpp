@@ -49,10 +49,14 @@ void Sequence::appended(const PassEntry & entry, const int32_t * tokens, CachedG
     }
     tokens_.insert(tokens_.end(), tokens, tokens + entry.n);
     kv_.slide_window(slot_, position());
-    if (!entry.finite.back()) {
+    const bool is_finite = std::all_of(entry.finite.begin(), entry.finite.end(),
+                                       [](bool is_finite) { return is_finite; });
+    if (!is_finite) {
         reset_and_zero();
     }
-    set_rows(cached, entry.first_out + entry.n_out - 1, {entry.finite.back()});
+    // A row that is not finite can be asked for even if it has no logits: that fails.
+    const size_t n_rows = is_finite && entry.n_out == 0 ? 0 : 1;
+    set_rows(cached, entry.first_out + entry.n_out - 1, std::vector<bool>(n_rows, is_finite));
 }
 
 void Sequence::set_rows(CachedGraph & cached, int64_t first_out, std::vector<bool> finite) {
@@ -114,6 +118,12 @@ void Sequence::check_row(int64_t row) {
     DFL_CHECK(row >= 0 && row < n_out_rows(), DFL_STATUS_ARGUMENT,
               "these rows are gone: the engine has run again, or the sequence has changed");
     check_finite(row, finite_[row]);
+}
+
+void Sequence::check_append() {
+    if (pending_verify_.n == 0 && n_out_rows() > 0) {
+        check_row(0);
+    }
 }
 
 void Sequence::check_finite(int64_t row, bool is_finite) {

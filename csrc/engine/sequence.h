@@ -38,6 +38,8 @@ class Sequence {
     // NaN or +inf: what the caches hold is then no better, so the sequence has forgotten all and
     // zeroed its caches.
     void check_row(int64_t row);
+    // The same of the last append, also where its row cannot be read.
+    void check_append();
     // Token with the largest logit of a row, lowest id on ties (host devices). This and the two
     // below throw as check_row() does.
     int32_t argmax(int64_t row);
@@ -69,8 +71,7 @@ class Sequence {
     int32_t slot() const { return slot_; }
     void check_no_pending_verify() const;
     void forget_rows() { last_ = nullptr; }
-    // A pass has run its rows: they join the timeline if the last one is finite, or wait for a
-    // commit.
+    // A pass has run its rows: they join the timeline if all are finite, or wait for a commit.
     void appended(const PassEntry & entry, const int32_t * tokens, CachedGraph & cached);
     void verified(PassEntry entry, CachedGraph & cached);
     // A pass with its rows has failed. may_have_moved: recurrent states.

@@ -180,13 +180,13 @@ class Engine:
 
         A row has the bits that it has alone. Of an append the last token's row can be read, of a
         verify every row until `commit`, which must follow; rows are gone with the next pass or
-        draft. An append whose row is not finite empties its sequence: `Rows.check`. A single append
-        may have any number of tokens, and `progress` is called between its micro-batches.
+        draft. An append that is not finite empties its sequence: `Rows.check`. A single append may
+        have any number of tokens, and `progress` is called between its micro-batches.
 
         Raises:
             Error: bad token ids or parents, more tokens than the context or the pool of cells
-            holds, more rows than the pass takes: nothing has run then. A row of a single append
-            that is not finite.
+            holds, more rows than the pass takes: nothing has run then. A single append that is not
+            finite.
             What progress raises; the sequence then ends after the last finished micro-batch.
         """
         n_vocab = self.model.n_vocab
@@ -216,7 +216,7 @@ class Engine:
             with c_callback(progress) as callback:
                 call("engine_run", self._handle, params, len(items), callback, ffi.NULL)
         return [
-            Rows(item.sequence, to.first_row, to.n if item.is_verify else 1)
+            Rows(item.sequence, to.first_row, to.n if item.is_verify else int(not item.n_remaining))
             for item, to in zip(items, params, strict=True)
         ]
 

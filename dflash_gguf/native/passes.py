@@ -32,7 +32,7 @@ class BatchEntry(NamedTuple):
     """Of a verify: None for a chain, else -1 for the root, which is chosen but not appended yet,
     and a node before for every other one."""
     n_remaining: int = 0
-    """Of an append: tokens that will follow it."""
+    """Of an append: tokens that will follow it; if there are some, it has no row."""
     all_logits: NDArray[np.float32] | None = None
     """Of an append: where every token's go, float32 [n, n_vocab]."""
 
@@ -74,12 +74,12 @@ class Rows:
         return self._sequence.handle, self._first + index % self._n_rows
 
     def check(self) -> None:
-        """Checks the last row, of an append that nobody reads.
+        """Checks an append that has no row, or whose row nobody reads.
 
         Raises:
-            Error: it is not finite, and the sequence is empty.
+            Error: what it left behind is not finite, so that the sequence is empty.
         """
-        call("sequence_check", *self._checked(-1))
+        call("sequence_check_append", self._sequence.handle)
 
     def argmax(self, index: int = -1) -> int:
         """Token with the largest logit of a row, the lowest id on ties; no row is copied."""
