@@ -36,7 +36,7 @@ void dfl_engine_free(dfl_engine * engine) { delete engine; }
 dfl_status dfl_engine_get_info(const dfl_engine * engine, dfl_engine_info * info, dfl_error * err) {
     return guard(err, [&] {
         need(engine, info);
-        const dfl::Engine & e = *engine->engine;
+        dfl::Engine & e = *engine->engine;
         *info = {};
         info->n_ctx = e.n_ctx();
         info->n_parallel = e.n_parallel();

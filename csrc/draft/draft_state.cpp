@@ -9,8 +9,6 @@
 
 namespace dfl {
 
-static int64_t pad(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
-
 // The window of each sequence, but all together no more than the context has tokens, see
 // make_room(); one pass or block beside it, pages that are not full, and one cell that padding
 // writes to.
@@ -18,7 +16,7 @@ static int64_t cells_needed(const DraftSizes & sizes) {
     const int64_t uncommitted = std::max(sizes.n_ubatch, sizes.max_block) + CellTable::PAGE;
     const int64_t windows = sizes.n_parallel * sizes.window;
     const int64_t more = (sizes.n_parallel - 1) * (sizes.max_block + 2 * CellTable::PAGE);
-    return pad(std::min(windows, sizes.n_ctx) + uncommitted + more + 1, 256);
+    return GGML_PAD(std::min(windows, sizes.n_ctx) + uncommitted + more + 1, 256);
 }
 
 static LayerPlace on(Backend & backend) {

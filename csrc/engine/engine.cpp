@@ -11,8 +11,6 @@
 
 namespace dfl {
 
-static int64_t pad(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
-
 static EngineParams checked(EngineParams params) {
     DFL_CHECK(params.n_ctx >= 1 && params.n_ctx <= (1 << 24), DFL_STATUS_ARGUMENT,
               "n_ctx is %lld, expected 1 to %d", (long long)params.n_ctx, 1 << 24);
@@ -56,7 +54,8 @@ static ggml_type draft_cache_type(const EngineParams & params) {
     return params.type_k == GGML_TYPE_F32 ? GGML_TYPE_F32 : GGML_TYPE_F16;
 }
 
-// One sequence appends or verifies; of many each verify may have a row of padding.
+// Returns the largest number of uncommitted rows: a sequence appends or verifies, and each verify
+// of many may have a row of padding.
 static KvGroup::UncommittedRows max_uncommitted(const EngineParams & params) {
     const int64_t of_one = std::max(params.n_ubatch, Engine::MAX_VERIFY + 1);
     const int64_t n = params.n_parallel;
@@ -68,7 +67,7 @@ Engine::Engine(std::shared_ptr<const Model> model, const EngineParams & params)
       devices_(model_->device(), model_->split(), params_.n_threads, {}, model_->dry_run()),
       is_recurrent_(model_->hparams().n_recurrent() > 0),
       kv_(model_->hparams(), layer_place(), params_.type_k, params_.type_v,
-          {pad(params_.n_ctx, 256), std::max<int64_t>(params_.n_ubatch, params_.n_parallel),
+          {GGML_PAD(params_.n_ctx, 256), std::max<int64_t>(params_.n_ubatch, params_.n_parallel),
            params_.n_parallel, max_uncommitted(params_)}),
       recurrent_(model_->hparams(), layer_place(), params_.n_parallel),
       scans_(is_recurrent_ && params_.delta_form == DeltaForm::OWN &&
@@ -96,6 +95,12 @@ Engine::Engine(std::shared_ptr<const Model> model, const EngineParams & params)
             params_.drafter, *model_, devices_,
             DraftSizes{draft_cache_type(params_), params_.draft_window, params_.n_ctx,
                        params_.n_ubatch, verify_rows_, max_block, params_.n_parallel});
+    }
+    for (KvGroup & group : kv_.groups()) {
+        caches_.push_back(&group);
+    }
+    if (draft_) {
+        caches_.push_back(&draft_->cache());
     }
     reserve_graphs();
 }
@@ -138,7 +143,7 @@ int64_t Engine::max_rows() const {
     return std::max<int64_t>({params_.n_ubatch, params_.n_parallel, verify_rows_});
 }
 
-// Of each group of layers.
+// Returns the cells of each group of layers.
 std::vector<int64_t> Engine::max_cells() const {
     std::vector<int64_t> cells;
     for (const KvGroup & group : kv_.groups()) {
@@ -290,7 +295,7 @@ std::vector<MemoryUse> Engine::memory() const {
     const Backend * cpu = devices_.cpu();
     const ArenaBytes arena = graphs_.arena_bytes();
     std::vector<MemoryUse> uses;
-    // beside: of the bytes, those on the CPU beside another device.
+    // cpu_split: bytes of them on the CPU beside another device.
     const auto add = [&](const char * name, uint64_t bytes, uint64_t cpu_split) {
         if (bytes > cpu_split) {
             uses.push_back({name, devices_.main().name(), bytes - cpu_split});

@@ -1,4 +1,4 @@
-// One pass of the target: which rows it has, what their inputs are, and running it.
+// Planning and running a pass of the target: its rows and their inputs.
 #include "dflash.h"
 #include "engine/sequence.h"
 #include "error.h"
@@ -114,7 +114,7 @@ Pass Engine::plan(const std::vector<BatchEntry> & entries, const std::vector<int
         const int64_t n_left = of.n - from[i] - entry.n;
         const bool ends = n_left + of.n_remaining == 0;
         entry.n_out = of.is_verify || entry.reads_all_logits ? entry.n : ends ? 1 : 0;
-        // Only what the drafter will still see after this prompt is worth injecting.
+        // The drafter will not see rows that are further back after this prompt.
         entry.injects =
             draft_ && !of.is_verify && entry.n > 1 && n_left + of.n_remaining < draft_->window();
         pass.entries.push_back(std::move(entry));
@@ -155,7 +155,7 @@ int64_t Engine::n_padded(const Pass & pass) const {
     if (chunks.empty()) {
         return sizes_.verify_rows(pass.n_real, model_->weights());
     }
-    // Each for itself, as what is verified is of the same size most of the time.
+    // Chunks and verifies are padded apart: verifies are of the same size most of the time.
     const int64_t n = std::accumulate(chunks.begin(), chunks.end(), int64_t(0));
     return n_chunk_rows(chunks) + sizes_.mixed_verify_rows(pass.n_real - n);
 }
@@ -324,7 +324,7 @@ void Engine::plan_recurrent_rows(Pass & pass) {
         pass.recurrent_rows.push_back(std::move(rows));
     }
     if (!scans_) {
-        // Where both come, chains are verified as trees are, else each is a graph.
+        // Chains are verified as trees are where both come: else each would be a graph.
         const bool tree_form = recent_trees_(has_tree) > 0 && sizes_.serves_many();
         // Lanes run side by side, so that padding costs little of a short pass.
         const int64_t max_chunk_rows = std::min(4 * pass.n_rows(), max_chunk_lane_rows());

@@ -14,7 +14,7 @@ namespace dfl {
 
 class Sequence;
 
-// One sequence's part of a batch: tokens to append or to verify.
+// Part of a batch: tokens of one sequence to append or to verify.
 struct BatchEntry {
     Sequence * sequence = nullptr;
     bool is_verify = false; // else they are appended
@@ -25,7 +25,7 @@ struct BatchEntry {
     float * all_logits = nullptr;      // of an append: NULL, or every token's, [n_vocab, n]
 };
 
-// One batch entry's rows of a pass, [first, first + n).
+// Rows of a batch entry in a pass, [first, first + n).
 struct PassEntry {
     Sequence * sequence = nullptr;
     bool is_verify = false;

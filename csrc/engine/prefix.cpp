@@ -24,7 +24,7 @@ Prefix::Prefix(std::shared_ptr<Engine> engine, std::vector<int32_t> tokens,
 Prefix::Prefix(std::shared_ptr<Engine> engine, std::vector<int32_t> tokens,
                const std::vector<int64_t> & n_rows)
     : engine_(std::move(engine)), tokens_(std::move(tokens)) {
-    const std::vector<KvGroup *> caches = engine_->caches();
+    const std::vector<KvGroup *> & caches = engine_->caches();
     DFL_CHECK(n_rows.size() == caches.size(), DFL_STATUS_ARGUMENT,
               "a prefix of %zu caches, the engine has %zu", n_rows.size(), caches.size());
     for (size_t i = 0; i < caches.size(); ++i) {
@@ -49,7 +49,7 @@ Prefix::Prefix(std::shared_ptr<Engine> engine, std::vector<int32_t> tokens,
 }
 
 void Prefix::find_parts() {
-    const std::vector<KvGroup *> caches = engine_->caches();
+    const std::vector<KvGroup *> & caches = engine_->caches();
     for (size_t i = 0; i < caches.size(); ++i) {
         const std::vector<ggml_tensor *> & tensors = caches[i]->tensors();
         for (size_t j = 0; j < tensors.size(); ++j) {
@@ -139,17 +139,6 @@ void Prefix::write(size_t part, const uint8_t * from) {
 }
 
 // ---- engines and sequences
-
-std::vector<KvGroup *> Engine::caches() {
-    std::vector<KvGroup *> caches;
-    for (KvGroup & group : kv_.groups()) {
-        caches.push_back(&group);
-    }
-    if (draft_) {
-        caches.push_back(&draft_->cache());
-    }
-    return caches;
-}
 
 bool Engine::is_draft_cache(size_t cache) const {
     return draft_ != nullptr && cache == kv_.groups().size();
@@ -304,42 +293,23 @@ void Sequence::restore(const Prefix & prefix, int64_t n) {
               "a model with recurrent layers or windows takes a prefix whole: %lld tokens of %lld",
               (long long)n, (long long)prefix.size());
     last_ = nullptr;
-    if (holds && rewind_to(prefix, n)) {
-        return;
+    if (holds && n == position()) {
+        return; // states are those of its last token
     }
-    if (position() > 0) {
-        reset();
-    }
-    const int64_t n_needed = prefix.cells_needed(n), free = kv_.cells().n_unclaimed();
-    DFL_CHECK(n_needed <= free, DFL_STATUS_ARGUMENT,
-              "a prefix of %lld tokens needs %lld more cells, and %lld are free", (long long)n,
-              (long long)n_needed, (long long)free);
-    try {
-        for (size_t i = 0; i < blocks_.size(); ++i) {
-            attach_blocks(i, prefix.blocks()[i], n);
-        }
-        if (engine_->is_recurrent()) {
-            recurrent_.load(slot_, prefix.state()->bytes());
-        }
-    } catch (...) {
-        reset();
-        throw;
-    }
-    tokens_.assign(prefix.tokens().begin(), prefix.tokens().begin() + n);
-}
-
-bool Sequence::rewind_to(const Prefix & prefix, int64_t n) {
-    if (n == position()) {
-        return true; // states are those of its last token
-    }
-    const bool can =
-        std::all_of(kv_.groups().begin(), kv_.groups().end(), [&](const KvGroup & group) {
+    const bool is_in_place =
+        holds && std::all_of(kv_.groups().begin(), kv_.groups().end(), [&](const KvGroup & group) {
             return group.cells().can_release_from(slot_, static_cast<int32_t>(n));
         });
-    if (!can) {
-        return false;
+    if (is_in_place) {
+        forget_from(n);
+    } else if (position() > 0) {
+        reset();
     }
-    forget_from(n);
+    const int64_t n_needed = is_in_place ? 0 : prefix.cells_needed(n);
+    const int64_t n_free = kv_.cells().n_unclaimed();
+    DFL_CHECK(n_needed <= n_free, DFL_STATUS_ARGUMENT,
+              "a prefix of %lld tokens needs %lld more cells, and %lld are free", (long long)n,
+              (long long)n_needed, (long long)n_free);
     try {
         for (size_t i = 0; i < blocks_.size(); ++i) {
             // Layers with a window, and the drafter, may have forgotten rows that the prefix has.
@@ -363,7 +333,7 @@ bool Sequence::rewind_to(const Prefix & prefix, int64_t n) {
         reset();
         throw;
     }
-    return true;
+    tokens_.assign(prefix.tokens().begin(), prefix.tokens().begin() + n);
 }
 
 void Sequence::attach_blocks(size_t cache, const CacheBlocks & blocks, int64_t n) {

@@ -51,7 +51,7 @@ std::vector<Draft> Engine::draft(const std::vector<DraftRequest> & requests, int
             is_finite = is_finite && std::isfinite(candidate.logit);
             candidate.token = drafter.token(candidate.token);
         }
-        if (!is_finite) { // so that it may recover: what it saw is as suspect as what it says
+        if (!is_finite) { // the drafter may recover without the rows that it saw
             draft_->clear(blocks[i].sequence);
         }
     }

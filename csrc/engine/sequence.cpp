@@ -19,9 +19,9 @@ Sequence::Sequence(std::shared_ptr<Engine> engine)
 Sequence::~Sequence() {
     try {
         if (position() > 0 || pending_verify_.n > 0) {
-            reset(); // what the next one finds is as if this one had not been
+            reset(); // the next sequence of the slot finds nothing of this one
         }
-    } catch (...) { // of a device that fails: the next pass will say so
+    } catch (...) { // the device fails: the next pass will say so
     }
     engine_->unregister_sequence(this);
 }

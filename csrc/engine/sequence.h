@@ -35,8 +35,8 @@ class Sequence {
     // Number of the first of them among all rows of the sequence so far.
     int64_t first_row() const { return first_row_; }
     // Throws DFL_STATUS_ARGUMENT for a row that is not there, and DFL_STATUS_COMPUTE for one with a
-    // NaN or +inf: what the caches hold is then no better, so the sequence has forgotten all and
-    // zeroed its caches.
+    // NaN or +inf: its caches are then no better, so the sequence has forgotten all and zeroed
+    // them.
     void check_row(int64_t row);
     // The same of the last append, also where its row cannot be read.
     void check_append();
@@ -66,7 +66,7 @@ class Sequence {
     // part of a prefix where the engine takes them whole.
     void restore(const Prefix & prefix, int64_t n);
 
-    // What follows is for the engine.
+    // ---- for the engine
 
     int32_t slot() const { return slot_; }
     void check_no_pending_verify() const;
@@ -85,17 +85,15 @@ class Sequence {
   private:
     // The rows of a pass that can be read.
     void set_rows(CachedGraph & cached, int64_t first_out, std::vector<bool> finite);
-    // argmax() and top() without what they throw: whether the row is finite.
+    // argmax() and top() that return false in place of throwing.
     bool find_argmax(int64_t row, int32_t & token);
     bool find_top(int64_t row, const Candidate *& best);
-    // Forgets all tokens and zeroes their cells: some kernels multiply what a mask hides by 0.
+    // Forgets all tokens and zeroes their cells: some kernels multiply hidden cells by 0.
     void reset_and_zero();
     void close_verify();
     void forget_from(int64_t position);
     struct BlockSource;
     std::vector<BlockSource> block_sources(size_t cache) const;
-    // restore() in place; false, and nothing is changed, where the sequence must be emptied first.
-    bool rewind_to(const Prefix & prefix, int64_t n);
     void attach_blocks(size_t cache, const CacheBlocks & blocks, int64_t n);
     // Forgets blocks that it shares with prefixes from a position on.
     void forget_blocks(int64_t position);

@@ -75,7 +75,7 @@ class Engine:
 
     @property
     def n_experts(self) -> int:
-        """That the last run multiplied with, of all layers; 0 where that is not counted."""
+        """Experts that the last run multiplied with, of all layers; 0 where they are not counted."""
         return value("engine_n_experts", self.handle)
 
     def close(self) -> None:
@@ -96,7 +96,7 @@ class Engine:
         return info
 
     def memory(self) -> list[Memory]:
-        """What memory is used for and where, one use after another."""
+        """Memory by use and place, one use after another."""
         uses = []
         memory = new("dfl_memory *")
         for index in range(self.info().n_memory):
@@ -146,13 +146,13 @@ class Engine:
 
     @property
     def prefix_bytes(self) -> int:
-        """What prefixes take on the host."""
+        """Bytes of main memory that prefixes take."""
         return value("engine_prefix_bytes", self.handle)
 
     def offload(self, n_cells: int, n_bytes: int) -> bool:
         """Moves rows of prefixes to the host until n cells are free, or no more can be.
 
-        Of those that no sequence uses and no prefix keeps: `Prefix.keep_in_cells`. Returns False
+        Rows that a sequence uses or a prefix keeps (`Prefix.keep_in_cells`) stay. Returns False
         where it takes more than n_bytes.
         """
         is_done = new("int32_t *")
@@ -160,7 +160,7 @@ class Engine:
         return bool(is_done[0])
 
     def create_prefix(self, tokens: Sequence[int], n_rows: Sequence[int]) -> Prefix:
-        """One to be filled in. n_rows: of each cache.
+        """Creates a prefix to be filled in. n_rows: of each cache.
 
         Raises:
             Error: tokens that the model does not have, or rows that its caches do not.
@@ -221,7 +221,7 @@ class Engine:
         ]
 
     def draft(self, requests: Sequence[DraftRequest], k: int = 1) -> list[Draft]:
-        """What the drafter proposes for each request, in one pass.
+        """Returns the drafter's candidates for each request, in one pass.
 
         Where its scores are not finite, it has forgotten that sequence so far.
 

@@ -1,4 +1,4 @@
-"""What passes of many sequences take and give: items, drafts, rows."""
+"""Parts of passes of many sequences: batch entries, drafts, rows."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class BatchEntry(NamedTuple):
     """Of a verify: None for a chain, else -1 for the root, which is chosen but not appended yet,
     and a node before for every other one."""
     n_remaining: int = 0
-    """Of an append: tokens that will follow it; if there are some, it has no row."""
+    """Tokens that will follow an append; if there are some, it has no row."""
     all_logits: NDArray[np.float32] | None = None
-    """Of an append: where every token's go, float32 [n, n_vocab]."""
+    """Logits of every token of an append, float32 [n, n_vocab], to be filled in."""
 
 
 class DraftRequest(NamedTuple):
@@ -46,7 +46,7 @@ class DraftRequest(NamedTuple):
 
 
 class Draft(NamedTuple):
-    """What a drafter proposes for n_draft positions: their k best tokens, best first."""
+    """Candidates of a drafter for n_draft positions: their k best tokens, best first."""
 
     tokens: NDArray[np.int32]
     """[n_draft, k]"""
@@ -74,10 +74,10 @@ class Rows:
         return self._sequence.handle, self._first + index % self._n_rows
 
     def check(self) -> None:
-        """Checks an append that has no row, or whose row nobody reads.
+        """Checks an append that has no row.
 
         Raises:
-            Error: what it left behind is not finite, so that the sequence is empty.
+            Error: it was not finite, so that the sequence is empty.
         """
         call("sequence_check_append", self._sequence.handle)
 

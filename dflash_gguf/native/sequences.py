@@ -50,7 +50,7 @@ class Sequence:
 
     @property
     def tokens(self) -> NDArray[np.int32]:
-        """Those tokens."""
+        """The tokens in the caches."""
         out = np.empty(self.position, dtype=np.int32)
         call("sequence_get_tokens", self.handle, ffi.from_buffer("int32_t[]", out))
         return out
@@ -73,7 +73,7 @@ class Sequence:
         return self.engine.run([BatchEntry(self, [token])])[0]
 
     def draft(self, last_token: int, n_draft: int, k: int = 1) -> Draft:
-        """What the drafter proposes after `last_token`; see `Engine.draft`."""
+        """Returns the drafter's candidates after `last_token`; see `Engine.draft`."""
         return self.engine.draft([DraftRequest(self, last_token, n_draft)], k)[0]
 
     def verify(self, tokens: abc.Sequence[int]) -> Rows:

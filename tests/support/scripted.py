@@ -27,12 +27,6 @@ N_TOP = 64
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 
-def common_start(a: Sequence[int], b: Sequence[int]) -> list[int]:
-    """What two lists of tokens begin with alike."""
-    n = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-    return list(a[:n])
-
-
 class Bytes:
     """Token i is the byte i; 256 and above are control tokens, 256 and 257 end an answer."""
 
