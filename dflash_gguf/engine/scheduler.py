@@ -337,7 +337,7 @@ class Scheduler:
         return True
 
     def _is_being_filled(self, job: Job, n_known: int) -> bool:
-        """Whether an answer that runs computes much of its prompt just now: it waits for that."""
+        """True if an answer that runs computes much of its prompt just now: it waits for that."""
         for other in self.running:
             position = other.sequence.position
             n = _n_common(job.history[:-1], other.history)
@@ -550,7 +550,7 @@ class Scheduler:
                     else:
                         writing.take(choose(-1))
                 elif one.draws:
-                    writing.answer.stop_reason = "length"  # it was to have no token
+                    writing.answer.stop_reason = "length"  # the answer was to have no token
                 else:
                     found.check()
             except (Error, ValueError) as error:  # its rows are no numbers: no fault of others

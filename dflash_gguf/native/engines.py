@@ -75,7 +75,7 @@ class Engine:
 
     @property
     def n_experts(self) -> int:
-        """Experts that the last run multiplied with, of all layers; 0 where they are not counted."""
+        """Experts that the last run multiplied with, of all layers; 0 where nobody counts them."""
         return value("engine_n_experts", self.handle)
 
     def close(self) -> None:
