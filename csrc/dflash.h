@@ -181,14 +181,8 @@ typedef struct {
     int64_t n_ctx;
     int32_t n_parallel;
     int32_t n_threads;
-    int32_t n_memory;      /* records of dfl_engine_get_memory */
-    int64_t n_free_cells;  /* K/V rows that no sequence has; sequences take them by pages */
-    int64_t verify_rows;   /* most rows that are verified at a time, of all sequences: a drafter's
-                              block and some, or what was reserved */
-    int64_t draft_rows;    /* most rows of one draft: of each sequence its last token and those
-                              drafted; 0 without a drafter */
-    uint64_t prefix_bytes; /* of prefixes, on the host */
-    uint64_t cell_bytes;   /* of a K/V row of all layers that keep every row */
+    int32_t n_memory;            /* records of dfl_engine_get_memory */
+    uint64_t cell_bytes;         /* of a K/V row of all layers that keep every row */
     int32_t partial_prefix_ok;   /* 1: dfl_sequence_restore takes any part of a prefix */
     int64_t n_graphs_built;      /* this and what follows: so far */
     int64_t n_graph_nodes;       /* of the largest graph, views included */
@@ -221,6 +215,14 @@ dfl_status dfl_engine_create(const dfl_model * model, const dfl_engine_params * 
                              dfl_engine ** engine, dfl_error * err);
 void dfl_engine_free(dfl_engine * engine);
 dfl_status dfl_engine_get_info(const dfl_engine * engine, dfl_engine_info * info, dfl_error * err);
+/* K/V rows that no sequence has, which sequences take by pages; bytes of prefixes on the host; most
+ * rows that are verified at a time, of all sequences: a drafter's block and some, or what was
+ * reserved; most rows of one draft, of each sequence its last token and those drafted (0 without a
+ * drafter). -1 for NULL. */
+int64_t dfl_engine_n_free_cells(const dfl_engine * engine);
+int64_t dfl_engine_prefix_bytes(const dfl_engine * engine);
+int64_t dfl_engine_verify_rows(const dfl_engine * engine);
+int64_t dfl_engine_draft_rows(const dfl_engine * engine);
 /* index: 0 to n_memory - 1. Errors: ARGUMENT. */
 dfl_status dfl_engine_get_memory(const dfl_engine * engine, int32_t index, dfl_memory * memory,
                                  dfl_error * err);
@@ -242,7 +244,7 @@ dfl_status dfl_sequence_create(dfl_engine * engine, dfl_sequence ** sequence, df
 void dfl_sequence_free(dfl_sequence * sequence); /* not from within a callback */
 /* Tokens of the timeline that are in the caches; -1 for NULL. */
 int64_t dfl_sequence_position(const dfl_sequence * sequence);
-/* Cells that n more tokens take of the engine's n_free_cells; 0 where its own pages have room; -1
+/* Cells that n more tokens take of dfl_engine_n_free_cells; 0 where its own pages have room; -1
  * for NULL. */
 int64_t dfl_sequence_cells_needed(const dfl_sequence * sequence, int64_t n);
 
@@ -258,30 +260,32 @@ typedef struct {
     int64_t n;
     const int32_t * parents; /* of a verify: NULL for a chain, else [n]: -1 for the root, which is
                                 chosen and not appended yet, and 0 <= parents[i] < i */
-    int64_t n_remaining;     /* of an append: tokens that will follow it */
+    int64_t n_remaining;     /* of an append: tokens that will follow it; if there are some, no row
+                                can be read */
+    int64_t first_row;       /* out: number of its only row, or of its first one */
     float * all_logits;      /* of an append: NULL, or out, [n][n_vocab] float32, checked as
                                 dfl_sequence_logits does */
 } dfl_batch_entry;
 
 /* Runs entries of different sequences in one pass. Each row has the bits that it has alone.
  *
- * Tokens to append join their timeline; afterwards the last one's logits can be read. If these are
- * not finite, the timeline is empty instead, and zeroed; reading the row says so. Candidates
- * are run after the timeline, each seeing its ancestors, and are not appended; all of their rows
- * can be read until dfl_engine_commit, which must follow. Rows can be read until the next pass or
- * draft of the engine.
+ * Tokens to append join their timeline; afterwards the last one's logits can be read. If what they
+ * leave behind is not finite, the timeline is empty instead, and zeroed: dfl_sequence_check_append.
+ * Candidates are run after the timeline, each seeing its ancestors, and are not appended; all of
+ * their rows can be read until dfl_engine_commit, which must follow. Rows can be read until the
+ * next pass or draft of the engine.
  *
  * A single append may have any number of tokens and is run in micro-batches; on an error its
- * timeline ends after the last finished one, or is empty where the logits are not finite. Several
+ * timeline ends after the last finished one, or is empty where that is not finite. Several
  * entries take at most n_ubatch (or n_parallel, if that is more) tokens to append and verify_rows
  * candidates.
  *
  * progress: of a single append; may be NULL.
  * Errors: ARGUMENT (token ids, parents, context, cells that other sequences hold, room for
  * verifies; nothing has run then), MEMORY, COMPUTE (timelines are as before, but on a model with
- * recurrent layers those that were to be appended to are empty; logits of a single append that are
- * not finite), CANCELLED. */
-dfl_status dfl_engine_run(dfl_engine * engine, const dfl_batch_entry * entries, int64_t n_entries,
+ * recurrent layers those that were to be appended to are empty; a single append that is not
+ * finite), CANCELLED. */
+dfl_status dfl_engine_run(dfl_engine * engine, dfl_batch_entry * entries, int64_t n_entries,
                           dfl_progress progress, void * user, dfl_error * err);
 /* Experts that the last run multiplied with, of all layers together; 0 where our own code does not
  * do that, -1 for NULL. */
@@ -321,11 +325,13 @@ typedef struct {
 dfl_status dfl_engine_commit(dfl_engine * engine, const dfl_path * paths, int64_t n_paths,
                              dfl_error * err);
 
-/* Checks a row of the last pass (after an append only row 0, the last token's). Errors: ARGUMENT
- * for a row that is not there; COMPUTE if its logits are not finite. Its caches are then no better,
- * so they are zeroed: the sequence is empty as after a reset. */
-dfl_status dfl_sequence_check(dfl_sequence * sequence, int64_t row, dfl_error * err);
-/* Largest logit of a row; the lowest id on ties. Errors: as for check, also of the next two. */
+/* Checks the last append, also where no row of it can be read. Errors: COMPUTE if it was not
+ * finite, so that the sequence is empty. */
+dfl_status dfl_sequence_check_append(dfl_sequence * sequence, dfl_error * err);
+/* Largest logit of a row of the last pass, by its number; the lowest id on ties. Errors, also of
+ * the next two: ARGUMENT for a row that is gone, or never was; COMPUTE if its logits are not
+ * finite. Its caches are then no better, so they are zeroed: the sequence is empty as after a
+ * reset. */
 dfl_status dfl_sequence_argmax(dfl_sequence * sequence, int64_t row, int32_t * token,
                                dfl_error * err);
 /* The k best of a row, best first, the lowest id on ties: out, [k] each. k is what
@@ -421,12 +427,12 @@ typedef struct {
 dfl_status dfl_sequence_snapshot_bytes(const dfl_sequence * sequence, uint64_t * bytes,
                                        dfl_error * err);
 /* Takes a snapshot of all tokens of a sequence, which goes on as it was; rows of its last pass may
- * be gone. The snapshot counts in dfl_engine_info.prefix_bytes until dfl_prefix_free. Errors:
+ * be gone. The snapshot counts in dfl_engine_prefix_bytes until dfl_prefix_free. Errors:
  * ARGUMENT (no tokens, a verify that waits for its commit), MEMORY. */
 dfl_status dfl_sequence_snapshot(dfl_sequence * sequence, dfl_prefix ** prefix, dfl_error * err);
 void dfl_prefix_free(dfl_prefix * prefix); /* not from within a callback */
 dfl_status dfl_prefix_get_info(const dfl_prefix * prefix, dfl_prefix_info * info, dfl_error * err);
-/* Number of dfl_engine_info.n_free_cells that a sequence takes to restore n tokens of it. */
+/* Number of dfl_engine_n_free_cells that a sequence takes to restore n tokens of it. */
 int64_t dfl_prefix_cells_needed(const dfl_prefix * prefix, int64_t n);
 /* Restores the first n tokens of a prefix to a sequence that is empty or begins with them: all of
  * them on a model with recurrent layers or windows. Its own attention rows of them stay where they

@@ -52,6 +52,8 @@ class KvBlock : public std::enable_shared_from_this<KvBlock> {
     void free_bytes();
     void move_to_page(int64_t page);
     void leave_page();
+    // Where a tensor's rows begin in its bytes.
+    size_t offset_of(size_t tensor) const;
 
     KvGroup & group_;
     uint64_t & host_bytes_;

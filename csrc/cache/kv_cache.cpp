@@ -223,18 +223,10 @@ KvCache::KvCache(const Hparams & hp, const LayerPlace & place, ggml_type type_k,
     }
 }
 
-uint64_t KvCache::bytes() const {
+uint64_t KvCache::bytes(const Backend * on) const {
     uint64_t sum = 0;
     for (const auto & [backend, part] : parts_) {
-        sum += part.memory.bytes;
-    }
-    return sum;
-}
-
-uint64_t KvCache::bytes_on(const Backend * backend) const {
-    uint64_t sum = 0;
-    for (const auto & [place, part] : parts_) {
-        sum += place == backend ? part.memory.bytes : 0;
+        sum += on == nullptr || backend == on ? part.memory.bytes : 0;
     }
     return sum;
 }
@@ -245,18 +237,10 @@ void KvCache::reserve_masks(int64_t n_rows) {
     }
 }
 
-uint64_t KvCache::mask_bytes() const {
+uint64_t KvCache::mask_bytes(const Backend * on) const {
     uint64_t sum = 0;
     for (const KvGroup & group : groups_) {
-        sum += group.masks().bytes();
-    }
-    return sum;
-}
-
-uint64_t KvCache::mask_bytes_on(const Backend * backend) const {
-    uint64_t sum = 0;
-    for (const KvGroup & group : groups_) {
-        sum += group.masks().bytes_on(backend);
+        sum += group.masks().bytes(on);
     }
     return sum;
 }

@@ -48,13 +48,11 @@ class KvCache {
     const CellTable & cells() const { return groups_.front().cells(); }
     int32_t n_sequences() const { return n_sequences_; }
 
-    // Of K and V alone.
-    uint64_t bytes() const;
-    uint64_t bytes_on(const Backend * backend) const;
+    // Bytes of K and V alone, on one device or on all.
+    uint64_t bytes(const Backend * on = nullptr) const;
     // Makes room for masks of more rows, as CellMasks::reserve().
     void reserve_masks(int64_t n_rows);
-    uint64_t mask_bytes() const;
-    uint64_t mask_bytes_on(const Backend * backend) const;
+    uint64_t mask_bytes(const Backend * on = nullptr) const;
     uint64_t mask_bytes_written() const;
     // As of a group, in all of them.
     void clear(int32_t sequence);

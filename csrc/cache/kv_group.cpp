@@ -14,8 +14,8 @@ KvGroup::KvGroup(int64_t window, CellTable cells, CellMasks masks, bool attends_
       attends_on_host_(attends_on_host) {}
 
 void KvGroup::add_layer(const Backend & backend, ggml_tensor * k, ggml_tensor * v) {
-    stores_.push_back({&backend, k});
-    stores_.push_back({&backend, v});
+    tensors_.insert(tensors_.end(), {k, v});
+    is_host_ = is_host_ && backend.is_host();
 }
 
 void KvGroup::set_rows(const MaskRows & rows, int64_t n_kv) {
@@ -29,27 +29,10 @@ void KvGroup::set_rows(const MaskRows & rows, int64_t n_kv) {
     }
 }
 
-bool KvGroup::is_host() const {
-    return std::all_of(stores_.begin(), stores_.end(),
-                       [](const Store & store) { return store.backend->is_host(); });
-}
-
-void KvGroup::copy_row(int64_t from, int64_t to) {
-    if (from == to) {
-        return;
-    }
-    for (const Store & store : stores_) {
-        auto * rows = static_cast<char *>(store.rows->data);
-        const size_t size = store.rows->nb[1];
-        std::memcpy(rows + to * size, rows + from * size, size);
-    }
-}
-
 void KvGroup::zero(int64_t first, int64_t n) {
-    for (const Store & store : stores_) {
+    for (ggml_tensor * tensor : tensors_) {
         if (n > 0) {
-            const size_t size = store.rows->nb[1];
-            ggml_backend_tensor_memset(store.rows, 0, first * size, n * size);
+            ggml_backend_tensor_memset(tensor, 0, first * tensor->nb[1], n * tensor->nb[1]);
         }
     }
 }
@@ -94,17 +77,9 @@ void KvGroup::release_before(int32_t sequence, int32_t position) {
     cells_.release_before(sequence, position);
 }
 
-std::vector<ggml_tensor *> KvGroup::tensors() const {
-    std::vector<ggml_tensor *> tensors;
-    for (const Store & store : stores_) {
-        tensors.push_back(store.rows);
-    }
-    return tensors;
-}
-
 uint64_t KvGroup::row_bytes() const {
     uint64_t sum = 0;
-    for (const ggml_tensor * tensor : tensors()) {
+    for (const ggml_tensor * tensor : tensors_) {
         sum += tensor->nb[1];
     }
     return sum;
@@ -112,7 +87,7 @@ uint64_t KvGroup::row_bytes() const {
 
 void KvGroup::read_rows(int32_t sequence, int32_t position, int64_t n, uint8_t * to) const {
     int64_t n_read = 0;
-    for (const ggml_tensor * tensor : tensors()) {
+    for (const ggml_tensor * tensor : tensors_) {
         const size_t row = tensor->nb[1];
         for (const cpu::CellSpan & span : cells_.spans(sequence)) {
             const int64_t first = std::max<int64_t>(position, span.position);
@@ -126,13 +101,13 @@ void KvGroup::read_rows(int32_t sequence, int32_t position, int64_t n, uint8_t *
         }
         to += n * row;
     }
-    DFL_CHECK(n_read == n * static_cast<int64_t>(tensors().size()), DFL_STATUS_INTERNAL,
+    DFL_CHECK(n_read == n * static_cast<int64_t>(tensors_.size()), DFL_STATUS_INTERNAL,
               "sequence %d lacks rows of %lld from position %d on", sequence, (long long)n,
               position);
 }
 
 void KvGroup::read_cells(int64_t cell, int64_t n, uint8_t * to) const {
-    for (const ggml_tensor * tensor : tensors()) {
+    for (const ggml_tensor * tensor : tensors_) {
         ggml_backend_tensor_get(tensor, to, cell * tensor->nb[1], n * tensor->nb[1]);
         to += n * tensor->nb[1];
     }
@@ -140,7 +115,7 @@ void KvGroup::read_cells(int64_t cell, int64_t n, uint8_t * to) const {
 
 void KvGroup::write_cells(int64_t cell, int64_t n, const uint8_t * from, int64_t first,
                           int64_t n_from) {
-    for (ggml_tensor * tensor : tensors()) {
+    for (ggml_tensor * tensor : tensors_) {
         const size_t row = tensor->nb[1];
         ggml_backend_tensor_set(tensor, from + first * row, cell * row, n * row);
         from += n_from * row;
@@ -148,7 +123,10 @@ void KvGroup::write_cells(int64_t cell, int64_t n, const uint8_t * from, int64_t
 }
 
 void KvGroup::copy_cells(const CellTable::Copy & copy) {
-    for (ggml_tensor * tensor : copy.n > 0 ? tensors() : std::vector<ggml_tensor *>()) {
+    if (copy.n == 0 || copy.from == copy.to) {
+        return;
+    }
+    for (const ggml_tensor * tensor : tensors_) {
         auto * rows = static_cast<char *>(tensor->data);
         const size_t row = tensor->nb[1];
         std::memcpy(rows + copy.to * row, rows + copy.from * row, copy.n * row);

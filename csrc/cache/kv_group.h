@@ -47,7 +47,7 @@ class KvGroup {
     void add_layer(const Backend & backend, ggml_tensor * k, ggml_tensor * v);
 
     int64_t window() const { return window_; }
-    bool has_layers() const { return !stores_.empty(); }
+    bool has_layers() const { return !tensors_.empty(); }
     CellTable & cells() { return cells_; }
     const CellTable & cells() const { return cells_; }
     CellMasks & masks() { return masks_; }
@@ -56,10 +56,8 @@ class KvGroup {
     // Makes the masks and visible() those of the rows of the next pass, over the first n_kv cells.
     void set_rows(const MaskRows & rows, int64_t n_kv);
 
-    // Whether all of it lies in host memory.
-    bool is_host() const;
-    // Copies a cell's rows of every layer into another cell. Host memory only.
-    void copy_row(int64_t from, int64_t to);
+    // True if all of it lies in host memory.
+    bool is_host() const { return is_host_; }
     // Zeroes what is stored in the cells of a sequence and in those that nobody holds, and touches
     // no memory that was never written to; the table stays.
     void clear(int32_t sequence);
@@ -81,7 +79,7 @@ class KvGroup {
     // takes rows where they lie, and to which hidden ones are nothing. Not for windows.
     bool shares_pages() const { return window_ == 0 && masks_.empty() && is_host(); }
     // Keys and values of each layer.
-    std::vector<ggml_tensor *> tensors() const;
+    const std::vector<ggml_tensor *> & tensors() const { return tensors_; }
     // Bytes of one cell in all of them.
     uint64_t row_bytes() const;
     // Copies rows out, tensor by tensor, those of each side by side: n of a sequence from a
@@ -111,18 +109,14 @@ class KvGroup {
     int64_t first_visible(int64_t position) const;
     // First position that stays; the first of a page, so that whole pages become free.
     int64_t first_retained(int64_t position) const;
-    // Keys or values of a layer.
-    struct Store {
-        const Backend * backend;
-        ggml_tensor * rows;
-    };
 
     int64_t window_;
     CellTable cells_;
     CellMasks masks_;
     bool attends_on_host_;
     std::vector<VisibleRows> visible_;
-    std::vector<Store> stores_;
+    std::vector<ggml_tensor *> tensors_;
+    bool is_host_ = true;
     std::vector<KvBlock *> lent_;
     std::map<int64_t, KvBlock *> blocks_by_page_;
 };

@@ -24,7 +24,7 @@ Prefix::Prefix(std::shared_ptr<Engine> engine, std::vector<int32_t> tokens,
 Prefix::Prefix(std::shared_ptr<Engine> engine, std::vector<int32_t> tokens,
                const std::vector<int64_t> & n_rows)
     : engine_(std::move(engine)), tokens_(std::move(tokens)) {
-    const std::vector<KvGroup *> caches = engine_->caches();
+    const std::vector<KvGroup *> & caches = engine_->caches();
     DFL_CHECK(n_rows.size() == caches.size(), DFL_STATUS_ARGUMENT,
               "a prefix of %zu caches, the engine has %zu", n_rows.size(), caches.size());
     for (size_t i = 0; i < caches.size(); ++i) {
@@ -49,9 +49,9 @@ Prefix::Prefix(std::shared_ptr<Engine> engine, std::vector<int32_t> tokens,
 }
 
 void Prefix::find_parts() {
-    const std::vector<KvGroup *> caches = engine_->caches();
+    const std::vector<KvGroup *> & caches = engine_->caches();
     for (size_t i = 0; i < caches.size(); ++i) {
-        const std::vector<ggml_tensor *> tensors = caches[i]->tensors();
+        const std::vector<ggml_tensor *> & tensors = caches[i]->tensors();
         for (size_t j = 0; j < tensors.size(); ++j) {
             const int64_t n = n_rows(i);
             const char * owner = engine_->is_draft_cache(i) ? "draft." : "";
@@ -109,12 +109,15 @@ void Prefix::keep_in_cells(bool keeps) {
     keeps_in_cells_ = keeps;
 }
 
+uint8_t * Prefix::state_bytes(const Part & part) const {
+    RawBytes & bytes = state_->bytes();
+    return bytes.data() + (part.name == "state" ? 0 : bytes.size() - part.bytes);
+}
+
 void Prefix::read(size_t part, uint8_t * to) const {
     const Part & of = parts_[part];
     if (of.cache == blocks_.size()) {
-        const RawBytes & bytes = state_->bytes();
-        const bool is_state = of.name == "state";
-        std::copy_n(bytes.data() + (is_state ? 0 : bytes.size() - of.bytes), of.bytes, to);
+        std::copy_n(state_bytes(of), of.bytes, to);
         return;
     }
     for (const auto & block : blocks_[of.cache]) {
@@ -126,9 +129,7 @@ void Prefix::read(size_t part, uint8_t * to) const {
 void Prefix::write(size_t part, const uint8_t * from) {
     const Part & of = parts_[part];
     if (of.cache == blocks_.size()) {
-        RawBytes & bytes = state_->bytes();
-        const bool is_state = of.name == "state";
-        std::copy_n(from, of.bytes, bytes.data() + (is_state ? 0 : bytes.size() - of.bytes));
+        std::copy_n(from, of.bytes, state_bytes(of));
         return;
     }
     for (const auto & block : blocks_[of.cache]) {
@@ -138,17 +139,6 @@ void Prefix::write(size_t part, const uint8_t * from) {
 }
 
 // ---- engines and sequences
-
-std::vector<KvGroup *> Engine::caches() {
-    std::vector<KvGroup *> caches;
-    for (KvGroup & group : kv_.groups()) {
-        caches.push_back(&group);
-    }
-    if (draft_) {
-        caches.push_back(&draft_->cache());
-    }
-    return caches;
-}
 
 bool Engine::is_draft_cache(size_t cache) const {
     return draft_ != nullptr && cache == kv_.groups().size();
@@ -190,7 +180,7 @@ bool Engine::offload(int64_t n_cells, uint64_t n_bytes) {
 }
 
 void Engine::flush_features(int32_t slot) {
-    if (draft_ && draft_->has_pending(slot)) {
+    if (draft_ && draft_->n_pending(slot) > 0) {
         forget_rows(); // the injection reuses the arena their logits lie in
         draft_->flush(graphs_);
     }
@@ -302,42 +292,24 @@ void Sequence::restore(const Prefix & prefix, int64_t n) {
     DFL_CHECK(n == prefix.size() || engine_->partial_prefix_ok(), DFL_STATUS_UNSUPPORTED,
               "a model with recurrent layers or windows takes a prefix whole: %lld tokens of %lld",
               (long long)n, (long long)prefix.size());
-    if (holds && rewind_to(prefix, n)) {
-        return;
+    last_ = nullptr;
+    if (holds && n == position()) {
+        return; // states are those of its last token
     }
-    if (position() > 0) {
-        reset();
-    }
-    const int64_t n_needed = prefix.cells_needed(n), free = kv_.cells().n_unclaimed();
-    DFL_CHECK(n_needed <= free, DFL_STATUS_ARGUMENT,
-              "a prefix of %lld tokens needs %lld more cells, and %lld are free", (long long)n,
-              (long long)n_needed, (long long)free);
-    try {
-        for (size_t i = 0; i < blocks_.size(); ++i) {
-            attach_blocks(i, prefix.blocks()[i], n);
-        }
-        if (engine_->is_recurrent()) {
-            recurrent_.load(slot_, prefix.state()->bytes());
-        }
-    } catch (...) {
-        reset();
-        throw;
-    }
-    tokens_.assign(prefix.tokens().begin(), prefix.tokens().begin() + n);
-}
-
-bool Sequence::rewind_to(const Prefix & prefix, int64_t n) {
-    if (n == position()) {
-        return true; // states are those of its last token
-    }
-    const bool can =
-        std::all_of(kv_.groups().begin(), kv_.groups().end(), [&](const KvGroup & group) {
+    const bool is_in_place =
+        holds && std::all_of(kv_.groups().begin(), kv_.groups().end(), [&](const KvGroup & group) {
             return group.cells().can_release_from(slot_, static_cast<int32_t>(n));
         });
-    if (!can) {
-        return false;
+    if (is_in_place) {
+        forget_from(n);
+    } else if (position() > 0) {
+        reset();
     }
-    forget_from(n);
+    const int64_t n_needed = is_in_place ? 0 : prefix.cells_needed(n);
+    const int64_t n_free = kv_.cells().n_unclaimed();
+    DFL_CHECK(n_needed <= n_free, DFL_STATUS_ARGUMENT,
+              "a prefix of %lld tokens needs %lld more cells, and %lld are free", (long long)n,
+              (long long)n_needed, (long long)n_free);
     try {
         for (size_t i = 0; i < blocks_.size(); ++i) {
             // Layers with a window, and the drafter, may have forgotten rows that the prefix has.
@@ -361,7 +333,7 @@ bool Sequence::rewind_to(const Prefix & prefix, int64_t n) {
         reset();
         throw;
     }
-    return true;
+    tokens_.assign(prefix.tokens().begin(), prefix.tokens().begin() + n);
 }
 
 void Sequence::attach_blocks(size_t cache, const CacheBlocks & blocks, int64_t n) {

@@ -1,5 +1,5 @@
-// What the first tokens of a sequence left behind, kept for others that begin like it: attention
-// rows of every group of layers, recurrent states, and what the drafter remembers.
+// Prefix: attention rows of every group of layers, recurrent states and the drafter's rows of the
+// first tokens of a sequence, kept for others that begin like it.
 //
 // Blocks of a group that shares pages stay in its cells, which the prefix holds; Engine::offload()
 // moves them to the host when others want the cells. All else is copied. Prefixes of one sequence
@@ -16,7 +16,7 @@
 
 namespace dfl {
 
-// What recurrent layers knew after a token.
+// States of recurrent layers after a token.
 class PrefixState {
   public:
     PrefixState(RawBytes bytes, uint64_t & host_bytes);
@@ -49,7 +49,7 @@ class Prefix {
     // NULL without recurrent layers.
     Prefix(std::shared_ptr<Engine> engine, std::vector<int32_t> tokens,
            std::vector<CacheBlocks> blocks, std::shared_ptr<PrefixState> state);
-    // One to be filled in, with so many rows of each cache.
+    // Makes a prefix to be filled in by write(), with so many rows of each cache.
     Prefix(std::shared_ptr<Engine> engine, std::vector<int32_t> tokens,
            const std::vector<int64_t> & n_rows);
     ~Prefix() { keep_in_cells(false); }
@@ -73,11 +73,13 @@ class Prefix {
 
     const std::vector<Part> & parts() const { return parts_; }
     void read(size_t part, uint8_t * to) const;
-    // Of one that is to be filled in.
+    // Fills in a part.
     void write(size_t part, const uint8_t * from);
 
   private:
     void find_parts();
+    // Bytes of a part of the state.
+    uint8_t * state_bytes(const Part & part) const;
 
     std::shared_ptr<Engine> engine_; // outlives the blocks
     std::vector<int32_t> tokens_;

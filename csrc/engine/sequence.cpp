@@ -19,9 +19,9 @@ Sequence::Sequence(std::shared_ptr<Engine> engine)
 Sequence::~Sequence() {
     try {
         if (position() > 0 || pending_verify_.n > 0) {
-            reset(); // what the next one finds is as if this one had not been
+            reset(); // the next sequence of the slot finds nothing of this one
         }
-    } catch (...) { // of a device that fails: the next pass will say so
+    } catch (...) { // the device fails: the next pass will say so
     }
     engine_->unregister_sequence(this);
 }
@@ -43,28 +43,31 @@ void Engine::check_ids(const int32_t * tokens, int64_t n, int64_t after) const {
     }
 }
 
-void Sequence::check_tokens(const int32_t * tokens, int64_t n) const {
-    engine_->check_ids(tokens, n, position());
-}
-
 void Sequence::appended(const PassEntry & entry, const int32_t * tokens, CachedGraph & cached) {
     if (draft_ && entry.n == 1) {
         draft_->add_pending(slot_, entry.feature_rows, static_cast<int32_t>(position()));
     }
     tokens_.insert(tokens_.end(), tokens, tokens + entry.n);
     kv_.slide_window(slot_, position());
-    finite_.assign(1, entry.finite.back());
-    if (!finite_[0]) {
+    const bool is_finite = std::all_of(entry.finite.begin(), entry.finite.end(),
+                                       [](bool is_finite) { return is_finite; });
+    if (!is_finite) {
         reset_and_zero();
     }
+    // A row that is not finite can be asked for even if it has no logits: that fails.
+    const size_t n_rows = is_finite && entry.n_out == 0 ? 0 : 1;
+    set_rows(cached, entry.first_out + entry.n_out - 1, std::vector<bool>(n_rows, is_finite));
+}
+
+void Sequence::set_rows(CachedGraph & cached, int64_t first_out, std::vector<bool> finite) {
     last_ = &cached;
-    first_out_ = entry.first_out + entry.n_out - 1;
+    first_out_ = first_out;
+    first_row_ += static_cast<int64_t>(finite_.size());
+    finite_ = std::move(finite);
 }
 
 void Sequence::verified(PassEntry entry, CachedGraph & cached) {
-    last_ = &cached;
-    first_out_ = entry.first_out;
-    finite_ = entry.finite;
+    set_rows(cached, entry.first_out, entry.finite);
     pending_verify_ = std::move(entry);
 }
 
@@ -93,7 +96,7 @@ void Sequence::accept(const int32_t * nodes, int64_t n) {
         for (int64_t i = 0; i < n; ++i) {
             const int64_t cell = cells[moves ? i : nodes[i]];
             if (moves) {
-                group.copy_row(cells[nodes[i]], cell);
+                group.copy_cells({cells[nodes[i]], cell, 1});
             }
             group.cells().place(cell, first + pending_verify_.tree.depth(nodes[i]));
         }
@@ -113,8 +116,14 @@ void Sequence::accept(const int32_t * nodes, int64_t n) {
 
 void Sequence::check_row(int64_t row) {
     DFL_CHECK(row >= 0 && row < n_out_rows(), DFL_STATUS_ARGUMENT,
-              "row %lld: the last pass has %lld rows", (long long)row, (long long)n_out_rows());
+              "these rows are gone: the engine has run again, or the sequence has changed");
     check_finite(row, finite_[row]);
+}
+
+void Sequence::check_append() {
+    if (pending_verify_.n == 0 && n_out_rows() > 0) {
+        check_row(0);
+    }
 }
 
 void Sequence::check_finite(int64_t row, bool is_finite) {
@@ -164,8 +173,6 @@ bool Sequence::find_top(int64_t row, const Candidate *& best) {
 
 const Candidate * Sequence::top(int64_t row, int64_t k) {
     check_row(row);
-    DFL_CHECK(last_->shape.n_top > 0, DFL_STATUS_ARGUMENT,
-              "row %lld: the device was not told to pick its best", (long long)row);
     DFL_CHECK(last_->shape.n_top == k, DFL_STATUS_ARGUMENT,
               "the %lld best of row %lld: its pass was told to pick %lld", (long long)k,
               (long long)row, (long long)last_->shape.n_top);
@@ -245,9 +252,6 @@ void Sequence::close_verify() {
             }
             group.cells().release(cell);
         }
-    }
-    if (draft_) {
-        draft_->free_ring_rows(pending_verify_.feature_rows);
     }
     pending_verify_ = {};
 }

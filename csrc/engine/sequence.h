@@ -3,6 +3,7 @@
 
 #include "engine/engine.h"
 #include "engine/prefix.h"
+#include "error.h"
 #include "sampling/sampler.h"
 
 #include <functional>
@@ -31,9 +32,14 @@ class Sequence {
     int64_t n_out_rows() const {
         return last_ != nullptr ? static_cast<int64_t>(finite_.size()) : 0;
     }
-    // Throws DFL_STATUS_COMPUTE for a row with a NaN or +inf: what the caches hold is then no
-    // better, so the sequence has forgotten all and zeroed its caches.
+    // Number of the first of them among all rows of the sequence so far.
+    int64_t first_row() const { return first_row_; }
+    // Throws DFL_STATUS_ARGUMENT for a row that is not there, and DFL_STATUS_COMPUTE for one with a
+    // NaN or +inf: its caches are then no better, so the sequence has forgotten all and zeroed
+    // them.
     void check_row(int64_t row);
+    // The same of the last append, also where its row cannot be read.
+    void check_append();
     // Token with the largest logit of a row, lowest id on ties (host devices). This and the two
     // below throw as check_row() does.
     int32_t argmax(int64_t row);
@@ -60,15 +66,12 @@ class Sequence {
     // part of a prefix where the engine takes them whole.
     void restore(const Prefix & prefix, int64_t n);
 
-    // What follows is for the engine.
+    // ---- for the engine
 
     int32_t slot() const { return slot_; }
     void check_no_pending_verify() const;
-    // Whether n tokens can stand after its own.
-    void check_tokens(const int32_t * tokens, int64_t n) const;
     void forget_rows() { last_ = nullptr; }
-    // A pass has run its rows: they join the timeline if the last one is finite, or wait for a
-    // commit.
+    // A pass has run its rows: they join the timeline if all are finite, or wait for a commit.
     void appended(const PassEntry & entry, const int32_t * tokens, CachedGraph & cached);
     void verified(PassEntry entry, CachedGraph & cached);
     // A pass with its rows has failed. may_have_moved: recurrent states.
@@ -80,17 +83,17 @@ class Sequence {
     void check_finite(int64_t row, bool is_finite);
 
   private:
-    // argmax() and top() without what they throw: whether the row is finite.
+    // The rows of a pass that can be read.
+    void set_rows(CachedGraph & cached, int64_t first_out, std::vector<bool> finite);
+    // argmax() and top() that return false in place of throwing.
     bool find_argmax(int64_t row, int32_t & token);
     bool find_top(int64_t row, const Candidate *& best);
-    // Forgets all tokens and zeroes their cells: some kernels multiply what a mask hides by 0.
+    // Forgets all tokens and zeroes their cells: some kernels multiply hidden cells by 0.
     void reset_and_zero();
     void close_verify();
     void forget_from(int64_t position);
     struct BlockSource;
     std::vector<BlockSource> block_sources(size_t cache) const;
-    // restore() in place; false, and nothing is changed, where the sequence must be emptied first.
-    bool rewind_to(const Prefix & prefix, int64_t n);
     void attach_blocks(size_t cache, const CacheBlocks & blocks, int64_t n);
     // Forgets blocks that it shares with prefixes from a position on.
     void forget_blocks(int64_t position);
@@ -106,7 +109,20 @@ class Sequence {
     CachedGraph * last_ = nullptr; // graph whose logits are readable
     int64_t first_out_ = 0;        // its first readable row
     std::vector<bool> finite_;     // of its readable rows
+    int64_t first_row_ = 0;        // number of the first of these
     PassEntry pending_verify_;     // rows of a verify that waits for its commit
 };
+
+template <typename Of>
+void Engine::check_sequences(const char * what, const std::vector<Of> & those) const {
+    for (size_t i = 0; i < those.size(); ++i) {
+        DFL_CHECK(&those[i].sequence->engine() == this, DFL_STATUS_ARGUMENT,
+                  "%s: number %zu is of a sequence of another engine", what, i);
+        for (size_t j = 0; j < i; ++j) {
+            DFL_CHECK(those[j].sequence != those[i].sequence, DFL_STATUS_ARGUMENT,
+                      "%s %zu and %zu are of one sequence", what, j, i);
+        }
+    }
+}
 
 } // namespace dfl

@@ -1,4 +1,4 @@
-"""Prefixes in an engine: what the first tokens of a sequence left behind, for others."""
+"""Prefixes in an engine: rows and states of the first tokens of a sequence, for others."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Prefix:
         return list(rows)
 
     def parts(self) -> list[PrefixTensor]:
-        """What a file of it holds beside the tokens."""
+        """Tensors of its file, beside the tokens."""
         parts = []
         part = new("dfl_prefix_part *")
         for index in range(self.info().n_parts):

@@ -27,7 +27,6 @@ class Sequence:
         self.engine = engine
         self.n_ctx = engine.n_ctx
         self.max_draft = engine.max_draft
-        self.n_calls = 0
         self._handle = create("sequence", "sequence_create", engine.handle)
         engine.count_sequences(1)
 
@@ -51,7 +50,7 @@ class Sequence:
 
     @property
     def tokens(self) -> NDArray[np.int32]:
-        """Those tokens."""
+        """The tokens in the caches."""
         out = np.empty(self.position, dtype=np.int32)
         call("sequence_get_tokens", self.handle, ffi.from_buffer("int32_t[]", out))
         return out
@@ -74,7 +73,7 @@ class Sequence:
         return self.engine.run([BatchEntry(self, [token])])[0]
 
     def draft(self, last_token: int, n_draft: int, k: int = 1) -> Draft:
-        """What the drafter proposes after `last_token`; see `Engine.draft`."""
+        """Returns the drafter's candidates after `last_token`; see `Engine.draft`."""
         return self.engine.draft([DraftRequest(self, last_token, n_draft)], k)[0]
 
     def verify(self, tokens: abc.Sequence[int]) -> Rows:
@@ -121,7 +120,6 @@ class Sequence:
         Raises:
             Error: it holds no tokens, a verify waits for its commit, or memory is short.
         """
-        self.n_calls += 1
         return Prefix(create("prefix", "sequence_snapshot", self.handle), self.position)
 
     def snapshot_bytes(self) -> int:
@@ -137,10 +135,8 @@ class Sequence:
             Error: it holds other tokens, more cells than are free, or a part of a prefix that can
             only be taken whole.
         """
-        self.n_calls += 1
         call("sequence_restore", self.handle, prefix.handle, n)
 
     def reset(self) -> None:
         """Goes back to position 0."""
-        self.n_calls += 1
         call("sequence_reset", self.handle)

@@ -4,8 +4,8 @@
 #include "engine/sequence.h"
 
 inline void prefill(dfl::Sequence & sequence, const int32_t * tokens, int64_t n,
-                    float * all_logits = nullptr, const dfl::PrefillProgress & progress = nullptr) {
-    sequence.engine().run({{&sequence, false, tokens, n, nullptr, 0, all_logits}}, progress);
+                    float * all_logits = nullptr) {
+    sequence.engine().run({{&sequence, false, tokens, n, nullptr, 0, all_logits}}, nullptr);
 }
 
 inline void verify(dfl::Sequence & sequence, const int32_t * tokens, const int32_t * parents,

@@ -132,7 +132,7 @@ void open_verifies_wait(const std::shared_ptr<const Model> & model, DeltaForm fo
     prefill(second, tokens.data() + 3, 2);
     verify(first, tokens.data() + 3, nullptr, 4);
     verify(second, tokens.data() + 5, nullptr, 3);
-    CHECK(error_of([&] { first.argmax(0); }) == "row 0: the last pass has 0 rows");
+    CHECK(contains(error_of([&] { first.argmax(0); }), "these rows are gone"));
     CHECK(contains(error_of([&] { engine->reserve_verify(30); }), "waits for its commit"));
     commit(first, nullptr, 4);
     commit(second, nullptr, 1);

@@ -167,7 +167,7 @@ def test_draws_copy_the_best_of_a_row_and_no_more(
             assert (n_drafted_best > 0) == (draft != "none")
         assert decoder.generate(PROMPT, draft="tree", top_k=0, **way).tokens == all_of_it
         rows = decoder.sequence.prefill([1])
-        with pytest.raises(Error, match="was not told to pick"):
+        with pytest.raises(Error, match="of row 0: its pass was told to pick 0"):
             rows.top()
         assert decoder.engine.set_top_k(8)
         rows = decoder.sequence.prefill([1])

@@ -300,9 +300,10 @@ def test_rounds_out_of_order_are_refused_by_name(pair_of: Callable[[str], Pair])
         sequence.commit(4)
     with pytest.raises(Error, match="-1 rows to commit"):
         sequence.commit(-1)
+    rows.argmax(0)
+    sequence.commit(2)
     with pytest.raises(Error, match="these rows are gone"):
         rows.argmax(0)
-    sequence.commit(2)
     assert sequence.position == 7
     for n_draft in (0, 16, -1):
         with pytest.raises(Error, match=f"{n_draft} drafted tokens: the drafter gives 1 to 15"):

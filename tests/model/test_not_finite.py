@@ -134,8 +134,7 @@ def test_a_piece_of_a_prompt_is_not_finite_beside_others(poisoned: Pair) -> None
     assert (sequence.position, others[1].position) == (0, 10)
     with pytest.raises(Error, match=NOT_FINITE):
         bad.check()
-    with pytest.raises(Error, match="the last pass has 0 rows"):
-        bad.check()
+    bad.check()
     others[0].commit(1)
     sequence.attach(kept, 9)
     np.testing.assert_array_equal(sequence.decode(4).logits(), expected)

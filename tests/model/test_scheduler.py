@@ -381,7 +381,7 @@ def test_what_cannot_be(pair: Pair) -> None:
             many.stream([1] * 65)
         with pytest.raises(ValueError, match="seed: 2 values for 3 prompts"):
             many.generate_batch([[1], [2], [3]], seed=[1, 2])
-        n_passes = many.engine.n_passes
+        n_passes = many.engine.info().n_passes
         for prompts, settings, sentence in (
             ([[1], [1] * 65], {}, "prompt 2 of 2: the prompt has 65 tokens, the context holds 64"),
             ([[1], [1], [1], []], {}, "prompt 4 of 4: the prompt is empty, it must hold at least"),
@@ -400,7 +400,7 @@ def test_what_cannot_be(pair: Pair) -> None:
         ):
             with pytest.raises(ValueError, match=sentence):
                 many.generate_batch(prompts, **{"max_tokens": 3, **settings})
-        assert many.engine.n_passes == n_passes
+        assert many.engine.info().n_passes == n_passes
         assert many.generate_batch([np.array([1, 2], dtype=np.int64)], max_tokens=3)
         assert many.generate_batch([]) == []
         stop: list[bool] = []
@@ -534,7 +534,7 @@ def test_a_batch_keeps_all_slots_busy(pair: Pair, monkeypatch: pytest.MonkeyPatc
     """Also with more prompts than slots, and answers longer than a reader may be behind."""
     monkeypatch.setattr(request, "MAX_UNREAD_TOKENS", 8)
     with open_decoder(pair, 3) as many:
-        before, done = many.engine.n_passes, list[int]()
+        before, done = many.engine.info().n_passes, list[int]()
         many.generate_batch(
             [[i + 1] for i in range(6)],
             max_tokens=60,
@@ -542,7 +542,7 @@ def test_a_batch_keeps_all_slots_busy(pair: Pair, monkeypatch: pytest.MonkeyPatc
             ignore_eos=True,
             progress=lambda n, _: done.append(n),
         )
-        assert many.engine.n_passes - before < 2 * 60 + 20
+        assert many.engine.info().n_passes - before < 2 * 60 + 20
         assert done == [1, 2, 3, 4, 5, 6]
 
 

@@ -61,43 +61,6 @@ def test_an_open_verify_is_closed(tiny_gguf: Tiny, kind: str) -> None:
     sequence.decode(1)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_bad_tokens_change_nothing(tiny_gguf: Tiny, kind: str) -> None:
-    sequence = start(tiny_gguf(kind))
-    sequence.engine.reserve_verify(2)
-    sequence.prefill(PROMPT)
-    for tokens, sentence in (
-        ([], "there are no tokens to run"),
-        ([*PROMPT[:5], VOCAB_SIZE], "token id 421 is outside the vocabulary of 421"),
-        ([-1], "token id -1 is outside the vocabulary of 421"),
-        ([1] * 25, "25 tokens after 40 do not fit into a context of 64"),
-    ):
-        with pytest.raises(Error, match=sentence):
-            sequence.prefill(tokens)
-    sequence.verify([1, 2])
-    sequence.commit(2)
-    assert sequence.tokens.tolist() == [*PROMPT, 1, 2]
-
-
-def test_a_callback_cannot_go_back(tiny_gguf: Tiny) -> None:
-    sequence = start(tiny_gguf("qwen35"))
-    prefix = start(tiny_gguf("qwen35"))
-    prefix.prefill(PROMPT)
-    kept = prefix.snapshot()
-
-    def progress(_done: int, _total: int) -> None:
-        for call in (
-            sequence.reset,
-            sequence.snapshot,
-            lambda: sequence.attach(kept, 40),
-        ):
-            with pytest.raises(Error, match="the engine is busy: an earlier call of it has not"):
-                call()
-
-    sequence.prefill(PROMPT, progress)
-    assert sequence.position == 40
-
-
 def test_what_waits_for_the_drafter_gives_way_to_a_prefix(tmp_path: Path) -> None:
     pair = make_pair(tmp_path, "llama")
     sequence, fresh = open_pair(pair), open_pair(pair)
@@ -115,17 +78,6 @@ def test_what_waits_for_the_drafter_gives_way_to_a_prefix(tmp_path: Path) -> Non
     sequence.snapshot()
     sequence.reset()
     assert sequence.position == 0
-
-
-def test_rows_are_gone_with_what_led_to_them(tiny_gguf: Tiny) -> None:
-    sequence = start(tiny_gguf("llama"))
-    sequence.prefill(PROMPT[:39])
-    kept = sequence.snapshot()
-    for n in (39, 38):
-        rows = sequence.decode(1)
-        sequence.attach(kept, n)
-        with pytest.raises(Error, match="these rows are gone"):
-            rows.argmax()
 
 
 def test_a_conversation_computes_each_token_once(tiny_gguf: Tiny) -> None:

@@ -27,12 +27,6 @@ N_TOP = 64
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 
-def common_start(a: Sequence[int], b: Sequence[int]) -> list[int]:
-    """What two lists of tokens begin with alike."""
-    n = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-    return list(a[:n])
-
-
 class Bytes:
     """Token i is the byte i; 256 and above are control tokens, 256 and 257 end an answer."""
 
@@ -52,7 +46,7 @@ class Rows:
         return len(self._rows)
 
     def check(self) -> None:
-        assert np.isfinite(self._rows[-1]).all()
+        assert np.isfinite(self._rows).all()
 
     @property
     def has_top(self) -> bool:
@@ -119,9 +113,7 @@ class Engine:
         if item.is_verify:
             return [self._sequence.verify_tree(item.tokens, item.parents)]
         self._sequence.append(item.tokens)
-        if item.n_remaining:  # its row is checked, not sampled from
-            return [Rows(self, [self._sequence.row(self._sequence.tokens)])]
-        return [self._sequence.last_row()]
+        return [Rows(self, []) if item.n_remaining else self._sequence.last_row()]
 
     def sample(self, requests: Sequence[SampleRequest]) -> list[list[int]]:
         return [self._walk(walk) for walk in requests]
