@@ -43,23 +43,6 @@ def test_several_sequences_take_the_passes_of_one() -> None:
     assert len({tuple(tree.tokens) for tree in together if tree is not None}) == 3
 
 
-def test_a_state_is_saved_cut_and_put_back() -> None:
-    text, timeline, proposer = random_tokens(20), Timeline(), Stepwise(N_VOCAB)
-    expected = ask(proposer, [text], [timeline])
-    state = proposer.state
-    assert state.position(timeline) == 19
-    saved = [state.save(timeline, first, last) for first, last in ((0, 7), (7, 12))]
-    assert list(map(len, saved)) == [7 * state.bytes_a_position, 5 * state.bytes_a_position]
-    state.truncate(timeline, 0)
-    for first, part in zip((0, 7), saved, strict=True):
-        state.load(timeline, first, part)
-    assert state.position(timeline) == 12
-    assert ask(proposer, [text], [timeline]) == expected
-    state.truncate(timeline, 3)
-    assert state.position(timeline) == 3
-    assert ask(proposer, [text], [timeline]) == expected
-
-
 @pytest.mark.parametrize("kind", ["llama", "qwen35"])
 def test_it_drafts_from_the_present_prompt_alone(tmp_path: Path, kind: str) -> None:
     """Prompts that go on, part, and come back: what is proposed is what a new state proposes."""
@@ -84,8 +67,8 @@ def test_it_drafts_from_the_present_prompt_alone(tmp_path: Path, kind: str) -> N
                 decoder._speculative.proposers = [proposer]
                 found = decoder.generate(prompt, draft=draft, max_tokens=20)
                 assert found.tokens == plain.tokens
-                assert proposer.state.position(decoder.sequence) <= len(prompt) + 20
-        assert proposer.state.n_truncated > 3
+                assert proposer.kept.position(decoder.sequence) <= len(prompt) + 20
+        assert proposer.kept.n_truncated > 3
     assert len(proposed) > 50
     for seen, tree in proposed:
         fresh = Stepwise(n_vocab)

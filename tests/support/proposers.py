@@ -14,7 +14,6 @@ class MadeUpProposer:
 
     needs_forward = True
     max_draft = 0
-    state: Any = None
     chance = 0.5
 
     def start(self, request: SpeculativeState) -> None:

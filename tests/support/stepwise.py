@@ -31,10 +31,7 @@ def step(rows: Rows, token: int, n_vocab: int) -> tuple[int, int]:
 
 
 class KeptRows:
-    """Its state."""
-
-    bytes_a_position = WIDTH * 8
-    bytes_a_sequence = 0
+    """Rows of every sequence, one for each of its tokens."""
 
     def __init__(self) -> None:
         self.of: WeakKeyDictionary[Any, Rows] = WeakKeyDictionary()
@@ -46,13 +43,6 @@ class KeptRows:
 
     def position(self, sequence: DraftSource) -> int:
         return len(self.rows(sequence))
-
-    def save(self, sequence: DraftSource, first: int, last: int) -> bytes:
-        return self.rows(sequence)[first:last].tobytes()
-
-    def load(self, sequence: DraftSource, first: int, saved: bytes) -> None:
-        rows = np.frombuffer(saved).reshape(-1, WIDTH)
-        self.of[sequence] = np.concatenate([self.rows(sequence)[:first], rows])
 
     def truncate(self, sequence: DraftSource, position: int) -> None:
         rows = self.rows(sequence)
@@ -68,20 +58,20 @@ class Stepwise(MadeUpProposer):
     chance = 0.7
 
     def __init__(self, n_vocab: int) -> None:
-        self.state = KeptRows()
+        self.kept = KeptRows()
         self.n_passes = 0
         self._n_vocab = n_vocab
 
     def start(self, request: SpeculativeState) -> None:
-        held = self.state.tokens.get(request.sequence, [])
+        held = self.kept.tokens.get(request.sequence, [])
         same = itertools.takewhile(lambda x: x[0] == x[1], zip(held, request.history, strict=False))
-        self.state.truncate(request.sequence, sum(1 for _ in same))
+        self.kept.truncate(request.sequence, sum(1 for _ in same))
 
     def propose(self, requests: Sequence[SpeculativeState]) -> list[Tree | None]:
         for request in requests:
             self._catch_up(request)
         trees = [Tree.of([request.history[-1]]) for request in requests]
-        rows = [self.state.rows(request.sequence) for request in requests]
+        rows = [self.kept.rows(request.sequence) for request in requests]
         spine = [0] * len(requests)
         for depth in range(max(request.n_positions for request in requests)):
             self.n_passes += 1
@@ -100,8 +90,8 @@ class Stepwise(MadeUpProposer):
         return [tree.first(request.n_nodes) for request, tree in zip(requests, trees, strict=True)]
 
     def _catch_up(self, request: SpeculativeState) -> None:
-        kept = self.state.rows(request.sequence)
-        new = enumerate(request.history[len(kept) : -1], len(kept))
+        rows = self.kept.rows(request.sequence)
+        new = enumerate(request.history[len(rows) : -1], len(rows))
         more = [row_of(token, position) for position, token in new]
-        self.state.of[request.sequence] = np.concatenate([kept, np.reshape(more, (-1, WIDTH))])
-        self.state.tokens[request.sequence] = list(request.history[:-1])
+        self.kept.of[request.sequence] = np.concatenate([rows, np.reshape(more, (-1, WIDTH))])
+        self.kept.tokens[request.sequence] = list(request.history[:-1])

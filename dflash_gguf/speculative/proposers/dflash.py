@@ -59,8 +59,6 @@ class DFlash:
 
     name = "dflash"
     needs_forward = True
-    state = None
-    """The core keeps it with the sequence."""
 
     def __init__(self, max_draft: int) -> None:
         """max_draft: one less than the drafter's block."""

@@ -107,10 +107,6 @@ class Proposer(Protocol):
     def max_draft(self) -> int:
         """Positions of one proposal at most."""
 
-    @property
-    def state(self) -> ProposerState | None:
-        """What it keeps of every sequence, where that is its own affair."""
-
     def start(self, request: SpeculativeState) -> None:
         """An answer begins; its prompt is in `seen`.
 
@@ -140,34 +136,6 @@ class Proposer(Protocol):
 
         Errors: KeyError, TypeError or ValueError for anything else; nothing is changed then.
         """
-
-
-class ProposerState(Protocol):
-    """What a proposer keeps of sequences beside the target's caches, such as K/V of its own.
-
-    A state of every position (K/V of full length) can be saved and loaded by ranges, so that it
-    comes back with a found prefix; one of a window may give less than was asked.
-    """
-
-    @property
-    def bytes_a_position(self) -> int:
-        """Bytes that each position of a sequence takes."""
-
-    @property
-    def bytes_a_sequence(self) -> int:
-        """Bytes that a sequence takes besides, whatever its length."""
-
-    def position(self, sequence: DraftSource) -> int:
-        """Tokens of the sequence that it holds the state of."""
-
-    def save(self, sequence: DraftSource, first: int, last: int) -> bytes:
-        """The state of positions [first, last)."""
-
-    def load(self, sequence: DraftSource, first: int, saved: bytes) -> None:
-        """Puts back what `save` gave; positions before `first` must be there, later ones go."""
-
-    def truncate(self, sequence: DraftSource, position: int) -> None:
-        """Forgets the positions from this one on."""
 
 
 def draft_for_all(requests: Sequence[SpeculativeState], widths: Sequence[int]) -> list[Draft]:

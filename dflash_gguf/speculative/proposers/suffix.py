@@ -46,8 +46,6 @@ class SuffixProposer:
     name = "suffix"
     needs_forward = False
     max_draft = MAX_VERIFY - 1
-    state = None
-    """Tokens, which nobody need save: texts that come back bring theirs."""
 
     def __init__(self, max_tokens: int = MAX_REMEMBERED) -> None:
         """max_tokens: tokens remembered of a sequence; the older half is forgotten beyond."""
