@@ -282,14 +282,6 @@ def test_bad_tokens_leave_the_sequence_as_it_was(tiny_gguf: Tiny, kind: str) -> 
     np.testing.assert_array_equal(last_row(sequence), last_row(fresh))
 
 
-def test_the_context_can_be_filled_to_the_last_token(tiny_gguf: Tiny) -> None:
-    sequence = start(tiny_gguf("llama"), n_ctx=40)
-    sequence.prefill(PROMPT)
-    assert sequence.position == sequence.n_ctx == 40
-    with pytest.raises(Error, match="1 tokens after 40 do not fit into a context of 40"):
-        sequence.decode(1)
-
-
 def test_rows_are_valid_until_the_next_pass(tiny_gguf: Tiny) -> None:
     sequence = start(tiny_gguf("llama"))
     rows = sequence.prefill(PROMPT)
@@ -370,23 +362,6 @@ def test_memory_is_told_by_use_and_place(tiny_gguf: Tiny) -> None:
 # --- ways back -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3moe", "qwen35", "qwen35moe"])
-def test_a_sequence_that_goes_back_continues_as_a_fresh_one(tiny_gguf: Tiny, kind: str) -> None:
-    sequence = start(tiny_gguf(kind))
-    sequence.prefill(PROMPT[:21])
-    kept = sequence.snapshot()
-    fresh = start(tiny_gguf(kind))
-    fresh.prefill(PROMPT[:21])
-    expected = [fresh.decode(token).logits() for token in PROMPT[21:25]]
-    for detour in ([], [3], PROMPT[5:38], []):
-        for token in detour:
-            sequence.decode(token)
-        sequence.attach(kept, 21)
-        assert sequence.position == 21
-        found = [sequence.decode(token).logits() for token in PROMPT[21:25]]
-        np.testing.assert_array_equal(found, expected)
-
-
 @pytest.mark.parametrize("kind", ["llama", "qwen35"])
 def test_a_prefix_that_does_not_fit_is_refused(tiny_gguf: Tiny, kind: str) -> None:
     sequence, another = start(tiny_gguf(kind)), start(tiny_gguf(kind))
@@ -413,15 +388,6 @@ def test_a_prefix_that_does_not_fit_is_refused(tiny_gguf: Tiny, kind: str) -> No
         start(tiny_gguf(kind)).snapshot()
 
 
-def test_a_part_of_a_prefix_where_nothing_is_recurrent(tiny_gguf: Tiny) -> None:
-    sequence = start(tiny_gguf("qwen3"))
-    sequence.prefill(PROMPT)
-    sequence.attach(sequence.snapshot(), 23)
-    fresh = start(tiny_gguf("qwen3"))
-    fresh.prefill(PROMPT[:23])
-    np.testing.assert_allclose(last_row(sequence), last_row(fresh), atol=1e-4)
-
-
 # --- interruptions -------------------------------------------------------------------------------
 
 
@@ -441,25 +407,6 @@ def test_a_load_reports_every_byte(tiny_gguf: Tiny) -> None:
     done, total = zip(*seen, strict=True)
     assert list(done) == sorted(done)
     assert set(total) == {done[-1]} == {model.mapped_bytes + model.copied_bytes}
-
-
-@pytest.mark.parametrize("error", [RuntimeError("enough"), KeyboardInterrupt()])
-@pytest.mark.parametrize("kind", ["llama", "qwen35"])
-def test_an_interrupted_prefill_ends_after_a_micro_batch(
-    tiny_gguf: Tiny, kind: str, error: BaseException
-) -> None:
-    def progress(done: int, _total: int) -> None:
-        if done >= 32:
-            raise error
-
-    sequence = start(tiny_gguf(kind))
-    with pytest.raises(type(error)):
-        sequence.prefill(PROMPT, progress)
-    assert sequence.position == 32
-    sequence.prefill(PROMPT[32:])
-    fresh = start(tiny_gguf(kind))
-    fresh.prefill(PROMPT)
-    np.testing.assert_array_equal(last_row(sequence), last_row(fresh))
 
 
 def test_prefill_reports_every_micro_batch(tiny_gguf: Tiny) -> None:

@@ -13,7 +13,7 @@ from pairs import Pair, go_back, make_pair, open_pair, random_tokens
 
 from dflash_gguf.config import LoadConfig
 from dflash_gguf.decoder import Decoder
-from dflash_gguf.native import Engine, Error, Model, Prefix, Sequence
+from dflash_gguf.native import Engine, Model, Prefix, Sequence
 
 Tiny = Callable[[str], Path]
 PROMPT = random_tokens(40)
@@ -38,27 +38,6 @@ def start(path: Path, **settings: Any) -> Sequence:
 def other(token: int) -> int:
     """A token that is not this one."""
     return (token + 1) % VOCAB_SIZE
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_open_verify_is_closed(tiny_gguf: Tiny, kind: str) -> None:
-    sequence, fresh = start(tiny_gguf(kind)), start(tiny_gguf(kind))
-    sequence.engine.reserve_verify(4)
-    expected = fresh.prefill(PROMPT).logits()
-    recurs = sequence.engine.model.n_recurrent > 0
-    for there in (0, 0 if recurs else 39, 0 if recurs else 39):
-        sequence.verify([1, 2, 3])
-        assert go_back(sequence, PROMPT) == there
-        row = sequence.prefill(PROMPT[there:]).logits()
-        np.testing.assert_allclose(row, expected, atol=1e-4)
-    kept = sequence.snapshot()
-    sequence.verify([1, 2, 3])
-    for call in (sequence.snapshot, lambda: sequence.attach(kept, 40)):
-        with pytest.raises(Error, match="a verify of 3 rows waits for its commit"):
-            call()
-    sequence.commit(0)
-    assert sequence.position == 40
-    sequence.decode(1)
 
 
 def test_what_waits_for_the_drafter_gives_way_to_a_prefix(tmp_path: Path) -> None:
@@ -110,7 +89,7 @@ def n_common(tokens: list[int], prompt: list[int]) -> int:
     return next((i for i, (a, b) in enumerate(pairs) if a != b), most)
 
 
-class SampleRequest:
+class Walk:
     """Calls in a random order, with the timeline as they should leave it."""
 
     def __init__(self, pair: Pair, seed: int) -> None:
@@ -225,7 +204,7 @@ class SampleRequest:
 
 @pytest.mark.parametrize("seed", range(N_WALKS))
 def test_any_walk_leaves_what_a_fresh_sequence_has(pair: Pair, seed: int) -> None:
-    walk = SampleRequest(pair, seed)
+    walk = Walk(pair, seed)
     walk.run(120)
     assert walk.n_adopted > 3
     assert walk.n_back > 3

@@ -82,26 +82,6 @@ def test_a_node_sees_its_path_and_nothing_else(pair_of: Callable[[str], Pair], k
     np.testing.assert_allclose(found, expected, atol=LIMIT * np.ptp(expected), rtol=0)
 
 
-@pytest.mark.parametrize("kind", ["llama", *HYBRIDS])
-def test_a_cancelled_tree_leaves_no_trace(pair_of: Callable[[str], Pair], kind: str) -> None:
-    sequence, fresh = open_pair(pair_of(kind)), open_pair(pair_of(kind))
-    for each in (sequence, fresh):
-        each.prefill(random_tokens(20))
-    parents = comb(16)
-    tokens = tokens_for(parents, np.random.default_rng(1), VOCAB_SIZE)
-    expected = fresh.draft(7, 15, 3)
-    for way_out in (
-        lambda: sequence.commit(0),
-        lambda: sequence.commit_path([]),
-    ):
-        sequence.verify_tree(tokens, parents)
-        way_out()
-        assert sequence.position == 20
-        for found, wanted in zip(sequence.draft(7, 15, 3), expected, strict=True):
-            np.testing.assert_allclose(found, wanted, atol=1e-5)
-    np.testing.assert_array_equal(sequence.decode(3).logits(), fresh.decode(3).logits())
-
-
 @pytest.mark.parametrize("kind", ["qwen3", *HYBRIDS])
 def test_the_drafter_sees_the_accepted_rows(pair_of: Callable[[str], Pair], kind: str) -> None:
     """Features of a path that leaves the spine reach the drafter at their positions."""
