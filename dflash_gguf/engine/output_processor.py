@@ -73,9 +73,9 @@ class OutputProcessor:
         return (n_most if limit is None else min(limit, n_most)) - len(self.tokens)
 
     @property
-    def has_new(self) -> bool:
-        """True if there are tokens that `take_new` has not returned."""
-        return len(self.tokens) > self._n_read
+    def n_new(self) -> int:
+        """Tokens that `take_new` has not returned."""
+        return len(self.tokens) - self._n_read
 
     def push(self, token: int) -> bool:
         """Adds a token; True if it ends the answer."""

@@ -51,7 +51,8 @@ class RequestStatus(Enum):
 class RequestState(SpeculativeState):
     """The progress of one request.
 
-    `history` is prompt and answer so far; a sequence holds at most all but its last token.
+    `history` is prompt and answer so far; between batches a sequence holds at most all but its last
+    token.
     """
 
     history: list[int]
@@ -152,8 +153,8 @@ class RequestState(SpeculativeState):
     def rewind(self, n_tokens: int) -> None:
         """Forgets the tokens of the answer from a number on; no reader has seen them."""
         del self.history[len(self.request.prompt) + n_tokens :]
-        del self.logprobs[:]
         self.output.rewind(n_tokens)
+        del self.logprobs[self.output.n_new :]
 
     def take(self, token: int) -> bool:
         """Appends a token to the answer; True if the answer ends with it."""

@@ -5,8 +5,9 @@
     execute       runs the pass, samples along the trees and commits the accepted paths
     postprocess   gives readers their steps, teaches the controllers, ends finished requests
 
-A batch is atomic: whatever is raised inside, `abort_batch` goes back to before it. The sampled
-tokens depend on a request's own tokens alone, so the schedule never shows in a text.
+A batch is atomic: whatever is raised before its steps are given out, `abort_batch` goes back to
+before it, but for requests that ended on the way. The sampled tokens depend on a request's own
+tokens alone, so the schedule never shows in a text.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class Scheduler:
             raise
 
     def abort(self, state: RequestState, error: BaseException | None = None) -> None:
-        """Ends a request, wherever it is. error: raised to its reader after the last step."""
+        """Ends a request, answered or not. error: raised to its reader after the last step."""
         if state.is_finished:
             return
         if (sequence := state.sequence) is not None:
@@ -115,7 +116,7 @@ class Scheduler:
             else:
                 self._prefix_cache.release(sequence)
             self._sequences.sort(key=lambda one: one is sequence)
-        if state.output.has_new:
+        if state.output.n_new:
             state.add_step()
         state.error = state.error or error
         state.is_finished, state.sequence = True, None
@@ -200,24 +201,23 @@ class Scheduler:
             return False
         # Running requests need room to grow, or the newest would soon have to leave again.
         headroom = 2 * PAGE * len(running)
-        sequence = self._sequence_for(match)
-        if not self._prefix_cache.reserve(sequence, match, headroom) and running:
-            return False
-        if state.prefill_started is None:
-            state.prefill_started = time.perf_counter()
         try:
+            sequence = self._sequence_for(match)
+            if not self._prefix_cache.reserve(sequence, match, headroom) and running:
+                return False
+            if state.prefill_started is None:
+                state.prefill_started = time.perf_counter()
             hit = self._prefix_cache.start(sequence, match, state.request.turn_boundaries)
             n_left = len(state.history) - hit.n_cached
             self._prefix_cache.make_room(sequence.cells_needed(n_left), claimed=sequence)
+            batch.admitted.append(state)
+            state.begin(sequence, hit)
+            if state.speculator is not None:
+                state.speculator.start(state)
+                if state.is_decoding:  # all its tokens were cached
+                    state.speculator.start_decoding(state)
         except Error as error:
             self.abort(state, error)
-            return True
-        batch.admitted.append(state)
-        state.begin(sequence, hit)
-        if state.speculator is not None:
-            state.speculator.start(state)
-            if state.is_decoding:  # all its tokens were cached
-                state.speculator.start_decoding(state)
         return True
 
     def _is_being_prefilled(
@@ -268,18 +268,19 @@ class Scheduler:
             if state.output.stop_reason is not None or state.is_cancelled():
                 self.abort(state)
         active = self._admit(batch)
-        if not active and self.waiting:  # throttled requests have all sequences
-            self._preempt(self.running[-1])
+        if not active and self.waiting and (running := self.running):  # all are throttled
+            self._preempt(running[-1])
             active = self._admit(batch)
         self._make_room(active)
         decoding = [state for state in active if state.is_decoding]
         batch.n_decoding = len(decoding)
         self._set_top_k(active)
         batch.drafts = self._propose(decoding)
-        decoding = [state for state in decoding if not state.is_finished]
-        verifies = self._few_graphs and any(state.tree is not None for state in decoding)
-        batch.entries = [decode_entry(state, verifies=verifies) for state in decoding]
-        if batch.n_decoding < len(active):
+        active = [state for state in active if not state.is_finished]
+        decoding = [state for state in active if state.is_decoding]
+        all_verify = self._few_graphs and any(state.tree is not None for state in decoding)
+        batch.entries = [decode_entry(state, verifies=all_verify) for state in decoding]
+        if len(decoding) < len(active):
             chunks = self._prefill_chunks([x for x in active if not x.is_decoding], batch.entries)
             batch.n_prefilled = sum([len(entry.rows.tokens) for entry in chunks])
             batch.entries += chunks
@@ -312,24 +313,29 @@ class Scheduler:
         entries = [entry for entry in batch.entries if not entry.state.is_finished]
         seconds = time.perf_counter() - batch.started
         batch.seconds["overhead"] = seconds - sum(batch.seconds.values())
-        self._batch = None  # from here on nothing is undone, and no call into the core is needed
+        self._batch = None  # from here on nothing is undone
         for entry in entries:
             if entry.is_decoding:
                 self._end_round(entry, batch)
             else:
                 self._end_chunk(entry, batch)
-        self._learn(batch, entries, seconds, n_experts)
-        if batch.n_decoding and self.engine.n_parallel > 1:
-            self._prefill_budget.observe(seconds, batch.n_prefilled)
+        if entries:
+            self._learn(batch, entries, seconds, n_experts)
+            if batch.n_decoding and self.engine.n_parallel > 1:
+                self._prefill_budget.observe(seconds, batch.n_prefilled)
         for entry in entries:
             state = entry.state
             is_snapshot = entry.end in state.prefix_hit.snapshot_positions
+            error = None
             if not entry.is_decoding and (
                 is_snapshot or (entry.tokens and self.engine.partial_prefix_ok)
             ):
-                self._prefix_cache.insert(state.sequence)
-            if state.output.stop_reason is not None:
-                self.abort(state)
+                try:
+                    self._prefix_cache.insert(state.sequence)
+                except Error as failure:
+                    error = failure
+            if error is not None or state.output.stop_reason is not None:
+                self.abort(state, error)
 
     def _phase(self, name: str) -> Phase:
         assert self._batch is not None

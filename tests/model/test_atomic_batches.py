@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import signal
 import time
@@ -15,7 +16,7 @@ from pairs import make_pair, open_decoder, random_tokens
 
 from dflash_gguf.decoder import Decoder
 from dflash_gguf.engine import request
-from dflash_gguf.native import _ffi
+from dflash_gguf.native import Error, _ffi
 from dflash_gguf.stream import Stream
 
 pytestmark = pytest.mark.skipif(DEVICE is not None, reason="batch-invariant on the CPU only")
@@ -32,8 +33,10 @@ class InjectedError(BaseException):
 class FaultyCore:
     """Raises at a share of the calls into the core, before or after they have worked."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-        self.share, self.n_raised = 0.0, Counter[str]()
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, seed: int, error: type[BaseException]
+    ) -> None:
+        self.share, self.n_raised, self._error = 0.0, Counter[str](), error
         self._random = random.Random(seed)
         self._function = _ffi._function
         monkeypatch.setattr(_ffi, "_function", self._faulty)
@@ -54,7 +57,7 @@ class FaultyCore:
 
     def _fail(self, name: str) -> None:
         self.n_raised[name] += 1
-        raise InjectedError(name)
+        raise self._error(name)
 
 
 class Use:
@@ -65,7 +68,7 @@ class Use:
         self.random = random.Random(seed)
         self.live: list[tuple[Stream, dict[str, Any], list[int]]] = []
         self.expected: dict[str, tuple[int, ...]] = {}
-        self.n_answers = 0
+        self.n_answers = self.n_failed = 0
         self.loses_no_step = True
         """False where the test's own lines between two reads may be interrupted."""
 
@@ -111,7 +114,11 @@ class Use:
             self.read(*self.live[below(len(self.live))])
 
     def read(self, stream: Stream, asked: dict[str, Any], drawn: list[int]) -> None:
-        step = next(stream, None)
+        try:
+            step = next(stream, None)
+        except Error:
+            step = None
+            self.n_failed += 1
         drawn += step.tokens if step is not None else ()
         if step is None:
             self.live = [x for x in self.live if x[0] is not stream]
@@ -133,24 +140,27 @@ def use(
         yield lambda seed: Use(open_decoder(pair, 6, n_ctx=128), alone, seed)
 
 
+@pytest.mark.parametrize("error", [InjectedError, Error])
 @pytest.mark.parametrize("n_errors", [400, pytest.param(5000, marks=pytest.mark.full)])
 def test_exceptions_at_any_call_change_no_answer(
-    use: Callable[[int], Use], monkeypatch: pytest.MonkeyPatch, n_errors: int
+    use: Callable[[int], Use],
+    monkeypatch: pytest.MonkeyPatch,
+    n_errors: int,
+    error: type[BaseException],
 ) -> None:
+    """An error of the core ends answers, which are right as far as they went."""
     monkeypatch.setattr(request, "MAX_UNREAD_TOKENS", 24)
     used = use(n_errors)
-    core = FaultyCore(monkeypatch, n_errors)
-    n_raised = 0
-    while n_raised < n_errors:
+    core = FaultyCore(monkeypatch, n_errors, error)
+    while sum(core.n_raised.values()) < n_errors:
         core.share = 0.004
-        try:
+        with contextlib.suppress(error):
             used.act()
-        except InjectedError:
-            n_raised += 1
         core.share = 0.0
     while used.live:
         used.read(*used.live[0])
     assert used.n_answers > n_errors / 20
+    assert (used.n_failed > 0) == (error is Error)
     assert len(core.n_raised) > 8, core.n_raised
     used.many.reset()
     assert not used.many._scheduler.running
