@@ -173,7 +173,7 @@ bool Sequence::find_top(int64_t row, const Candidate *& best) {
 
 const Candidate * Sequence::top(int64_t row, int64_t k) {
     check_row(row);
-    DFL_CHECK(last_->shape.n_top == k, DFL_STATUS_ARGUMENT,
+    DFL_CHECK(k > 0 && last_->shape.n_top == k, DFL_STATUS_ARGUMENT,
               "the %lld best of row %lld: its pass was told to pick %lld", (long long)k,
               (long long)row, (long long)last_->shape.n_top);
     const Candidate * best = nullptr;
