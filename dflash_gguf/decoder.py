@@ -195,8 +195,7 @@ class Decoder:
                         progress(n_done, len(requests))
         finally:
             with self._turn():
-                for state in live.values():
-                    self._scheduler.abort(state)
+                self._scheduler.abort_all(live.values())
         return [result for result in results if result is not None]
 
     def stream(

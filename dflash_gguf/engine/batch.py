@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 
 from ..native import BatchEntry
+from ..native import Sequence as KvSequence
 from ..speculative.cost_model import Round
 from ..speculative.speculator import Speculator
 from ..speculative.tree import Tree
@@ -17,9 +18,9 @@ class ScheduledEntry:
     """One request's part of a batch: its rows, and what was sampled from them.
 
     is_decoding: the rows begin with the last token; else they compute tokens up to it. samples: a
-    token is sampled from the last row. position, n_tokens: lengths of the sequence and of the
-    answer before the batch. path: accepted nodes of the tree, root first. n_accepted: accepted
-    candidates.
+    token is sampled from the last row. sequence: also where the state has given it up. position,
+    n_tokens: lengths of the sequence and of the answer before the batch. path: accepted nodes of the
+    tree, root first. n_accepted: accepted candidates.
     """
 
     __slots__ = (
@@ -30,6 +31,7 @@ class ScheduledEntry:
         "position",
         "rows",
         "samples",
+        "sequence",
         "state",
         "tree",
     )
@@ -46,7 +48,8 @@ class ScheduledEntry:
         """tree: nodes to verify, as rows has them; None for an append."""
         self.state, self.rows, self.tree = state, rows, tree
         self.is_decoding, self.samples = is_decoding, samples
-        self.position: int = state.sequence.position
+        self.sequence: KvSequence = state.sequence
+        self.position = self.sequence.position
         self.n_tokens = len(state.output.tokens)
         self.path: list[int] = []
         self.n_accepted = 0
@@ -54,7 +57,7 @@ class ScheduledEntry:
     @property
     def cells_needed(self) -> int:
         """Free cells that its rows take."""
-        return int(self.state.sequence.cells_needed(len(self.rows.tokens)))
+        return int(self.sequence.cells_needed(len(self.rows.tokens)))
 
     @property
     def end(self) -> int:

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 
 from ..config import DecodeConfig
 from ..kv_cache.prefix_cache import PrefixCache, PrefixMatch
@@ -108,22 +109,29 @@ class Scheduler:
         """Ends a request, answered or not. error: raised to its reader after the last step."""
         if state.is_finished:
             return
-        if (sequence := state.sequence) is not None:
-            if self._batch is not None:
-                sequence.commit(0)
-            if state.is_decoding:
-                self._prefix_cache.park(sequence)
-            else:
-                self._prefix_cache.release(sequence)
-            self._sequences.sort(key=lambda one: one is sequence)
+        # The request is over even if a call into the core fails, so these come last.
+        sequence, state.sequence = state.sequence, None
         if state.output.n_new:
             state.add_step()
-        state.error = state.error or error
-        state.is_finished, state.sequence = True, None
+        state.error, state.is_finished = state.error or error, True
         self._states.remove(state)
         speculator = state.speculator
         if speculator is not None and all(x.speculator is not speculator for x in self._states):
             speculator.end()
+        if sequence is not None:
+            self._sequences.sort(key=lambda one: one is sequence)
+            if self._batch is not None:
+                sequence.commit(0)
+            if state.output.tokens and sequence.position == len(state.history) - 1:
+                self._prefix_cache.park(sequence)
+            else:
+                self._prefix_cache.release(sequence)
+
+    def abort_all(self, states: Iterable[RequestState], error: BaseException | None = None) -> None:
+        """Ends requests, the others too if the end of one fails."""
+        with ExitStack() as stack:
+            for state in states:
+                stack.callback(self.abort, state, error)
 
     def abort_batch(self) -> None:
         """Puts engine and requests back to before the batch that was not finished, if any."""
@@ -131,10 +139,10 @@ class Scheduler:
             return
         for entry in batch.entries:
             state = entry.state
+            entry.sequence.commit(0)
             if state.sequence is None:
                 continue  # ended or preempted
             state.rewind(entry.n_tokens)
-            state.sequence.commit(0)
             if state.sequence.position != entry.position:
                 self._preempt(state)
         for state in batch.admitted:
@@ -144,8 +152,7 @@ class Scheduler:
 
     def close(self, error: Exception) -> None:
         """Ends all requests and gives up the sequences. error: raised to their readers."""
-        for state in list(self._states):
-            self.abort(state, error)
+        self.abort_all(list(self._states), error)
         self._prefix_cache.forget()
         for sequence in self._sequences:
             sequence.close()
@@ -304,8 +311,7 @@ class Scheduler:
                         ]
                     )
         except Error as error:
-            for entry in batch.entries:
-                self.abort(entry.state, error)
+            self.abort_all([entry.state for entry in batch.entries], error)
 
     def postprocess(self, batch: Batch) -> None:
         """Gives readers their steps, learns from the round, ends finished requests."""
@@ -371,8 +377,7 @@ class Scheduler:
             try:
                 speculator.propose(done, states)
             except Error as error:
-                for state in states:
-                    self.abort(state, error)
+                self.abort_all(states, error)
         if any(state.tree is not None for state in decoding):
             wanted = sum([x.sequence.cells_needed(x.n_rows) for x in decoding if x.sequence])
             if wanted and not self._prefix_cache.make_room(wanted):
