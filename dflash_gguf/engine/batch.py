@@ -19,8 +19,8 @@ class ScheduledEntry:
 
     is_decoding: the rows begin with the last token; else they compute tokens up to it. samples: a
     token is sampled from the last row. sequence: also where the state has given it up. position,
-    n_tokens: lengths of the sequence and of the answer before the batch. path: accepted nodes of the
-    tree, root first. n_accepted: accepted candidates.
+    n_tokens: lengths of the sequence and of the answer before the batch. path: accepted nodes of
+    the tree, root first. n_accepted: accepted candidates.
     """
 
     __slots__ = (
