@@ -49,7 +49,7 @@ class ScheduledEntry:
         self.state, self.rows, self.tree = state, rows, tree
         self.is_decoding, self.samples = is_decoding, samples
         self.sequence: KvSequence = state.sequence
-        self.position = self.sequence.position
+        self.position: int = self.sequence.position
         self.n_tokens = len(state.output.tokens)
         self.path: list[int] = []
         self.n_accepted = 0
