@@ -14,7 +14,7 @@ extern "C" {
 
 #pragma GCC visibility push(default)
 
-enum { DFL_ABI_VERSION = 19 };
+enum { DFL_ABI_VERSION = 20 };
 
 typedef enum {
     DFL_STATUS_OK = 0,
@@ -33,10 +33,11 @@ typedef struct {
 } dfl_error;
 
 typedef enum {
-    DFL_MAX_TOP = 64,      /* best tokens of a row that may be picked */
-    DFL_MAX_VERIFY = 256,  /* rows of a verify */
-    DFL_MAX_THREADS = 512, /* of an engine; ggml takes no more */
-    DFL_MAX_PARALLEL = 256 /* sequences of an engine */
+    DFL_MAX_TOP = 64,       /* best tokens of a row that may be picked */
+    DFL_MAX_VERIFY = 256,   /* rows of a verify */
+    DFL_MAX_THREADS = 512,  /* of an engine; ggml takes no more */
+    DFL_MAX_PARALLEL = 256, /* sequences of an engine */
+    DFL_PAGE = 64           /* K/V rows that sequences take at a time, and that prefixes share */
 } dfl_limit;
 
 /* ---- versions and devices ---- */
@@ -180,14 +181,8 @@ typedef struct {
     int64_t n_ctx;
     int32_t n_parallel;
     int32_t n_threads;
-    int32_t n_memory;      /* records of dfl_engine_get_memory */
-    int64_t n_free_cells;  /* K/V rows that no sequence has; sequences take them by pages */
-    int64_t verify_rows;   /* most rows that are verified at a time, of all sequences: a drafter's
-                              block and some, or what was reserved */
-    int64_t draft_rows;    /* most rows of one draft: of each sequence its last token and those
-                              drafted; 0 without a drafter */
-    uint64_t prefix_bytes; /* of prefixes, on the host */
-    uint64_t cell_bytes;   /* of a K/V row of all layers that keep every row */
+    int32_t n_memory;            /* records of dfl_engine_get_memory */
+    uint64_t cell_bytes;         /* of a K/V row of all layers that keep every row */
     int32_t partial_prefix_ok;   /* 1: dfl_sequence_restore takes any part of a prefix */
     int64_t n_graphs_built;      /* this and what follows: so far */
     int64_t n_graph_nodes;       /* of the largest graph, views included */
@@ -220,6 +215,14 @@ dfl_status dfl_engine_create(const dfl_model * model, const dfl_engine_params * 
                              dfl_engine ** engine, dfl_error * err);
 void dfl_engine_free(dfl_engine * engine);
 dfl_status dfl_engine_get_info(const dfl_engine * engine, dfl_engine_info * info, dfl_error * err);
+/* K/V rows that no sequence has, which sequences take by pages; bytes of prefixes on the host; most
+ * rows that are verified at a time, of all sequences: a drafter's block and some, or what was
+ * reserved; most rows of one draft, of each sequence its last token and those drafted (0 without a
+ * drafter). -1 for NULL. */
+int64_t dfl_engine_n_free_cells(const dfl_engine * engine);
+int64_t dfl_engine_prefix_bytes(const dfl_engine * engine);
+int64_t dfl_engine_verify_rows(const dfl_engine * engine);
+int64_t dfl_engine_draft_rows(const dfl_engine * engine);
 /* index: 0 to n_memory - 1. Errors: ARGUMENT. */
 dfl_status dfl_engine_get_memory(const dfl_engine * engine, int32_t index, dfl_memory * memory,
                                  dfl_error * err);
@@ -231,10 +234,9 @@ dfl_status dfl_engine_set_top_k(dfl_engine * engine, int32_t k, int32_t * active
  * waits for its commit), MEMORY (names the bytes; the room is as before). */
 dfl_status dfl_engine_reserve_verify(dfl_engine * engine, int64_t n, dfl_error * err);
 
-/* ---- sequence: a timeline in an engine, its cursor and its checkpoints ---- */
+/* ---- sequence: a timeline in an engine, and its cursor ---- */
 
 typedef struct dfl_sequence dfl_sequence;
-typedef struct dfl_checkpoint dfl_checkpoint;
 
 /* The sequence keeps the engine alive. Errors: ARGUMENT (an engine of a dry run),
  * UNSUPPORTED (the engine has n_parallel sequences already). */
@@ -242,7 +244,7 @@ dfl_status dfl_sequence_create(dfl_engine * engine, dfl_sequence ** sequence, df
 void dfl_sequence_free(dfl_sequence * sequence); /* not from within a callback */
 /* Tokens of the timeline that are in the caches; -1 for NULL. */
 int64_t dfl_sequence_position(const dfl_sequence * sequence);
-/* Cells that n more tokens take of the engine's n_free_cells; 0 where its own pages have room; -1
+/* Cells that n more tokens take of dfl_engine_n_free_cells; 0 where its own pages have room; -1
  * for NULL. */
 int64_t dfl_sequence_cells_needed(const dfl_sequence * sequence, int64_t n);
 
@@ -258,28 +260,32 @@ typedef struct {
     int64_t n;
     const int32_t * parents; /* of a verify: NULL for a chain, else [n]: -1 for the root, which is
                                 chosen and not appended yet, and 0 <= parents[i] < i */
-    int64_t n_remaining; /* of an append: tokens that will follow it; if there are some, no row is
-                            read */
-    float * all_logits;  /* of an append: NULL, or out, [n][n_vocab] float32, checked as
-                            dfl_sequence_logits does */
+    int64_t n_remaining;     /* of an append: tokens that will follow it; if there are some, no row
+                                can be read */
+    int64_t first_row;       /* out: number of its only row, or of its first one */
+    float * all_logits;      /* of an append: NULL, or out, [n][n_vocab] float32, checked as
+                                dfl_sequence_logits does */
 } dfl_batch_entry;
 
 /* Runs entries of different sequences in one pass. Each row has the bits that it has alone.
  *
- * Tokens to append join their timeline; afterwards the last one's logits can be read. Candidates
- * are run after the timeline, each seeing its ancestors, and are not appended; all of their rows
- * can be read until dfl_engine_commit, which must follow. Rows can be read until the next pass or
- * draft of the engine.
+ * Tokens to append join their timeline; afterwards the last one's logits can be read. If what they
+ * leave behind is not finite, the timeline is empty instead, and zeroed: dfl_sequence_check_append.
+ * Candidates are run after the timeline, each seeing its ancestors, and are not appended; all of
+ * their rows can be read until dfl_engine_commit, which must follow. Rows can be read until the
+ * next pass or draft of the engine.
  *
  * A single append may have any number of tokens and is run in micro-batches; on an error its
- * timeline ends after the last finished one. Several entries take at most n_ubatch (or n_parallel,
- * if that is more) tokens to append and verify_rows candidates.
+ * timeline ends after the last finished one, or is empty where that is not finite. Several
+ * entries take at most n_ubatch (or n_parallel, if that is more) tokens to append and verify_rows
+ * candidates.
  *
  * progress: of a single append; may be NULL.
  * Errors: ARGUMENT (token ids, parents, context, cells that other sequences hold, room for
  * verifies; nothing has run then), MEMORY, COMPUTE (timelines are as before, but on a model with
- * recurrent layers those that were to be appended to are empty), CANCELLED. */
-dfl_status dfl_engine_run(dfl_engine * engine, const dfl_batch_entry * entries, int64_t n_entries,
+ * recurrent layers those that were to be appended to are empty; a single append that is not
+ * finite), CANCELLED. */
+dfl_status dfl_engine_run(dfl_engine * engine, dfl_batch_entry * entries, int64_t n_entries,
                           dfl_progress progress, void * user, dfl_error * err);
 /* Experts that the last run multiplied with, of all layers together; 0 where our own code does not
  * do that, -1 for NULL. */
@@ -314,22 +320,25 @@ typedef struct {
 
 /* Appends paths of pending verifies of different sequences; their other nodes are forgotten. With n
  * = 0 there may be no pending verify, and then nothing is done. Errors: ARGUMENT,
- * MEMORY, COMPUTE (after the last two sequences of a model with recurrent layers are empty). */
+ * MEMORY, COMPUTE (after the last two sequences of a model with recurrent layers are empty; for a
+ * node whose logits are not finite its sequence is, and nothing is appended). */
 dfl_status dfl_engine_commit(dfl_engine * engine, const dfl_path * paths, int64_t n_paths,
                              dfl_error * err);
 
-/* Largest logit of a row of the last pass (after an append only row 0, the last token's); the
- * lowest id on ties. Errors: ARGUMENT for a row that is not there; COMPUTE if its logits are not
+/* Checks the last append, also where no row of it can be read. Errors: COMPUTE if it was not
+ * finite, so that the sequence is empty. */
+dfl_status dfl_sequence_check_append(dfl_sequence * sequence, dfl_error * err);
+/* Largest logit of a row of the last pass, by its number; the lowest id on ties. Errors, also of
+ * the next two: ARGUMENT for a row that is gone, or never was; COMPUTE if its logits are not
  * finite. Its caches are then no better, so they are zeroed: the sequence is empty as after a
- * reset, and no checkpoint of it is valid any more. */
+ * reset. */
 dfl_status dfl_sequence_argmax(dfl_sequence * sequence, int64_t row, int32_t * token,
                                dfl_error * err);
-/* The k best of a row of the last pass, best first, the lowest id on ties: out, [k] each. k is what
- * dfl_engine_set_top_k gave before that pass. Errors: ARGUMENT (a row that is not there, another
- * k), COMPUTE as for argmax. */
+/* The k best of a row, best first, the lowest id on ties: out, [k] each. k is what
+ * dfl_engine_set_top_k gave before that pass. Errors: ARGUMENT also for another k. */
 dfl_status dfl_sequence_top(dfl_sequence * sequence, int64_t row, int32_t k, int32_t * tokens,
                             float * logits, dfl_error * err);
-/* logits: out, [n_vocab] float32; single tokens may have -inf. Errors: as for argmax. */
+/* logits: out, [n_vocab] float32; single tokens may have -inf. */
 dfl_status dfl_sequence_logits(dfl_sequence * sequence, int64_t row, float * logits,
                                dfl_error * err);
 
@@ -391,40 +400,18 @@ dfl_status dfl_engine_sample(dfl_engine * engine, dfl_sample_request * requests,
 
 /* Back to position 0. */
 dfl_status dfl_sequence_reset(dfl_sequence * sequence, dfl_error * err);
-/* Forgets the tokens from a position on; if no row was read after the pass that appended them,
- * those before them in that pass run again. Errors: DFL_STATUS_UNSUPPORTED on a model with
- * recurrent layers, unless position is 0 or the present one, and on one with windows for a place
- * that they have left, more than 64 tokens back; COMPUTE. */
-dfl_status dfl_sequence_truncate(dfl_sequence * sequence, int64_t position, dfl_error * err);
-
-/* All that the prefix up to here leaves behind; valid for this sequence alone, while it still
- * begins with the same tokens. */
-dfl_status dfl_checkpoint_take(dfl_sequence * sequence, dfl_checkpoint ** checkpoint,
-                               dfl_error * err);
-/* Back to a checkpoint, however often. Errors: DFL_STATUS_ARGUMENT if it is another sequence's, or
- * the tokens differ now. */
-dfl_status dfl_checkpoint_restore(dfl_sequence * sequence, const dfl_checkpoint * checkpoint,
-                                  dfl_error * err);
-/* 1 if dfl_checkpoint_restore would work. */
-int32_t dfl_checkpoint_is_valid(const dfl_sequence * sequence, const dfl_checkpoint * checkpoint);
-int64_t dfl_checkpoint_position(const dfl_checkpoint * checkpoint);
-void dfl_checkpoint_free(dfl_checkpoint * checkpoint);
 
 /* ---- prefix: what the first tokens of a sequence left behind, for others that begin alike ---- */
 
 /* Attention rows lie in the engine's cells where sequences can share them (all layers attend on the
  * CPU by our own code), else on the host; with them go the recurrent state after the last token and
- * what the drafter remembers. Prefixes of one timeline have pages of 64 rows in common. */
+ * what the drafter remembers. Prefixes of one timeline have pages in common. */
 typedef struct dfl_prefix dfl_prefix;
 
 typedef struct {
-    int64_t n_tokens;
-    int64_t n_verified_finite; /* tokens up to which logits were verified to be finite */
-    int64_t n_draft;           /* last positions that the drafter remembers */
-    int32_t n_caches;          /* groups of attention layers, and the drafter's */
-    int32_t n_parts;           /* of a file */
-    uint64_t host_bytes;       /* of this prefix alone: what dropping it frees */
-    int64_t own_cells;         /* likewise, of the engine's */
+    int64_t n_draft;  /* last positions that the drafter remembers */
+    int32_t n_caches; /* groups of attention layers, and the drafter's */
+    int32_t n_parts;  /* of a file */
 } dfl_prefix_info;
 
 /* A tensor of a file; rows of a cache are those of the last ne[1] tokens. */
@@ -440,12 +427,12 @@ typedef struct {
 dfl_status dfl_sequence_snapshot_bytes(const dfl_sequence * sequence, uint64_t * bytes,
                                        dfl_error * err);
 /* Takes a snapshot of all tokens of a sequence, which goes on as it was; rows of its last pass may
- * be gone. The snapshot counts in dfl_engine_info.prefix_bytes until dfl_prefix_free. Errors:
+ * be gone. The snapshot counts in dfl_engine_prefix_bytes until dfl_prefix_free. Errors:
  * ARGUMENT (no tokens, a verify that waits for its commit), MEMORY. */
 dfl_status dfl_sequence_snapshot(dfl_sequence * sequence, dfl_prefix ** prefix, dfl_error * err);
 void dfl_prefix_free(dfl_prefix * prefix); /* not from within a callback */
 dfl_status dfl_prefix_get_info(const dfl_prefix * prefix, dfl_prefix_info * info, dfl_error * err);
-/* Number of dfl_engine_info.n_free_cells that a sequence takes to restore n tokens of it. */
+/* Number of dfl_engine_n_free_cells that a sequence takes to restore n tokens of it. */
 int64_t dfl_prefix_cells_needed(const dfl_prefix * prefix, int64_t n);
 /* Restores the first n tokens of a prefix to a sequence that is empty or begins with them: all of
  * them on a model with recurrent layers or windows. Its own attention rows of them stay where they
@@ -453,13 +440,13 @@ int64_t dfl_prefix_cells_needed(const dfl_prefix * prefix, int64_t n);
  * UNSUPPORTED (a part where partial_prefix_ok is 0), MEMORY. */
 dfl_status dfl_sequence_restore(dfl_sequence * sequence, const dfl_prefix * prefix, int64_t n,
                                 dfl_error * err);
-/* Moves rows of prefixes to the host from cells that no sequence uses, the least recently used
- * first, until n cells are free or none is left to move. bytes: limit of what this takes. pinned:
- * NULL, or a prefix whose rows stay. is_done: out, 0 where the limit was too low. Errors: MEMORY.
- */
+/* Keeps the rows of a prefix in cells (1) or lets them be offloaded (0, as at first). */
+dfl_status dfl_prefix_keep_in_cells(dfl_prefix * prefix, int32_t keeps, dfl_error * err);
+/* Moves rows to the host from cells that no sequence uses and for which no prefix is kept in cells,
+ * until n cells are free or none is left to move. bytes: limit of what this takes. is_done: out, 0
+ * where the limit was too low. Errors: MEMORY. */
 dfl_status dfl_engine_offload_prefixes(dfl_engine * engine, int64_t n, uint64_t bytes,
-                                       const dfl_prefix * pinned, int32_t * is_done,
-                                       dfl_error * err);
+                                       int32_t * is_done, dfl_error * err);
 
 /* index: 0 to n_parts - 1. Errors: ARGUMENT. */
 dfl_status dfl_prefix_get_part(const dfl_prefix * prefix, int32_t index, dfl_prefix_part * part,

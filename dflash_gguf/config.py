@@ -6,31 +6,14 @@ import functools
 import math
 import operator
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ._validate import choice, flag, integer, number
-from .native import CACHE_TYPES, DEFAULT_N_CTX, MAX_LAYERS, MAX_N_CTX, MAX_VERIFY, LoadConfig
-
-__all__ = [
-    "AUTO_TREE_BUDGET",
-    "CACHE_TYPES",
-    "DEFAULT_N_CTX",
-    "DRAFT_KINDS",
-    "DRAFT_TYPES",
-    "MAX_DRAFT",
-    "MAX_LAYERS",
-    "MAX_N_CTX",
-    "MAX_TREE_BUDGET",
-    "REASONING_FORMATS",
-    "RETIRED_DRAFT_TYPES",
-    "RETIRED_FIELDS",
-    "SEED_MAX",
-    "SEED_MIN",
-    "TREE_BUDGET",
-    "DecodeConfig",
-    "LoadConfig",
-]
+from .native import CACHE_TYPES as CACHE_TYPES
+from .native import DEFAULT_N_CTX as DEFAULT_N_CTX
+from .native import MAX_N_CTX, MAX_VERIFY
+from .native import LoadConfig as LoadConfig
 
 DRAFT_TYPES = ("dflash", "suffix")
 """Proposers of candidates: the draft model, and the suffix index of the text so far."""
@@ -129,45 +112,26 @@ class DecodeConfig:
     tree_main_chain: bool = False
 
     def __post_init__(self) -> None:
-        if self.max_tokens is not None:
-            _set(self, "max_tokens", integer("max_tokens", self.max_tokens, 0, MAX_N_CTX))
-        _set(self, "temperature", number("temperature", self.temperature, 0.0, math.inf))
-        _set(self, "top_k", integer("top_k", self.top_k, -(1 << 31), (1 << 31) - 1))
-        _set(self, "top_p", number("top_p", self.top_p, 0.0, 1.0))
-        _set(self, "min_p", number("min_p", self.min_p, 0.0, 1.0))
         if self.repeat_penalty == 0.0:
             raise ValueError("repeat_penalty is 0, must be greater than 0 (1 is off)")
-        min_penalty = 1e-28  # of MAX_LOGIT_CHANGE the inverse
-        _set(
-            self,
-            "repeat_penalty",
-            number("repeat_penalty", self.repeat_penalty, min_penalty, MAX_LOGIT_CHANGE),
-        )
-        for name in ("presence_penalty", "frequency_penalty"):
-            _set(self, name, number(name, getattr(self, name), -MAX_LOGIT_CHANGE, MAX_LOGIT_CHANGE))
-        _set(self, "repeat_last_n", integer("repeat_last_n", self.repeat_last_n, 0, MAX_N_CTX))
-        if self.seed is not None:
-            _set(self, "seed", integer("seed", self.seed, SEED_MIN, SEED_MAX))
-        _set(self, "stop", _stop_texts(self.stop))
-        _set(self, "logit_bias", _biases(self.logit_bias))
-        if self.n_probs is not None:
-            _set(self, "n_probs", integer("n_probs", self.n_probs, 0, MAX_N_PROBS))
+        for field_ in fields(self):
+            name, value = field_.name, getattr(self, field_.name)
+            if value is None and field_.default is None:
+                continue
+            if name in INTEGER_RANGES:
+                object.__setattr__(self, name, integer(name, value, *INTEGER_RANGES[name]))
+            elif name in NUMBER_RANGES:
+                object.__setattr__(self, name, number(name, value, *NUMBER_RANGES[name]))
+            elif name in READERS:
+                object.__setattr__(self, name, READERS[name](value))
         for name in ("ignore_eos", "post_sampling_probs", "cache_prompt", "tree_main_chain"):
             flag(name, getattr(self, name))
         choice("draft", self.draft, DRAFT_KINDS)
-        if self.draft_type is not None:
-            _set(self, "draft_type", _names(self.draft_type))
         choice("reasoning_format", self.reasoning_format, REASONING_FORMATS)
-        _set(self, "draft_min", integer("draft_min", self.draft_min, 0, MAX_DRAFT))
-        if self.draft_max is not None:
-            _set(self, "draft_max", integer("draft_max", self.draft_max, 1, MAX_DRAFT))
-            if self.draft_min > self.draft_max:
-                raise ValueError(
-                    f"draft_min is {self.draft_min}, must be at most draft_max, {self.draft_max}"
-                )
-
-        if self.tree_budget is not None:
-            _set(self, "tree_budget", integer("tree_budget", self.tree_budget, 1, MAX_TREE_BUDGET))
+        if self.draft_max is not None and self.draft_min > self.draft_max:
+            raise ValueError(
+                f"draft_min is {self.draft_min}, must be at most draft_max, {self.draft_max}"
+            )
 
     @property
     def stop_texts(self) -> tuple[str, ...]:
@@ -202,35 +166,49 @@ def _biases(values: object) -> dict[int, float]:
     return biases
 
 
-def _set(config: object, name: str, value: object) -> None:
-    object.__setattr__(config, name, value)
-
-
-def _names(names: object) -> tuple[str, ...]:
-    """Names of proposers; which there are is for the decoder to know."""
-    given = tuple(names.split(",")) if isinstance(names, str) else names
-    if not isinstance(given, Iterable):
-        raise ValueError(f"draft_type is {names!r}, must be a name or several names")
-    given = tuple(given)
-    for name in given:
-        if not isinstance(name, str):
-            raise ValueError(f"draft_type holds {name!r}, must hold names only")
-    if not given:
-        raise ValueError(f"draft_type is empty; name at least one of {', '.join(DRAFT_TYPES)}")
-    stripped = [name.strip() for name in given]
-    return tuple(RETIRED_DRAFT_TYPES.get(name, name) for name in stripped)
-
-
-def _stop_texts(stop: object) -> tuple[str, ...]:
-    if isinstance(stop, str):
-        texts: tuple[object, ...] = (stop,)
-    elif isinstance(stop, Iterable):
-        texts = tuple(stop)
-    else:
-        raise ValueError(f"stop is {stop!r}, must be a text or several texts")
+def _texts(name: str, value: object, kind: str) -> tuple[str, ...]:
+    if not isinstance(value, Iterable):
+        raise ValueError(f"{name} is {value!r}, must be a {kind} or several {kind}s")
+    texts = (value,) if isinstance(value, str) else tuple(value)
     for text in texts:
         if not isinstance(text, str):
-            raise ValueError(f"stop holds {text!r}, must hold texts only")
-        if not text:
-            raise ValueError("stop holds an empty text, which would end every answer at once")
-    return tuple(str(text) for text in texts)
+            raise ValueError(f"{name} holds {text!r}, must hold {kind}s only")
+    return tuple(map(str, texts))
+
+
+def _names(value: object) -> tuple[str, ...]:
+    """Names of proposers; which there are is for the decoder to know."""
+    given = value.split(",") if isinstance(value, str) else value
+    names = [name.strip() for name in _texts("draft_type", given, "name")]
+    if not names:
+        raise ValueError(f"draft_type is empty; name at least one of {', '.join(DRAFT_TYPES)}")
+    return tuple(RETIRED_DRAFT_TYPES.get(name, name) for name in names)
+
+
+def _stop_texts(value: object) -> tuple[str, ...]:
+    texts = _texts("stop", value, "text")
+    if "" in texts:
+        raise ValueError("stop holds an empty text, which would end every answer at once")
+    return texts
+
+
+INTEGER_RANGES = {
+    "max_tokens": (0, MAX_N_CTX),
+    "top_k": (-(1 << 31), (1 << 31) - 1),
+    "repeat_last_n": (0, MAX_N_CTX),
+    "seed": (SEED_MIN, SEED_MAX),
+    "n_probs": (0, MAX_N_PROBS),
+    "draft_min": (0, MAX_DRAFT),
+    "draft_max": (1, MAX_DRAFT),
+    "tree_budget": (1, MAX_TREE_BUDGET),
+}
+NUMBER_RANGES = {
+    "temperature": (0.0, math.inf),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "repeat_penalty": (1e-28, MAX_LOGIT_CHANGE),
+    "presence_penalty": (-MAX_LOGIT_CHANGE, MAX_LOGIT_CHANGE),
+    "frequency_penalty": (-MAX_LOGIT_CHANGE, MAX_LOGIT_CHANGE),
+}
+READERS = {"stop": _stop_texts, "logit_bias": _biases, "draft_type": _names}
+"""Fields of DecodeConfig with their least and greatest values, or the function that reads them."""

@@ -7,10 +7,10 @@ import dataclasses
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,19 +18,17 @@ from numpy.typing import NDArray
 from . import native
 from ._validate import integer
 from .config import DecodeConfig
-from .engine.jobs import Job
+from .engine.request import Request, RequestState, check_prompt
 from .engine.scheduler import Scheduler
-from .engine.writing import Writing, check_prompt
 from .kv_cache import prefix_file
 from .kv_cache.prefix_cache import PrefixCache
 from .memory.plan import MAX_PREFIX_BYTES
 from .native import MAX_VERIFY, Error
-from .outputs import Result, Step
+from .outputs import Result
 from .speculative.runtime import CostFile, SpeculativeRuntime
 from .speculative.speculator import Progress
-from .stream import Callbacks, Stream
+from .stream import Stream
 from .text.chat import ChatPrompt, Message
-from .text.reasoning import Splitter
 from .text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | NDArray[np.integer[Any]]
@@ -64,13 +62,12 @@ class Decoder:
         self.engine = sequence.engine
         self.model = sequence.engine.model
         self.tokenizer = tokenizer
-        self._vocabulary = _PaddedVocabulary(tokenizer)
         self._speculative = SpeculativeRuntime(sequence, cost_file, max_verify_rows)
         self._lock = threading.RLock()
         self._is_running = self._is_closed = False
         self._prefix_cache = PrefixCache(self.engine, prefix_bytes)
-        self._scheduler = Scheduler(sequence, self._prefix_cache)
-        self._unfinished: Job | None = None  # a stream that a later call may end
+        self._scheduler = Scheduler(sequence, self._prefix_cache, _PaddedVocabulary(tokenizer))
+        self._unfinished: RequestState | None = None  # a stream that a later call may end
 
     @property
     def n_ctx(self) -> int:
@@ -124,13 +121,13 @@ class Decoder:
 
         prompt: text, which gets the special tokens the model asks for, or token ids as they are.
         config, settings: a DecodeConfig, and fields of it that are to differ.
-        cancelled: asked between micro-batches and rounds; True ends the answer.
+        cancelled: asked before every round; True ends the answer.
         on_prefill: called with (tokens done, tokens in all) before and while what no cache holds
             of the prompt is computed.
         Errors: ValueError for a bad argument, an empty prompt or one longer than the context;
             Error from the core. The decoder can be used again after any of them.
         """
-        stream = self._join(self._asked(prompt, config, settings), cancelled, on_prefill)
+        stream = self._stream(self.request(prompt, config, **settings), cancelled, on_prefill)
         try:
             for _ in stream:
                 pass
@@ -161,35 +158,44 @@ class Decoder:
         for name, values in lists.items():
             if len(values) != len(prompts):
                 raise ValueError(f"{name}: {len(values)} values for {len(prompts)} prompts")
-        asked: list[_Asked] = []
+        requests: list[Request] = []
         for i, prompt in enumerate(prompts):
             own = {name: values[i] for name, values in lists.items()}
             try:
-                asked.append(self._asked(prompt, config, shared | own))
+                requests.append(self.request(prompt, config, **shared | own))
                 if lists:
-                    self.check(asked[-1].config)
+                    self.check(requests[-1].config)
             except ValueError as error:
                 raise ValueError(f"prompt {i + 1} of {len(prompts)}: {error}") from None
-        results: list[Result | None] = [None] * len(asked)
-        live: dict[int, Stream] = {}
+        results: list[Result | None] = [None] * len(requests)
+        live: dict[int, RequestState] = {}
         n_begun = n_done = 0
         try:
-            while n_done < len(asked):
-                # As many as run at once: who waits is looked at in every round.
-                while n_begun < len(asked) and len(live) < self.engine.n_parallel:
-                    live[n_begun] = self._join(asked[n_begun], cancelled, ends=n_begun == 0)
-                    n_begun += 1
-                for i in self._round(live):
-                    result = results[i] = live.pop(i).result()
+            while n_done < len(requests):
+                with self._batch():
+                    # As many as run at once: every waiting request is looked at in every round.
+                    while n_begun < len(requests) and len(live) < self.engine.n_parallel:
+                        live[n_begun] = self._add(requests[n_begun], cancelled)
+                        if n_begun == 0:
+                            self._end_unfinished()
+                        n_begun += 1
+                    self._scheduler.step()
+                for i, state in list(live.items()):
+                    state.steps.clear()
+                    if not state.is_finished:
+                        continue
+                    del live[i]
+                    if state.error is not None:
+                        raise state.error
+                    result = results[i] = self.result(state)
                     n_done += 1
                     if on_result is not None:
                         on_result(i, result)
                     if progress is not None:
-                        progress(n_done, len(asked))
+                        progress(n_done, len(requests))
         finally:
             with self._turn():
-                for stream in live.values():
-                    self._scheduler.end(stream._job)
+                self._scheduler.abort_all(live.values())
         return [result for result in results if result is not None]
 
     def stream(
@@ -204,68 +210,113 @@ class Decoder:
         """Answers a prompt step by step; see `generate`.
 
         As many as `n_parallel` are in the making at once, later ones wait; with one, a later call
-        ends an unfinished stream. Streams may be iterated in any order and from any threads:
-        whoever waits for a step runs rounds for all. An answer whose reader is 256 tokens behind
-        pauses; one that finds no room in the context waits, or begins anew, and loses nothing.
+        ends an unfinished stream. Streams may be iterated in any order, each by one thread at a
+        time: the thread that waits for a step runs the batch for every request. An answer whose
+        reader is 256 tokens behind pauses; one that finds no room in the context waits, or begins
+        anew, and loses nothing.
         """
-        stream = self._join(self._asked(prompt, config, settings), cancelled, on_prefill)
+        stream = self._stream(self.request(prompt, config, **settings), cancelled, on_prefill)
         if self.engine.n_parallel == 1:
-            self._unfinished = stream._job
+            self._unfinished = stream.state
         return stream
 
-    def _asked(
-        self, prompt: Prompt, config: DecodeConfig | None, settings: Mapping[str, Any]
-    ) -> _Asked:
-        """ValueError for what no answer can be given to."""
+    # ---- requests, for programs with a loop of their own
+
+    def request(
+        self, prompt: Prompt, config: DecodeConfig | None = None, **settings: Any
+    ) -> Request:
+        """Returns a validated request, see `generate`; ValueError for a bad prompt or setting."""
         config = dataclasses.replace(config or DecodeConfig(), **settings)
-        tokens = self._tokens_of(prompt)
+        tokens = tuple(self._tokens_of(prompt))
         check_prompt(tokens, self.n_ctx)
         for token in config.logit_bias:
             integer("a token of logit_bias", token, 0, self.model.n_vocab - 1)
-        return _Asked(tokens, config, _splitter(prompt, config))
+        if isinstance(prompt, ChatPrompt):
+            return Request(tokens, config, prompt.reasoning, prompt.turn_boundaries)
+        return Request(tokens, config)
 
-    def _join(
+    def add_request(
         self,
-        asked: _Asked,
+        request: Request,
+        *,
         cancelled: Callable[[], bool] | None = None,
         on_prefill: Progress | None = None,
-        *,
-        ends: bool = True,
+    ) -> RequestState:
+        """Adds a request for `step` to run; see `generate` for the callbacks.
+
+        Its steps appear in the state's `steps`, from which the caller takes them; once it
+        `is_finished`, `error` says what went wrong for it, if anything did.
+        """
+        with self._turn():
+            return self._add(request, cancelled, on_prefill)
+
+    def step(self) -> None:
+        """Runs one batch for all requests; Error from the core where it is no request's own."""
+        with self._batch():
+            self._scheduler.step()
+
+    def abort(self, state: RequestState) -> None:
+        """Ends a request, wherever it is."""
+        with self._turn():
+            self._scheduler.abort(state)
+
+    def result(self, state: RequestState) -> Result:
+        """Returns the result of a request so far; final once it has finished."""
+        drafter = self.engine.drafter
+        return dataclasses.replace(
+            state.result(),
+            model=os.path.basename(self.model.path),
+            drafter=None if drafter is None else os.path.basename(drafter.path),
+            backend=self.model.backend,
+            kernels=self.model.kernels,
+            drafter_kernels=None if drafter is None else drafter.kernels,
+            threads=self.engine.n_threads,
+        )
+
+    def _add(
+        self,
+        request: Request,
+        cancelled: Callable[[], bool] | None = None,
+        on_prefill: Progress | None = None,
+    ) -> RequestState:
+        self._check_open()
+        self._scheduler.abort_batch()  # room for verifies is made where none waits for its commit
+        config = request.config
+        proposers, controller = self._speculative.controller(config)
+        if controller is not None:
+            is_needed = config.draft == "tree"
+            self._speculative.make_room(controller.n_nodes + 1, is_needed=is_needed)
+        self._speculative.save()
+        return self._scheduler.add_request(request, proposers, controller, cancelled, on_prefill)
+
+    def _stream(
+        self,
+        request: Request,
+        cancelled: Callable[[], bool] | None,
+        on_prefill: Progress | None,
     ) -> Stream:
-        """An answer joins. ends: whether it is a later call, see `stream`."""
-        config = asked.config
-        calls = Callbacks(cancelled, on_prefill)
+        stream = Stream(self)
+        # Ends the request when nobody can read the stream any more, also where an interruption
+        # comes before its caller has it.
+        reader = weakref.ref(stream)
+
+        def is_cancelled() -> bool:
+            return reader() is None or (cancelled is not None and cancelled())
+
         try:
             with self._turn():
-                self._check_open()
-                self._scheduler.abort_batch()
-                proposers, controller = self._speculative.controller(
-                    config
-                )  # it may make room in the engine
-                if controller is not None:
-                    self._speculative.make_room(
-                        controller.n_nodes + 1, is_needed=config.draft == "tree"
-                    )
-                self._speculative.save()
-                writing = Writing(
-                    self._vocabulary,
-                    asked.tokens,
-                    self.n_ctx,
-                    config,
-                    is_drafted=controller is not None,
-                    cancelled=calls.cancelled,
-                    splitter=asked.splitter,
-                )
-                if ends:
-                    self._end_unfinished()
-                told = None if on_prefill is None else calls.on_prefill
-                job = self._scheduler.add(writing, proposers, controller, told)
-            stream = Stream(self, job, calls)
-            calls.reader = weakref.ref(stream)
+                stream.state = self._add(request, is_cancelled, on_prefill)
+                self._end_unfinished()
             return stream
-        except BaseException:  # Ctrl-C may come once it has joined
-            calls.drop()
+        except BaseException:
+            del stream
             raise
+
+    def _read(self, state: RequestState) -> None:
+        """Runs a batch, unless another thread has meanwhile brought the request a step."""
+        with self._batch():
+            if not state.steps and not state.is_finished:
+                self._scheduler.step()
 
     def chat(
         self,
@@ -340,7 +391,7 @@ class Decoder:
                 prefix_file.save(prefix, ids, self.engine, Path(path))
                 return len(ids)
             with self._idle_sequence() as sequence:
-                begun = self._prefix_cache.start(sequence, [*ids, 0])
+                begun = self._prefix_cache.start(sequence, self._prefix_cache.match([*ids, 0]))
                 if begun.n_cached < len(ids):
                     left = ids[begun.n_cached :]
                     wanted = sequence.cells_needed(len(left))
@@ -373,7 +424,7 @@ class Decoder:
     def _end_unfinished(self) -> None:
         """With room for one answer alone a later call ends a stream."""
         if self._unfinished is not None:
-            self._scheduler.end(self._unfinished, RuntimeError(ENDED))
+            self._scheduler.abort(self._unfinished, RuntimeError(ENDED))
             self._unfinished = None
 
     @contextmanager
@@ -411,11 +462,7 @@ class Decoder:
         if tokens and not 0 <= min(tokens) <= max(tokens) < n_vocab:
             token = next(token for token in tokens if not 0 <= token < n_vocab)
             raise ValueError(f"token id {token} is outside the vocabulary of {n_vocab}")
-        return (
-            ChatPrompt(tokens, None, prompt.turn_boundaries)
-            if isinstance(prompt, ChatPrompt)
-            else tokens
-        )
+        return tokens
 
     def _need_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
@@ -438,57 +485,14 @@ class Decoder:
             raise RuntimeError("the decoder is busy: a callback of its answer cannot use it")
 
     @contextmanager
-    def _rounds(self) -> Iterator[None]:
-        """A turn in which callbacks come. Others may take theirs after every round."""
+    def _batch(self) -> Iterator[None]:
+        """A turn in which callbacks come. Others may take theirs after every batch."""
         with self._turn():
             self._is_running = True
             try:
                 yield
             finally:
                 self._is_running = False
-
-    def _step(self, job: Job, taken: list[Step], *, run: bool) -> None:
-        """Takes the next step of an answer into a list, if there is one."""
-        with self._rounds():
-            if (step := self._scheduler.step(job, run=run)) is not None:
-                taken.append(step)
-
-    def _end(self, job: Job) -> None:
-        with self._turn():
-            self._scheduler.end(job)
-
-    def _round(self, live: Mapping[int, Stream]) -> list[int]:
-        """One for answers whose steps nobody wants to see; those that are over.
-
-        Errors: what went wrong for one of them.
-        """
-        try:
-            with self._rounds():
-                self._scheduler.round(next(iter(live.values()))._job)
-                return [i for i, stream in live.items() if stream._job.skip_steps()]
-        finally:
-            for stream in live.values():
-                stream._raise_error()
-
-    def _finish(self, result: Result) -> Result:
-        drafter = self.engine.drafter
-        return dataclasses.replace(
-            result,
-            model=os.path.basename(self.model.path),
-            drafter=None if drafter is None else os.path.basename(drafter.path),
-            backend=self.model.backend,
-            kernels=self.model.kernels,
-            drafter_kernels=None if drafter is None else drafter.kernels,
-            threads=self.engine.n_threads,
-        )
-
-
-class _Asked(NamedTuple):
-    """What an answer is to be to."""
-
-    tokens: list[int]
-    config: DecodeConfig
-    splitter: Splitter | None
 
 
 class _Uninterrupted:
@@ -524,12 +528,6 @@ class _Uninterrupted:
             _signal.signal(_signal.SIGINT, handler)
         if self._came is not None:
             self._handler(*self._came)
-
-
-def _splitter(prompt: Prompt, config: DecodeConfig) -> Splitter | None:
-    if config.reasoning_format == "none" or not isinstance(prompt, ChatPrompt):
-        return None
-    return None if prompt.reasoning is None else prompt.reasoning.splitter()
 
 
 class _PaddedVocabulary:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from .sampling.noise import TokenLogprobs
+from .text.reasoning import OutputPart, joined
 
 RETIRED_NAMES = {"select": "tree", "overhead": "host", "suffix": "copy"}
 """Phases and proposers with their retired names, which reports keep for one more release."""
@@ -22,19 +23,27 @@ class Step(NamedTuple):
     """What one round added.
 
     tokens: the ids drawn, in order; a stop token is among them.
-    text: the text that became certain. It may lag behind the tokens, while a character is
-        incomplete or a stop text may have begun.
-    reasoning: the thoughts that became certain; see Result.
-    logprobs: of each of the tokens, if n_probs asked for them.
+    parts: the text and reasoning that became certain, in order. They may lag behind the tokens,
+        while a character is incomplete or a stop text may have begun.
     n_drafted, n_accepted: candidates proposed, and those that were the target's own choice.
+    logprobs: of each of the tokens, if n_probs asked for them.
     """
 
     tokens: tuple[int, ...]
-    text: str
+    parts: tuple[OutputPart, ...] = ()
     n_drafted: int = 0
     n_accepted: int = 0
-    reasoning: str = ""
     logprobs: tuple[TokenLogprobs, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The new text of the answer, without reasoning."""
+        return joined(self.parts, "text")
+
+    @property
+    def reasoning(self) -> str:
+        """The new reasoning; see Result."""
+        return joined(self.parts, "reasoning")
 
     @property
     def chances(self) -> tuple[TokenLogprobs, ...]:

@@ -5,9 +5,9 @@
 
 #include <algorithm>
 
-using dfl::CallGuard;
 using dfl::copy_text;
 using dfl::guard;
+using dfl::guard_busy;
 using dfl::need;
 
 dfl_status dfl_engine_create(const dfl_model * model, const dfl_engine_params * params,
@@ -36,16 +36,12 @@ void dfl_engine_free(dfl_engine * engine) { delete engine; }
 dfl_status dfl_engine_get_info(const dfl_engine * engine, dfl_engine_info * info, dfl_error * err) {
     return guard(err, [&] {
         need(engine, info);
-        const dfl::Engine & e = *engine->engine;
+        dfl::Engine & e = *engine->engine;
         *info = {};
         info->n_ctx = e.n_ctx();
         info->n_parallel = e.n_parallel();
-        info->n_free_cells = e.kv().cells().n_unclaimed();
-        info->draft_rows = e.draft() != nullptr ? e.draft()->max_rows() : 0;
         info->n_threads = e.n_threads();
         info->n_memory = static_cast<int32_t>(e.memory().size());
-        info->verify_rows = e.verify_rows();
-        info->prefix_bytes = e.prefix_bytes();
         info->cell_bytes = e.kv().groups().front().row_bytes();
         info->partial_prefix_ok = e.partial_prefix_ok();
         info->n_graphs_built = e.n_graphs_built();
@@ -80,58 +76,69 @@ dfl_status dfl_engine_get_memory(const dfl_engine * engine, int32_t index, dfl_m
 }
 
 dfl_status dfl_engine_set_top_k(dfl_engine * engine, int32_t k, int32_t * active, dfl_error * err) {
-    return guard(err, [&] {
-        need(engine, active);
-        const CallGuard guard_of_call(*engine->is_busy);
+    return guard_busy(engine, err, [&] {
+        need(active);
         *active = engine->engine->set_top_k(k) ? k : 0;
     });
 }
 
 dfl_status dfl_engine_reserve_verify(dfl_engine * engine, int64_t n, dfl_error * err) {
-    return guard(err, [&] {
-        need(engine);
-        const CallGuard guard_of_call(*engine->is_busy);
-        engine->engine->reserve_verify(n);
-    });
+    return guard_busy(engine, err, [&] { engine->engine->reserve_verify(n); });
+}
+
+int64_t dfl_engine_n_free_cells(const dfl_engine * engine) {
+    return engine != nullptr ? engine->engine->kv().cells().n_unclaimed() : -1;
+}
+
+int64_t dfl_engine_prefix_bytes(const dfl_engine * engine) {
+    return engine != nullptr ? static_cast<int64_t>(engine->engine->prefix_bytes()) : -1;
+}
+
+int64_t dfl_engine_verify_rows(const dfl_engine * engine) {
+    return engine != nullptr ? engine->engine->verify_rows() : -1;
+}
+
+int64_t dfl_engine_draft_rows(const dfl_engine * engine) {
+    return engine != nullptr ? engine->engine->draft_rows() : -1;
 }
 
 int64_t dfl_engine_n_experts(const dfl_engine * engine) {
     return engine != nullptr ? engine->engine->n_experts() : -1;
 }
 
-dfl_status dfl_engine_run(dfl_engine * engine, const dfl_batch_entry * entries, int64_t n_entries,
+dfl_status dfl_engine_run(dfl_engine * engine, dfl_batch_entry * entries, int64_t n_entries,
                           dfl_progress progress, void * user, dfl_error * err) {
-    return guard(err, [&] {
-        need(engine, entries);
+    return guard_busy(engine, err, [&] {
+        need(entries);
         std::vector<dfl::BatchEntry> parsed;
         for (int64_t i = 0; i < n_entries; ++i) {
             const dfl_batch_entry & entry = entries[i];
             need(entry.sequence, entry.tokens);
             parsed.push_back({&entry.sequence->sequence, entry.is_verify != 0, entry.tokens,
-                              entry.n, entry.parents, entry.n_remaining, entry.n_remaining == 0,
-                              entry.all_logits});
+                              entry.n, entry.parents, entry.n_remaining, entry.all_logits});
         }
         dfl::PrefillProgress watch;
         if (progress != nullptr) {
             watch = [=](int64_t done, int64_t total) { return progress(user, done, total) != 0; };
         }
-        const CallGuard guard_of_call(*engine->is_busy);
         engine->engine->run(parsed, watch);
+        for (int64_t i = 0; i < n_entries; ++i) {
+            entries[i].first_row = entries[i].sequence->sequence.first_row();
+        }
     });
 }
 
 dfl_status dfl_engine_draft(dfl_engine * engine, const dfl_draft_request * requests,
                             int64_t n_requests, int64_t k, int32_t * tokens, float * logits,
                             float * log_sum_exp, dfl_error * err) {
-    return guard(err, [&] {
-        need(engine, requests, tokens);
+    return guard_busy(engine, err, [&] {
+        need(requests, tokens);
         std::vector<dfl::DraftRequest> parsed;
         for (int64_t i = 0; i < n_requests; ++i) {
             need(requests[i].sequence);
             parsed.push_back(
                 {&requests[i].sequence->sequence, requests[i].last_token, requests[i].n_draft});
         }
-        const CallGuard guard_of_call(*engine->is_busy);
         for (const dfl::Draft & draft : engine->engine->draft(parsed, k, log_sum_exp != nullptr)) {
             for (const dfl::Candidate & candidate : draft.best) {
                 *tokens++ = candidate.token;
@@ -147,14 +154,13 @@ dfl_status dfl_engine_draft(dfl_engine * engine, const dfl_draft_request * reque
 
 dfl_status dfl_engine_commit(dfl_engine * engine, const dfl_path * paths, int64_t n_paths,
                              dfl_error * err) {
-    return guard(err, [&] {
-        need(engine, paths);
+    return guard_busy(engine, err, [&] {
+        need(paths);
         std::vector<dfl::Path> parsed;
         for (int64_t i = 0; i < n_paths; ++i) {
             need(paths[i].sequence);
             parsed.push_back({&paths[i].sequence->sequence, paths[i].nodes, paths[i].n});
         }
-        const CallGuard guard_of_call(*engine->is_busy);
         engine->engine->commit(parsed);
     });
 }

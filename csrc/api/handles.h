@@ -34,9 +34,6 @@ struct dfl_prefix {
 struct dfl_sampler {
     dfl::Sampler sampler;
 };
-struct dfl_checkpoint {
-    dfl::Checkpoint checkpoint;
-};
 
 namespace dfl {
 
@@ -51,20 +48,18 @@ void copy_text(char (&to)[N], const std::string & from) {
     std::snprintf(to, N, "%s", from.c_str());
 }
 
-// One call that runs or changes what an engine holds. A pass calls back, and no other call may
-// change what it works on.
-class CallGuard {
-  public:
-    explicit CallGuard(std::atomic<bool> & is_busy) : is_busy_(is_busy) {
-        DFL_CHECK(!is_busy_.exchange(true), DFL_STATUS_ARGUMENT,
+// guard() of a call that runs or changes what an engine holds. A pass calls back, and no other call
+// may change what it works on.
+template <typename Handle, typename Body>
+dfl_status guard_busy(Handle * handle, dfl_error * err, Body && body) noexcept {
+    return guard(err, [&] {
+        need(handle);
+        DFL_CHECK(!handle->is_busy->exchange(true), DFL_STATUS_ARGUMENT,
                   "the engine is busy: an earlier call of it has not returned");
-    }
-    CallGuard(const CallGuard &) = delete;
-    CallGuard & operator=(const CallGuard &) = delete;
-    ~CallGuard() { is_busy_ = false; }
-
-  private:
-    std::atomic<bool> & is_busy_;
-};
+        const auto end = [](std::atomic<bool> * is_busy) { *is_busy = false; };
+        const std::unique_ptr<std::atomic<bool>, decltype(end)> call(handle->is_busy.get(), end);
+        body();
+    });
+}
 
 } // namespace dfl

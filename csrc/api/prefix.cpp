@@ -3,9 +3,9 @@
 
 #include <algorithm>
 
-using dfl::CallGuard;
 using dfl::copy_text;
 using dfl::guard;
+using dfl::guard_busy;
 using dfl::need;
 
 dfl_status dfl_sequence_snapshot_bytes(const dfl_sequence * sequence, uint64_t * bytes,
@@ -17,9 +17,8 @@ dfl_status dfl_sequence_snapshot_bytes(const dfl_sequence * sequence, uint64_t *
 }
 
 dfl_status dfl_sequence_snapshot(dfl_sequence * sequence, dfl_prefix ** prefix, dfl_error * err) {
-    return guard(err, [&] {
-        need(sequence, prefix);
-        const CallGuard guard_of_call(*sequence->is_busy);
+    return guard_busy(sequence, err, [&] {
+        need(prefix);
         *prefix = new dfl_prefix{sequence->sequence.snapshot(), sequence->is_busy};
     });
 }
@@ -31,13 +30,9 @@ dfl_status dfl_prefix_get_info(const dfl_prefix * prefix, dfl_prefix_info * info
         need(prefix, info);
         const dfl::Prefix & p = *prefix->prefix;
         *info = {};
-        info->n_tokens = p.size();
-        info->n_verified_finite = p.n_verified_finite();
         info->n_draft = p.n_draft();
         info->n_caches = static_cast<int32_t>(p.blocks().size());
         info->n_parts = static_cast<int32_t>(p.parts().size());
-        info->host_bytes = p.own_bytes();
-        info->own_cells = p.n_own_cells();
     });
 }
 
@@ -49,21 +44,24 @@ int64_t dfl_prefix_cells_needed(const dfl_prefix * prefix, int64_t n) {
 
 dfl_status dfl_sequence_restore(dfl_sequence * sequence, const dfl_prefix * prefix, int64_t n,
                                 dfl_error * err) {
-    return guard(err, [&] {
-        need(sequence, prefix);
-        const CallGuard guard_of_call(*sequence->is_busy);
+    return guard_busy(sequence, err, [&] {
+        need(prefix);
         sequence->sequence.restore(*prefix->prefix, n);
     });
 }
 
-dfl_status dfl_engine_offload_prefixes(dfl_engine * engine, int64_t n, uint64_t bytes,
-                                       const dfl_prefix * pinned, int32_t * is_done,
-                                       dfl_error * err) {
+dfl_status dfl_prefix_keep_in_cells(dfl_prefix * prefix, int32_t keeps, dfl_error * err) {
     return guard(err, [&] {
-        need(engine, is_done);
-        const CallGuard guard_of_call(*engine->is_busy);
-        *is_done =
-            engine->engine->offload(n, bytes, pinned == nullptr ? nullptr : pinned->prefix.get());
+        need(prefix);
+        prefix->prefix->keep_in_cells(keeps != 0);
+    });
+}
+
+dfl_status dfl_engine_offload_prefixes(dfl_engine * engine, int64_t n, uint64_t bytes,
+                                       int32_t * is_done, dfl_error * err) {
+    return guard_busy(engine, err, [&] {
+        need(is_done);
+        *is_done = engine->engine->offload(n, bytes);
     });
 }
 
@@ -97,10 +95,9 @@ dfl_status dfl_prefix_get_rows(const dfl_prefix * prefix, int64_t * n_rows, dfl_
 }
 
 dfl_status dfl_prefix_read(const dfl_prefix * prefix, int32_t part, void * data, dfl_error * err) {
-    return guard(err, [&] {
-        need(prefix, data);
+    return guard_busy(prefix, err, [&] {
+        need(data);
         check_part(*prefix, part);
-        const CallGuard guard_of_call(*prefix->is_busy);
         prefix->prefix->read(part, static_cast<uint8_t *>(data));
     });
 }
@@ -108,9 +105,8 @@ dfl_status dfl_prefix_read(const dfl_prefix * prefix, int32_t part, void * data,
 dfl_status dfl_prefix_create(dfl_engine * engine, const int32_t * tokens, int64_t n,
                              const int64_t * n_rows, int32_t n_caches, dfl_prefix ** prefix,
                              dfl_error * err) {
-    return guard(err, [&] {
-        need(engine, tokens, n_rows, prefix);
-        const CallGuard guard_of_call(*engine->is_busy);
+    return guard_busy(engine, err, [&] {
+        need(tokens, n_rows, prefix);
         engine->engine->check_ids(tokens, n, 0);
         const std::vector<int64_t> rows(n_rows, n_rows + std::max(0, n_caches));
         *prefix =
@@ -121,10 +117,9 @@ dfl_status dfl_prefix_create(dfl_engine * engine, const int32_t * tokens, int64_
 }
 
 dfl_status dfl_prefix_write(dfl_prefix * prefix, int32_t part, const void * data, dfl_error * err) {
-    return guard(err, [&] {
-        need(prefix, data);
+    return guard_busy(prefix, err, [&] {
+        need(data);
         check_part(*prefix, part);
-        const CallGuard guard_of_call(*prefix->is_busy);
         prefix->prefix->write(part, static_cast<const uint8_t *>(data));
     });
 }

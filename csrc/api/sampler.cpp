@@ -3,11 +3,10 @@
 
 #include <algorithm>
 
-using dfl::CallGuard;
 using dfl::Candidate;
 using dfl::guard;
+using dfl::guard_busy;
 using dfl::need;
-using dfl::TokenHistory;
 
 static void check(dfl::Sampler::Fault fault) {
     DFL_CHECK(fault == nullptr, DFL_STATUS_ARGUMENT, "%s", fault);
@@ -85,8 +84,8 @@ dfl_status dfl_sampler_filter(const dfl_sampler * sampler, const float * logits,
 
 dfl_status dfl_engine_sample(dfl_engine * engine, dfl_sample_request * requests, int64_t n_requests,
                              dfl_error * err) {
-    return guard(err, [&] {
-        need(engine, requests);
+    return guard_busy(engine, err, [&] {
+        need(requests);
         std::vector<dfl::SampleRequest> parsed;
         for (int64_t i = 0; i < n_requests; ++i) {
             dfl_sample_request & request = requests[i];
@@ -98,7 +97,6 @@ dfl_status dfl_engine_sample(dfl_engine * engine, dfl_sample_request * requests,
                               request.position,
                               {}});
         }
-        const CallGuard guard_of_call(*engine->is_busy);
         engine->engine->sample(parsed);
         for (int64_t i = 0; i < n_requests; ++i) {
             std::copy(parsed[i].sampled.begin(), parsed[i].sampled.end(), requests[i].sampled);

@@ -1,16 +1,15 @@
-// extern "C" bodies only: sequences and checkpoints.
+// extern "C" bodies only: sequences.
 #include "api/handles.h"
 
 #include <algorithm>
 
-using dfl::CallGuard;
 using dfl::guard;
+using dfl::guard_busy;
 using dfl::need;
 
 dfl_status dfl_sequence_create(dfl_engine * engine, dfl_sequence ** sequence, dfl_error * err) {
-    return guard(err, [&] {
-        need(engine, sequence);
-        const CallGuard guard_of_call(*engine->is_busy);
+    return guard_busy(engine, err, [&] {
+        need(sequence);
         *sequence = new dfl_sequence(*engine);
     });
 }
@@ -34,21 +33,24 @@ dfl_status dfl_sequence_get_tokens(const dfl_sequence * sequence, int32_t * toke
     });
 }
 
+dfl_status dfl_sequence_check_append(dfl_sequence * sequence, dfl_error * err) {
+    return guard_busy(sequence, err, [&] { sequence->sequence.check_append(); });
+}
+
 dfl_status dfl_sequence_argmax(dfl_sequence * sequence, int64_t row, int32_t * token,
                                dfl_error * err) {
-    return guard(err, [&] {
-        need(sequence, token);
-        const CallGuard guard_of_call(*sequence->is_busy);
-        *token = sequence->sequence.argmax(row);
+    return guard_busy(sequence, err, [&] {
+        need(token);
+        *token = sequence->sequence.argmax(row - sequence->sequence.first_row());
     });
 }
 
 dfl_status dfl_sequence_top(dfl_sequence * sequence, int64_t row, int32_t k, int32_t * tokens,
                             float * logits, dfl_error * err) {
-    return guard(err, [&] {
-        need(sequence, tokens, logits);
-        const CallGuard guard_of_call(*sequence->is_busy);
-        const dfl::Candidate * best = sequence->sequence.top(row, k);
+    return guard_busy(sequence, err, [&] {
+        need(tokens, logits);
+        dfl::Sequence & s = sequence->sequence;
+        const dfl::Candidate * best = s.top(row - s.first_row(), k);
         for (int32_t i = 0; i < k; ++i) {
             tokens[i] = best[i].token;
             logits[i] = best[i].logit;
@@ -58,54 +60,12 @@ dfl_status dfl_sequence_top(dfl_sequence * sequence, int64_t row, int32_t k, int
 
 dfl_status dfl_sequence_logits(dfl_sequence * sequence, int64_t row, float * logits,
                                dfl_error * err) {
-    return guard(err, [&] {
-        need(sequence, logits);
-        const CallGuard guard_of_call(*sequence->is_busy);
-        sequence->sequence.logits(row, logits);
+    return guard_busy(sequence, err, [&] {
+        need(logits);
+        sequence->sequence.logits(row - sequence->sequence.first_row(), logits);
     });
 }
 
 dfl_status dfl_sequence_reset(dfl_sequence * sequence, dfl_error * err) {
-    return guard(err, [&] {
-        need(sequence);
-        const CallGuard guard_of_call(*sequence->is_busy);
-        sequence->sequence.reset();
-    });
+    return guard_busy(sequence, err, [&] { sequence->sequence.reset(); });
 }
-
-dfl_status dfl_sequence_truncate(dfl_sequence * sequence, int64_t position, dfl_error * err) {
-    return guard(err, [&] {
-        need(sequence);
-        const CallGuard guard_of_call(*sequence->is_busy);
-        sequence->sequence.truncate(position);
-    });
-}
-
-dfl_status dfl_checkpoint_take(dfl_sequence * sequence, dfl_checkpoint ** checkpoint,
-                               dfl_error * err) {
-    return guard(err, [&] {
-        need(sequence, checkpoint);
-        const CallGuard guard_of_call(*sequence->is_busy);
-        *checkpoint = new dfl_checkpoint{sequence->sequence.take_checkpoint()};
-    });
-}
-
-dfl_status dfl_checkpoint_restore(dfl_sequence * sequence, const dfl_checkpoint * checkpoint,
-                                  dfl_error * err) {
-    return guard(err, [&] {
-        need(sequence, checkpoint);
-        const CallGuard guard_of_call(*sequence->is_busy);
-        sequence->sequence.restore(checkpoint->checkpoint);
-    });
-}
-
-int32_t dfl_checkpoint_is_valid(const dfl_sequence * sequence, const dfl_checkpoint * checkpoint) {
-    return sequence != nullptr && checkpoint != nullptr &&
-           sequence->sequence.can_restore(checkpoint->checkpoint);
-}
-
-int64_t dfl_checkpoint_position(const dfl_checkpoint * checkpoint) {
-    return checkpoint != nullptr ? static_cast<int64_t>(checkpoint->checkpoint.tokens.size()) : -1;
-}
-
-void dfl_checkpoint_free(dfl_checkpoint * checkpoint) { delete checkpoint; }

@@ -25,4 +25,14 @@ const std::vector<const Arch *> & architectures();
 // Throws DFL_STATUS_UNSUPPORTED listing what is known.
 const Arch & find_arch(const GgufFile & file);
 
+// Binds the tensors of a decoder without norms behind its sublayers. bind_mixer: binds a layer's
+// attention or recurrent part; ffn_norm: name of the norm before the feed-forward.
+void bind_decoder(WeightLoader & loader, void (*bind_mixer)(WeightLoader & loader, int il),
+                  const char * ffn_norm);
+// Binds a layer's attention, and norms of its heads.
+void bind_attention(WeightLoader & loader, int il);
+void bind_head_norms(WeightLoader & loader, int il);
+// Builds a decoder of attention and feed-forwards.
+ggml_tensor * build_attention_decoder(GraphContext & g);
+
 } // namespace dfl

@@ -80,7 +80,7 @@ static void bind_experts(WeightLoader & loader, int il) {
         loader.vector(schema::TENSOR_POST_FFW_NORM_2, il, hp.n_embd);
 }
 
-static void bind_attention(WeightLoader & loader, int il) {
+static void bind_layer_attention(WeightLoader & loader, int il) {
     const Hparams & hp = loader.hparams();
     const LayerShape & shape = hp.layers[il];
     AttentionWeights & attn = loader.weights().layers[il].attn;
@@ -108,7 +108,7 @@ static void bind(WeightLoader & loader) {
     for (int il = 0; il < hp.n_layer(); ++il) {
         LayerWeights & layer = loader.weights().layers[il];
         layer.attn_norm = loader.vector(schema::TENSOR_ATTN_NORM, il, hp.n_embd);
-        bind_attention(loader, il);
+        bind_layer_attention(loader, il);
         layer.post_attn_norm = loader.vector(schema::TENSOR_POST_ATTENTION_NORM, il, hp.n_embd);
         layer.ffn_norm = loader.vector(schema::TENSOR_FFN_NORM, il, hp.n_embd);
         loader.feed_forward(il);

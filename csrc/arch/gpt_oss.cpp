@@ -1,7 +1,6 @@
 // gpt-oss: windows in every other layer, sinks, biases, and experts throughout.
 #include "arch/arch.h"
 #include "gguf_schema.h"
-#include "layers/attention.h"
 
 namespace dfl {
 
@@ -16,25 +15,16 @@ static Hparams read(const GgufFile & file) {
     return hp;
 }
 
+static void bind_attention_with_sinks(WeightLoader & loader, int il) {
+    bind_attention(loader, il);
+    loader.weights().layers[il].attn.sinks =
+        loader.vector(schema::TENSOR_ATTN_SINKS, il, loader.hparams().layers[il].n_head);
+}
+
 static void bind(WeightLoader & loader) {
-    const Hparams & hp = loader.hparams();
-    loader.shared_tensors();
-    for (int il = 0; il < hp.n_layer(); ++il) {
-        const LayerShape & shape = hp.layers[il];
-        LayerWeights & layer = loader.weights().layers[il];
-        layer.attn_norm = loader.vector(schema::TENSOR_ATTN_NORM, il, hp.n_embd);
-        loader.attention(il, shape.head_dim * shape.n_head);
-        layer.attn.sinks = loader.vector(schema::TENSOR_ATTN_SINKS, il, shape.n_head);
-        layer.ffn_norm = loader.vector(schema::TENSOR_POST_ATTENTION_NORM, il, hp.n_embd);
-        loader.experts(il);
-    }
+    bind_decoder(loader, bind_attention_with_sinks, schema::TENSOR_POST_ATTENTION_NORM);
 }
 
-static ggml_tensor * build(GraphContext & g) {
-    return build_decoder(g, {mixer_sublayer(self_attention), feed_forward_sublayer()},
-                         g.weights.output);
-}
-
-extern const Arch GPT_OSS = {schema::ARCH_GPT_OSS, read, bind, build};
+extern const Arch GPT_OSS = {schema::ARCH_GPT_OSS, read, bind, build_attention_decoder};
 
 } // namespace dfl

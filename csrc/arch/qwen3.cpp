@@ -1,7 +1,6 @@
 // Qwen3, dense and with experts: as Llama, with normed heads and rope on halves.
 #include "arch/arch.h"
 #include "gguf_schema.h"
-#include "layers/attention.h"
 
 namespace dfl {
 
@@ -15,31 +14,16 @@ static Hparams read_moe(const GgufFile & file) {
     return hp;
 }
 
+static void bind_normed_attention(WeightLoader & loader, int il) {
+    bind_attention(loader, il);
+    bind_head_norms(loader, il);
+}
+
 static void bind(WeightLoader & loader) {
-    const Hparams & hp = loader.hparams();
-    loader.shared_tensors();
-    for (int il = 0; il < hp.n_layer(); ++il) {
-        const LayerShape & shape = hp.layers[il];
-        LayerWeights & layer = loader.weights().layers[il];
-        layer.attn_norm = loader.vector(schema::TENSOR_ATTN_NORM, il, hp.n_embd);
-        loader.attention(il, shape.head_dim * shape.n_head);
-        layer.attn.q_norm = loader.vector(schema::TENSOR_ATTN_Q_NORM, il, shape.head_dim);
-        layer.attn.k_norm = loader.vector(schema::TENSOR_ATTN_K_NORM, il, shape.head_dim);
-        layer.ffn_norm = loader.vector(schema::TENSOR_FFN_NORM, il, hp.n_embd);
-        if (hp.experts.n_expert > 0) {
-            loader.experts(il);
-        } else {
-            loader.feed_forward(il);
-        }
-    }
+    bind_decoder(loader, bind_normed_attention, schema::TENSOR_FFN_NORM);
 }
 
-static ggml_tensor * build(GraphContext & g) {
-    return build_decoder(g, {mixer_sublayer(self_attention), feed_forward_sublayer()},
-                         g.weights.output);
-}
-
-extern const Arch QWEN3 = {schema::ARCH_QWEN3, read, bind, build};
-extern const Arch QWEN3MOE = {schema::ARCH_QWEN3MOE, read_moe, bind, build};
+extern const Arch QWEN3 = {schema::ARCH_QWEN3, read, bind, build_attention_decoder};
+extern const Arch QWEN3MOE = {schema::ARCH_QWEN3MOE, read_moe, bind, build_attention_decoder};
 
 } // namespace dfl

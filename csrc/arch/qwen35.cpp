@@ -85,27 +85,18 @@ static void bind_delta_net(WeightLoader & loader, int il) {
     w.output = loader.linear(schema::TENSOR_SSM_OUT, il, inner, n_embd);
 }
 
-static void bind(WeightLoader & loader) {
-    const Hparams & hp = loader.hparams();
-    loader.shared_tensors();
-    for (int il = 0; il < hp.n_layer(); ++il) {
-        const LayerShape & shape = hp.layers[il];
-        LayerWeights & layer = loader.weights().layers[il];
-        layer.attn_norm = loader.vector(schema::TENSOR_ATTN_NORM, il, hp.n_embd);
-        if (shape.recurrent) {
-            bind_delta_net(loader, il);
-        } else {
-            loader.attention(il, 2 * shape.head_dim * shape.n_head);
-            layer.attn.q_norm = loader.vector(schema::TENSOR_ATTN_Q_NORM, il, shape.head_dim);
-            layer.attn.k_norm = loader.vector(schema::TENSOR_ATTN_K_NORM, il, shape.head_dim);
-        }
-        layer.ffn_norm = loader.vector(schema::TENSOR_POST_ATTENTION_NORM, il, hp.n_embd);
-        if (hp.experts.n_expert > 0) {
-            loader.experts(il);
-        } else {
-            loader.feed_forward(il);
-        }
+static void bind_mixer(WeightLoader & loader, int il) {
+    const LayerShape & shape = loader.hparams().layers[il];
+    if (shape.recurrent) {
+        bind_delta_net(loader, il);
+    } else {
+        loader.attention(il, 2 * shape.head_dim * shape.n_head);
+        bind_head_norms(loader, il);
     }
+}
+
+static void bind(WeightLoader & loader) {
+    bind_decoder(loader, bind_mixer, schema::TENSOR_POST_ATTENTION_NORM);
 }
 
 // Attention whose output is gated head by head; a head's rows of q are [query | gate].

@@ -211,18 +211,10 @@ void CellMasks::update(CellTable & table, const MaskRows & rows, int64_t n_kv) {
     log_changes(table, rows.cells); // what its rows see of each other holds for this pass alone
 }
 
-uint64_t CellMasks::bytes() const {
+uint64_t CellMasks::bytes(const Backend * on) const {
     uint64_t sum = 0;
     for (const MaskBuffer & mask : masks_) {
-        sum += mask.memory.bytes;
-    }
-    return sum;
-}
-
-uint64_t CellMasks::bytes_on(const Backend * backend) const {
-    uint64_t sum = 0;
-    for (const MaskBuffer & mask : masks_) {
-        sum += mask.backend == backend ? mask.memory.bytes : 0;
+        sum += on == nullptr || mask.backend == on ? mask.memory.bytes : 0;
     }
     return sum;
 }

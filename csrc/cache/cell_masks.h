@@ -53,8 +53,7 @@ class CellMasks {
     // Makes them those of these rows; takes the table's changes.
     void update(CellTable & table, const MaskRows & rows, int64_t n_kv);
 
-    uint64_t bytes() const;
-    uint64_t bytes_on(const Backend * backend) const;
+    uint64_t bytes(const Backend * on = nullptr) const;
     // Of all updates so far.
     uint64_t bytes_written() const { return bytes_written_; }
 

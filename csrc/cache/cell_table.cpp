@@ -89,7 +89,6 @@ std::vector<int64_t> CellTable::take(int32_t sequence, int64_t n) {
         }
         sequence_[cell] = sequence;
         ++used_[page];
-        ++n_used_;
         high_ = std::max(high_, cell + 1);
         n_touched_ = std::max(n_touched_, cell + 1);
         record_change(cell);
@@ -191,7 +190,6 @@ void CellTable::free_cell(int64_t cell, bool may_be_handed_out) {
     }
     sequence_[cell] = FREE;
     position_[cell] = FREE;
-    --n_used_;
     const int64_t page = cell / PAGE;
     // What is released was mostly taken last.
     auto at = std::find(owned.pages.rbegin(), owned.pages.rend(), page);
@@ -261,7 +259,6 @@ CellTable::Copy CellTable::release_from(int32_t sequence, int32_t position) {
             record_change(cell);
         }
         used_[from] = static_cast<int32_t>(n);
-        n_used_ -= PAGE - n;
         lower_high();
         return {0, 0, 0};
     }
@@ -319,7 +316,6 @@ int64_t CellTable::take_page(int32_t position) {
     }
     used_[page] = PAGE;
     holders_[page] = 1;
-    n_used_ += PAGE;
     high_ = std::max(high_, (page + 1) * PAGE);
     n_touched_ = std::max(n_touched_, high_);
     return page;
@@ -335,7 +331,6 @@ void CellTable::drop(int64_t page) {
         record_change(cell);
     }
     used_[page] = 0;
-    n_used_ -= PAGE;
     free_page(page);
     lower_high();
 }

@@ -39,8 +39,7 @@ class CellTable {
     void reserve_last();
     // The first so many cells may have been written to, and so may the one that is out of use.
     int64_t n_touched() const { return n_touched_; }
-    // Cells that nobody holds; of them, those in pages that nobody has.
-    int64_t n_free() const { return size() - n_used_; }
+    // Number of cells in pages that nobody has.
     int64_t n_unclaimed() const { return n_unclaimed_; }
     // One past the highest used cell.
     int64_t high() const { return high_; }
@@ -130,7 +129,6 @@ class CellTable {
     std::vector<bool> is_claimed_;              // of each page
     std::vector<SequenceCells> sequence_cells_; // of each sequence
     std::vector<int64_t> changes_;              // some more than once
-    int64_t n_used_ = 0;
     int64_t n_unclaimed_ = 0;
     int64_t high_ = 0;
     int64_t n_reserved_ = 0;

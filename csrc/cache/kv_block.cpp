@@ -94,28 +94,27 @@ void KvBlock::copy_to(const std::vector<int64_t> & cells) {
     }
 }
 
-void KvBlock::read(size_t tensor, uint8_t * to) {
-    copy_out();
-    const std::vector<ggml_tensor *> tensors = group_.tensors();
-    if (page_ >= 0) {
-        const size_t row = tensors[tensor]->nb[1];
-        ggml_backend_tensor_get(tensors[tensor], to, page_ * PAGE * row, n_ * row);
-        return;
-    }
+size_t KvBlock::offset_of(size_t tensor) const {
     size_t at = 0;
     for (size_t i = 0; i < tensor; ++i) {
-        at += n_ * tensors[i]->nb[1];
+        at += n_ * group_.tensors()[i]->nb[1];
     }
-    std::copy_n(bytes_.get() + at, n_ * tensors[tensor]->nb[1], to);
+    return at;
+}
+
+void KvBlock::read(size_t tensor, uint8_t * to) {
+    copy_out();
+    const ggml_tensor * rows = group_.tensors()[tensor];
+    const size_t row = rows->nb[1];
+    if (page_ >= 0) {
+        ggml_backend_tensor_get(rows, to, page_ * PAGE * row, n_ * row);
+    } else {
+        std::copy_n(bytes_.get() + offset_of(tensor), n_ * row, to);
+    }
 }
 
 void KvBlock::write(size_t tensor, const uint8_t * from) {
-    const std::vector<ggml_tensor *> tensors = group_.tensors();
-    size_t at = 0;
-    for (size_t i = 0; i < tensor; ++i) {
-        at += n_ * tensors[i]->nb[1];
-    }
-    std::copy_n(from, n_ * tensors[tensor]->nb[1], bytes_.get() + at);
+    std::copy_n(from, n_ * group_.tensors()[tensor]->nb[1], bytes_.get() + offset_of(tensor));
 }
 
 } // namespace dfl

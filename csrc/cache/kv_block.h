@@ -36,9 +36,8 @@ class KvBlock : public std::enable_shared_from_this<KvBlock> {
 
     // True if no sequence uses the page, so that its cells are free once the block leaves it.
     bool is_idle() const { return page_ >= 0 && group_.cells().n_holders(page_) == 1; }
-    // Records a use; the larger, the later.
-    void mark_used(uint64_t when) { last_used_ = when; }
-    uint64_t last_used() const { return last_used_; }
+    // Number of prefixes that keep it in its page.
+    int32_t n_keepers = 0;
     // Moves them to the host, and back into a page. Throws where there is no memory, or no page.
     void page_out();
     void page_in();
@@ -53,6 +52,8 @@ class KvBlock : public std::enable_shared_from_this<KvBlock> {
     void free_bytes();
     void move_to_page(int64_t page);
     void leave_page();
+    // Where a tensor's rows begin in its bytes.
+    size_t offset_of(size_t tensor) const;
 
     KvGroup & group_;
     uint64_t & host_bytes_;
@@ -60,7 +61,6 @@ class KvBlock : public std::enable_shared_from_this<KvBlock> {
     int64_t n_;
     int64_t page_ = -1;
     int32_t owner_ = -1;
-    uint64_t last_used_ = 0;
     std::unique_ptr<uint8_t[]> bytes_; // a vector would zero what is written anyway
     uint64_t n_bytes_ = 0;
 };

@@ -223,18 +223,10 @@ KvCache::KvCache(const Hparams & hp, const LayerPlace & place, ggml_type type_k,
     }
 }
 
-uint64_t KvCache::bytes() const {
+uint64_t KvCache::bytes(const Backend * on) const {
     uint64_t sum = 0;
     for (const auto & [backend, part] : parts_) {
-        sum += part.memory.bytes;
-    }
-    return sum;
-}
-
-uint64_t KvCache::bytes_on(const Backend * backend) const {
-    uint64_t sum = 0;
-    for (const auto & [place, part] : parts_) {
-        sum += place == backend ? part.memory.bytes : 0;
+        sum += on == nullptr || backend == on ? part.memory.bytes : 0;
     }
     return sum;
 }
@@ -245,18 +237,10 @@ void KvCache::reserve_masks(int64_t n_rows) {
     }
 }
 
-uint64_t KvCache::mask_bytes() const {
+uint64_t KvCache::mask_bytes(const Backend * on) const {
     uint64_t sum = 0;
     for (const KvGroup & group : groups_) {
-        sum += group.masks().bytes();
-    }
-    return sum;
-}
-
-uint64_t KvCache::mask_bytes_on(const Backend * backend) const {
-    uint64_t sum = 0;
-    for (const KvGroup & group : groups_) {
-        sum += group.masks().bytes_on(backend);
+        sum += group.masks().bytes(on);
     }
     return sum;
 }
@@ -275,44 +259,9 @@ void KvCache::clear(int32_t sequence) {
     }
 }
 
-void KvCache::clear_from(int32_t sequence, int32_t position) {
+void KvCache::slide_window(int32_t sequence, int64_t position) {
     for (KvGroup & group : groups_) {
-        group.clear_from(sequence, position);
-    }
-}
-
-void KvCache::slide_window(int32_t sequence, int64_t position, int64_t n_verified_finite) {
-    for (KvGroup & group : groups_) {
-        group.slide_window(sequence, position, n_verified_finite);
-    }
-}
-
-bool KvCache::has_window_before(int32_t sequence, int64_t position) const {
-    return std::all_of(groups_.begin(), groups_.end(), [&](const KvGroup & group) {
-        return group.has_window_before(sequence, position);
-    });
-}
-
-int64_t KvCache::earliest_rewind(int32_t sequence) const {
-    int64_t position = 0;
-    for (const KvGroup & group : groups_) {
-        position = std::max(position, group.earliest_rewind(sequence));
-    }
-    return position;
-}
-
-std::vector<uint8_t> KvCache::save_windows(int32_t sequence, int64_t position) const {
-    std::vector<uint8_t> bytes;
-    for (const KvGroup & group : groups_) {
-        group.save(sequence, position, bytes);
-    }
-    return bytes;
-}
-
-void KvCache::load_windows(int32_t sequence, int64_t position, const std::vector<uint8_t> & bytes) {
-    const uint8_t * at = bytes.data();
-    for (KvGroup & group : groups_) {
-        at = group.load(sequence, position, at);
+        group.slide_window(sequence, position);
     }
 }
 

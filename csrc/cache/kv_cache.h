@@ -48,25 +48,18 @@ class KvCache {
     const CellTable & cells() const { return groups_.front().cells(); }
     int32_t n_sequences() const { return n_sequences_; }
 
-    // Of K and V alone.
-    uint64_t bytes() const;
-    uint64_t bytes_on(const Backend * backend) const;
+    // Bytes of K and V alone, on one device or on all.
+    uint64_t bytes(const Backend * on = nullptr) const;
     // Makes room for masks of more rows, as CellMasks::reserve().
     void reserve_masks(int64_t n_rows);
-    uint64_t mask_bytes() const;
-    uint64_t mask_bytes_on(const Backend * backend) const;
+    uint64_t mask_bytes(const Backend * on = nullptr) const;
     uint64_t mask_bytes_written() const;
     // As of a group, in all of them.
     void clear(int32_t sequence);
-    void clear_from(int32_t sequence, int32_t position);
 
     // True if some layers have a window and forget what has left it. As of a group, in all of them:
     bool has_windows() const { return groups_.size() > 1; }
-    void slide_window(int32_t sequence, int64_t position, int64_t n_verified_finite);
-    bool has_window_before(int32_t sequence, int64_t position) const;
-    int64_t earliest_rewind(int32_t sequence) const;
-    std::vector<uint8_t> save_windows(int32_t sequence, int64_t position) const;
-    void load_windows(int32_t sequence, int64_t position, const std::vector<uint8_t> & bytes);
+    void slide_window(int32_t sequence, int64_t position);
 
   private:
     // What lies on one device.

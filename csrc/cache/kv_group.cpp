@@ -14,8 +14,8 @@ KvGroup::KvGroup(int64_t window, CellTable cells, CellMasks masks, bool attends_
       attends_on_host_(attends_on_host) {}
 
 void KvGroup::add_layer(const Backend & backend, ggml_tensor * k, ggml_tensor * v) {
-    stores_.push_back({&backend, k});
-    stores_.push_back({&backend, v});
+    tensors_.insert(tensors_.end(), {k, v});
+    is_host_ = is_host_ && backend.is_host();
 }
 
 void KvGroup::set_rows(const MaskRows & rows, int64_t n_kv) {
@@ -29,27 +29,10 @@ void KvGroup::set_rows(const MaskRows & rows, int64_t n_kv) {
     }
 }
 
-bool KvGroup::is_host() const {
-    return std::all_of(stores_.begin(), stores_.end(),
-                       [](const Store & store) { return store.backend->is_host(); });
-}
-
-void KvGroup::copy_row(int64_t from, int64_t to) {
-    if (from == to) {
-        return;
-    }
-    for (const Store & store : stores_) {
-        auto * rows = static_cast<char *>(store.rows->data);
-        const size_t size = store.rows->nb[1];
-        std::memcpy(rows + to * size, rows + from * size, size);
-    }
-}
-
 void KvGroup::zero(int64_t first, int64_t n) {
-    for (const Store & store : stores_) {
+    for (ggml_tensor * tensor : tensors_) {
         if (n > 0) {
-            const size_t size = store.rows->nb[1];
-            ggml_backend_tensor_memset(store.rows, 0, first * size, n * size);
+            ggml_backend_tensor_memset(tensor, 0, first * tensor->nb[1], n * tensor->nb[1]);
         }
     }
 }
@@ -84,17 +67,6 @@ void KvGroup::copy_out_lent(int32_t sequence, int64_t first, int64_t end) {
     std::for_each(lent.begin(), lent.end(), [](KvBlock * block) { block->copy_out(); });
 }
 
-void KvGroup::clear_range(int32_t sequence, int64_t first, int64_t end) {
-    copy_out_lent(sequence, first, end);
-    // Shared rows are others' too, and read by our own code alone.
-    const auto own = static_cast<int64_t>(cells_.shared(sequence).size()) * CellTable::PAGE;
-    for (const cpu::CellSpan & span : cells_.spans(sequence)) {
-        const int64_t from = std::clamp<int64_t>(std::max(first, own) - span.position, 0, span.n);
-        const int64_t to = std::clamp<int64_t>(end - span.position, from, span.n);
-        zero(span.cell + from, to - from);
-    }
-}
-
 void KvGroup::release_from(int32_t sequence, int32_t position) {
     copy_out_lent(sequence, position, INT64_MAX);
     copy_cells(cells_.release_from(sequence, position));
@@ -105,17 +77,9 @@ void KvGroup::release_before(int32_t sequence, int32_t position) {
     cells_.release_before(sequence, position);
 }
 
-std::vector<ggml_tensor *> KvGroup::tensors() const {
-    std::vector<ggml_tensor *> tensors;
-    for (const Store & store : stores_) {
-        tensors.push_back(store.rows);
-    }
-    return tensors;
-}
-
 uint64_t KvGroup::row_bytes() const {
     uint64_t sum = 0;
-    for (const ggml_tensor * tensor : tensors()) {
+    for (const ggml_tensor * tensor : tensors_) {
         sum += tensor->nb[1];
     }
     return sum;
@@ -123,7 +87,7 @@ uint64_t KvGroup::row_bytes() const {
 
 void KvGroup::read_rows(int32_t sequence, int32_t position, int64_t n, uint8_t * to) const {
     int64_t n_read = 0;
-    for (const ggml_tensor * tensor : tensors()) {
+    for (const ggml_tensor * tensor : tensors_) {
         const size_t row = tensor->nb[1];
         for (const cpu::CellSpan & span : cells_.spans(sequence)) {
             const int64_t first = std::max<int64_t>(position, span.position);
@@ -137,13 +101,13 @@ void KvGroup::read_rows(int32_t sequence, int32_t position, int64_t n, uint8_t *
         }
         to += n * row;
     }
-    DFL_CHECK(n_read == n * static_cast<int64_t>(tensors().size()), DFL_STATUS_INTERNAL,
+    DFL_CHECK(n_read == n * static_cast<int64_t>(tensors_.size()), DFL_STATUS_INTERNAL,
               "sequence %d lacks rows of %lld from position %d on", sequence, (long long)n,
               position);
 }
 
 void KvGroup::read_cells(int64_t cell, int64_t n, uint8_t * to) const {
-    for (const ggml_tensor * tensor : tensors()) {
+    for (const ggml_tensor * tensor : tensors_) {
         ggml_backend_tensor_get(tensor, to, cell * tensor->nb[1], n * tensor->nb[1]);
         to += n * tensor->nb[1];
     }
@@ -151,7 +115,7 @@ void KvGroup::read_cells(int64_t cell, int64_t n, uint8_t * to) const {
 
 void KvGroup::write_cells(int64_t cell, int64_t n, const uint8_t * from, int64_t first,
                           int64_t n_from) {
-    for (ggml_tensor * tensor : tensors()) {
+    for (ggml_tensor * tensor : tensors_) {
         const size_t row = tensor->nb[1];
         ggml_backend_tensor_set(tensor, from + first * row, cell * row, n * row);
         from += n_from * row;
@@ -159,7 +123,10 @@ void KvGroup::write_cells(int64_t cell, int64_t n, const uint8_t * from, int64_t
 }
 
 void KvGroup::copy_cells(const CellTable::Copy & copy) {
-    for (ggml_tensor * tensor : copy.n > 0 ? tensors() : std::vector<ggml_tensor *>()) {
+    if (copy.n == 0 || copy.from == copy.to) {
+        return;
+    }
+    for (const ggml_tensor * tensor : tensors_) {
         auto * rows = static_cast<char *>(tensor->data);
         const size_t row = tensor->nb[1];
         std::memcpy(rows + copy.to * row, rows + copy.from * row, copy.n * row);
@@ -178,66 +145,6 @@ int64_t KvGroup::first_saved(int64_t position) const { return page_of(first_visi
 
 int64_t KvGroup::first_retained(int64_t position) const {
     return window_ > 0 ? page_of(first_visible(position) - REACH) : 0;
-}
-
-void KvGroup::slide_window(int32_t sequence, int64_t position, int64_t n_verified_finite) {
-    const int64_t first = first_retained(position);
-    if (!masks_.empty()) { // some kernels multiply what a mask hides by 0
-        clear_range(sequence, n_verified_finite, first);
-    }
-    release_before(sequence, static_cast<int32_t>(first));
-}
-
-bool KvGroup::has_window_before(int32_t sequence, int64_t position) const {
-    const int64_t first = first_visible(position);
-    const std::vector<cpu::CellSpan> & spans = cells_.spans(sequence);
-    return first >= position || (!spans.empty() && spans.front().position <= first);
-}
-
-int64_t KvGroup::earliest_rewind(int32_t sequence) const {
-    const std::vector<cpu::CellSpan> & spans = cells_.spans(sequence);
-    const int64_t first = spans.empty() ? 0 : spans.front().position;
-    return first > 0 ? first + window_ - 1 : 0;
-}
-
-void KvGroup::save(int32_t sequence, int64_t position, std::vector<uint8_t> & bytes) const {
-    const int64_t first = first_saved(position);
-    for (size_t i = 0; i < stores_.size() && window_ > 0; ++i) {
-        const ggml_tensor * rows = stores_[i].rows;
-        for (const cpu::CellSpan & span : cells_.spans(sequence)) {
-            const int64_t from = std::clamp<int64_t>(first - span.position, 0, span.n);
-            const int64_t to = std::clamp<int64_t>(position - span.position, from, span.n);
-            const size_t at = bytes.size(), size = (to - from) * rows->nb[1];
-            bytes.resize(at + size);
-            if (size > 0) {
-                stores_[i].backend->read(rows, bytes.data() + at, (span.cell + from) * rows->nb[1],
-                                         size);
-            }
-        }
-    }
-}
-
-const uint8_t * KvGroup::load(int32_t sequence, int64_t position, const uint8_t * bytes) {
-    const auto first = static_cast<int32_t>(first_saved(position));
-    if (window_ == 0) {
-        return bytes;
-    }
-    if (!masks_.empty()) {
-        clear_from(sequence, 0);
-    }
-    release_from(sequence, 0);
-    const std::vector<int64_t> cells = cells_.take(sequence, position - first);
-    for (size_t i = 0; i < cells.size(); ++i) {
-        cells_.place(cells[i], first + static_cast<int32_t>(i));
-    }
-    for (const Store & store : stores_) {
-        const size_t size = store.rows->nb[1];
-        for (const cpu::CellSpan & span : cells_.spans(sequence)) {
-            ggml_backend_tensor_set(store.rows, bytes, span.cell * size, span.n * size);
-            bytes += span.n * size;
-        }
-    }
-    return bytes;
 }
 
 } // namespace dfl

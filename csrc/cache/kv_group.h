@@ -13,11 +13,11 @@ namespace dfl {
 class KvBlock;
 
 // Those of layers with a window stay only while rows to come may see them: of a sequence that has
-// come to a position the window before it, and REACH positions more, as it may go back. To go back
-// further rows are saved before, see save().
+// come to a position the window before it, and REACH positions more, so that it goes back to a
+// prefix nearby without a copy.
 class KvGroup {
   public:
-    // A stop string, an interrupted round, a prompt that ends a little differently.
+    // Of a short answer that is asked for again.
     static constexpr int64_t REACH = CellTable::PAGE;
 
     // Largest number of uncommitted rows, pending verifies and padding among them: of one sequence,
@@ -47,7 +47,7 @@ class KvGroup {
     void add_layer(const Backend & backend, ggml_tensor * k, ggml_tensor * v);
 
     int64_t window() const { return window_; }
-    bool has_layers() const { return !stores_.empty(); }
+    bool has_layers() const { return !tensors_.empty(); }
     CellTable & cells() { return cells_; }
     const CellTable & cells() const { return cells_; }
     CellMasks & masks() { return masks_; }
@@ -56,18 +56,12 @@ class KvGroup {
     // Makes the masks and visible() those of the rows of the next pass, over the first n_kv cells.
     void set_rows(const MaskRows & rows, int64_t n_kv);
 
-    // Whether all of it lies in host memory.
-    bool is_host() const;
-    // Copies a cell's rows of every layer into another cell. Host memory only.
-    void copy_row(int64_t from, int64_t to);
+    // True if all of it lies in host memory.
+    bool is_host() const { return is_host_; }
     // Zeroes what is stored in the cells of a sequence and in those that nobody holds, and touches
     // no memory that was never written to; the table stays.
     void clear(int32_t sequence);
     void clear_cell(int64_t cell) { zero(cell, 1); }
-    // In the cells of a sequence from a position on.
-    void clear_from(int32_t sequence, int32_t position) {
-        clear_range(sequence, position, INT32_MAX);
-    }
 
     // CellTable::release_from() with the copies that it asks for, and release_before(). Lent rows
     // are copied to the host first.
@@ -85,7 +79,7 @@ class KvGroup {
     // takes rows where they lie, and to which hidden ones are nothing. Not for windows.
     bool shares_pages() const { return window_ == 0 && masks_.empty() && is_host(); }
     // Keys and values of each layer.
-    std::vector<ggml_tensor *> tensors() const;
+    const std::vector<ggml_tensor *> & tensors() const { return tensors_; }
     // Bytes of one cell in all of them.
     uint64_t row_bytes() const;
     // Copies rows out, tensor by tensor, those of each side by side: n of a sequence from a
@@ -97,45 +91,32 @@ class KvGroup {
     // Host memory only.
     void copy_cells(const CellTable::Copy & copy);
 
-    // What follows is for windows; without one all rows stay, and none are saved.
+    // What follows is for windows; without one all rows stay.
 
-    // Forgets rows that have left the window of a sequence at a position. n_verified_finite: tokens
-    // up to which logits were verified to be finite.
-    void slide_window(int32_t sequence, int64_t position, int64_t n_verified_finite);
-    // Whether all is there that a row at a position would see of those before it. Of an earlier
-    // position than the sequence's: whether it can go back there.
-    bool has_window_before(int32_t sequence, int64_t position) const;
-    // The first position that it can go back to.
-    int64_t earliest_rewind(int32_t sequence) const;
-    // What a row at a position sees of those before it, appended to `bytes`; and these rows put
-    // back, in place of all that the sequence holds, from `bytes` on -> the first that is not read.
-    void save(int32_t sequence, int64_t position, std::vector<uint8_t> & bytes) const;
-    const uint8_t * load(int32_t sequence, int64_t position, const uint8_t * bytes);
-    // What is saved: from the first position of a page on, where it lies as if it had been
-    // computed.
+    // Forgets rows that have left the window of a sequence at a position.
+    void slide_window(int32_t sequence, int64_t position) {
+        release_before(sequence, static_cast<int32_t>(first_retained(position)));
+    }
+    // First position that a snapshot has for a row at a position: the first of a page, where it
+    // lies as if it had been computed.
     int64_t first_saved(int64_t position) const;
 
   private:
     void zero(int64_t first, int64_t n);
     // Has blocks copy the rows of these positions that are lent to them.
     void copy_out_lent(int32_t sequence, int64_t first, int64_t end);
-    void clear_range(int32_t sequence, int64_t first, int64_t end);
     // First position that a row at a position may attend to.
     int64_t first_visible(int64_t position) const;
     // First position that stays; the first of a page, so that whole pages become free.
     int64_t first_retained(int64_t position) const;
-    // Keys or values of a layer.
-    struct Store {
-        const Backend * backend;
-        ggml_tensor * rows;
-    };
 
     int64_t window_;
     CellTable cells_;
     CellMasks masks_;
     bool attends_on_host_;
     std::vector<VisibleRows> visible_;
-    std::vector<Store> stores_;
+    std::vector<ggml_tensor *> tensors_;
+    bool is_host_ = true;
     std::vector<KvBlock *> lent_;
     std::map<int64_t, KvBlock *> blocks_by_page_;
 };

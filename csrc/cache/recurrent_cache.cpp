@@ -58,10 +58,10 @@ void RecurrentCache::reserve_updates(int64_t n, bool pads) {
     }
 }
 
-uint64_t RecurrentCache::bytes() const {
+uint64_t RecurrentCache::bytes(const Backend * on) const {
     uint64_t sum = 0;
     for (const auto & part : parts_) {
-        sum += part->memory.bytes;
+        sum += on == nullptr || part->backend == on ? part->memory.bytes : 0;
     }
     return sum;
 }
@@ -74,26 +74,10 @@ uint64_t RecurrentCache::sequence_bytes() const {
     return sum;
 }
 
-uint64_t RecurrentCache::update_bytes() const {
+uint64_t RecurrentCache::update_bytes(const Backend * on) const {
     uint64_t sum = 0;
     for (const auto & part : parts_) {
-        sum += part->updates_memory.bytes;
-    }
-    return sum;
-}
-
-uint64_t RecurrentCache::bytes_on(const Backend * backend) const {
-    uint64_t sum = 0;
-    for (const auto & part : parts_) {
-        sum += part->backend == backend ? part->memory.bytes : 0;
-    }
-    return sum;
-}
-
-uint64_t RecurrentCache::update_bytes_on(const Backend * backend) const {
-    uint64_t sum = 0;
-    for (const auto & part : parts_) {
-        sum += part->backend == backend ? part->updates_memory.bytes : 0;
+        sum += on == nullptr || part->backend == on ? part->updates_memory.bytes : 0;
     }
     return sum;
 }

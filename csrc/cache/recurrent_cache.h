@@ -85,10 +85,9 @@ class RecurrentCache {
     RawBytes save(int32_t sequence) const;
     void load(int32_t sequence, const RawBytes & bytes);
     uint64_t sequence_bytes() const;
-    uint64_t bytes() const;
-    uint64_t update_bytes() const;
-    uint64_t bytes_on(const Backend * backend) const;
-    uint64_t update_bytes_on(const Backend * backend) const;
+    // Bytes of states, and of updates, on one device or on all.
+    uint64_t bytes(const Backend * on = nullptr) const;
+    uint64_t update_bytes(const Backend * on = nullptr) const;
 
   private:
     template <typename Visit>

@@ -6,11 +6,8 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
-#include <numeric>
 
 namespace dfl {
-
-static int64_t pad(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 // The window of each sequence, but all together no more than the context has tokens, see
 // make_room(); one pass or block beside it, pages that are not full, and one cell that padding
@@ -19,7 +16,7 @@ static int64_t cells_needed(const DraftSizes & sizes) {
     const int64_t uncommitted = std::max(sizes.n_ubatch, sizes.max_block) + CellTable::PAGE;
     const int64_t windows = sizes.n_parallel * sizes.window;
     const int64_t more = (sizes.n_parallel - 1) * (sizes.max_block + 2 * CellTable::PAGE);
-    return pad(std::min(windows, sizes.n_ctx) + uncommitted + more + 1, 256);
+    return GGML_PAD(std::min(windows, sizes.n_ctx) + uncommitted + more + 1, 256);
 }
 
 static LayerPlace on(Backend & backend) {
@@ -50,7 +47,6 @@ void DraftState::allocate_features(int64_t n_verify) {
     memory_ = std::move(memory);
     features_ = features;
     ring_ = ring;
-    is_taken_.assign(ring_, false);
 }
 
 void DraftState::reserve_verify(int64_t n_verify, GraphPool & graphs) {
@@ -105,63 +101,24 @@ void DraftState::add_prefill_injection(CachedGraph & cached) {
     build_injection(g, features, cached.draft.inject_positions, cached.draft.inject_cells);
 }
 
-bool DraftState::ring_has_room(int64_t n) const {
-    return std::count(is_taken_.begin(), is_taken_.end(), false) >= n;
-}
-
-std::vector<int64_t> DraftState::take_ring_rows(int64_t n) {
-    std::vector<int64_t> rows;
-    for (int64_t row = 0; row < ring_ && (int64_t)rows.size() < n; ++row) {
-        if (!is_taken_[row]) {
-            is_taken_[row] = true;
-            rows.push_back(row);
-        }
+std::vector<bool> DraftState::pending_rows() const {
+    std::vector<bool> rows(ring_, false);
+    for (const Pending & one : pending_) {
+        rows[one.row] = true;
     }
-    return rows;
-}
-
-void DraftState::free_ring_rows(const std::vector<int64_t> & rows) {
-    for (const int64_t row : rows) {
-        if (row < ring_) {
-            is_taken_[row] = false;
-        }
-    }
-}
-
-std::vector<int64_t> DraftState::prefill_rows(int64_t first, int64_t n) const {
-    std::vector<int64_t> rows(n);
-    std::iota(rows.begin(), rows.end(), ring_ + first);
     return rows;
 }
 
 void DraftState::add_pending(int32_t sequence, const std::vector<int64_t> & rows,
                              int32_t position) {
     for (const int64_t row : rows) {
-        is_taken_[row] = true;
         pending_.push_back({sequence, row, position++});
     }
 }
 
 template <typename Is>
 void DraftState::drop_pending(Is && is) {
-    const auto end = std::remove_if(pending_.begin(), pending_.end(), [&](const Pending & one) {
-        if (is(one)) {
-            is_taken_[one.row] = false;
-            return true;
-        }
-        return false;
-    });
-    pending_.erase(end, pending_.end());
-}
-
-void DraftState::write_positions(const CachedGraph & cached, ggml_tensor * tensor,
-                                 const std::vector<int32_t> & positions) const {
-    const int64_t n = positions.size();
-    cached.write<int32_t>(tensor, [&](int32_t * data) {
-        for (int64_t i = 0; i < ggml_nelements(tensor); ++i) {
-            data[i] = i < 3 * n ? positions[i % n] : 0;
-        }
-    });
+    pending_.erase(std::remove_if(pending_.begin(), pending_.end(), is), pending_.end());
 }
 
 void DraftState::slide_window(int32_t sequence, int32_t position) {
@@ -237,7 +194,7 @@ void DraftState::set_prefill_injection(CachedGraph & cached,
     // Padding is what earlier prompts left, and is written where nobody looks.
     positions.resize(cached.shape.n_inject);
     cells.resize(cached.shape.n_inject, padding_cell_);
-    write_positions(cached, cached.draft.inject_positions, positions);
+    cached.write_positions(cached.draft.inject_positions, positions);
     cached.write<int64_t>(cached.draft.inject_cells,
                           [&](int64_t * data) { std::copy(cells.begin(), cells.end(), data); });
 }
@@ -254,7 +211,7 @@ void DraftState::set_injection(CachedGraph & cached, const std::vector<Pending> 
     for (int64_t i = 0; i < n; ++i) {
         positions[i] = source(i).position;
     }
-    write_positions(cached, cached.draft.inject_positions, positions);
+    cached.write_positions(cached.draft.inject_positions, positions);
     cached.write<int32_t>(cached.draft.inject_rows, [&](int32_t * data) {
         for (int64_t i = 0; i < n; ++i) {
             data[i] = static_cast<int32_t>(source(i).row);
@@ -324,15 +281,6 @@ void DraftState::reserve(GraphPool & graphs) {
     graphs.get(largest, [&](CachedGraph & fresh) { build_draft(fresh); });
 }
 
-// As many as Engine::update_attended_cells() has it.
-int64_t DraftState::cells_read() {
-    const CellTable & table = kv_.cells();
-    const bool has_masks = !kv_.groups().front().masks().empty();
-    const int64_t n = sizes_.cells(table.high(), table.n_cells(), has_masks);
-    const bool comes_and_goes = has_masks && sizes_.serves_many();
-    return comes_and_goes ? std::min(sizes_.shared_cells(recent_cells_(n)), table.n_cells()) : n;
-}
-
 void DraftState::set_block_inputs(CachedGraph & cached, const std::vector<DraftBlock> & blocks,
                                   const std::vector<int64_t> & cells) {
     std::vector<int32_t> tokens, positions, drafted;
@@ -360,7 +308,7 @@ void DraftState::set_block_inputs(CachedGraph & cached, const std::vector<DraftB
     cached.write<float>(cached.in.embd, [&](float * data) {
         drafter_->embed(target_, tokens.data(), static_cast<int64_t>(tokens.size()), data);
     });
-    write_positions(cached, cached.in.positions, positions);
+    cached.write_positions(cached.in.positions, positions);
     cached.write<int64_t>(cached.in.cells.front(),
                           [&](int64_t * data) { std::copy(to.begin(), to.end(), data); });
     cached.write<int32_t>(cached.in.out_rows,
@@ -431,7 +379,8 @@ std::vector<Draft> DraftState::run_blocks(GraphPool & graphs,
         }
         // The cell that padding writes to is read too: CUDA's flash attention is at its best over
         // multiples of 256 cells.
-        shape.n_kv = {cells_read()};
+        const bool has_masks = !kv_.groups().front().masks().empty();
+        shape.n_kv = {sizes_.cells(table.high(), table.n_cells(), has_masks, recent_cells_)};
         shape.n_inject = sizes_.inject_rows(features.size());
         const int64_t n_choices = drafter_->head(target_).n_out();
         shape.n_top = can_select_on_device(backend_, n_choices, k) ? k : 0;
@@ -466,21 +415,7 @@ void DraftState::release(const std::vector<int64_t> & cells) {
 void DraftState::clear(int32_t sequence) {
     truncate(sequence, 0);
     kv_.clear(sequence);
-    const size_t row = features_->nb[1];
-    for (int64_t i = 0; i < ring_; ++i) {
-        if (!is_taken_[i]) {
-            ggml_backend_tensor_memset(features_, 0, i * row, row);
-        }
-    }
-    clear_prefill_rows();
-}
-
-void DraftState::clear_from(int32_t sequence, int32_t position) {
-    kv_.clear_from(sequence, position);
-    clear_prefill_rows();
-}
-
-void DraftState::clear_prefill_rows() {
+    // What a prompt left in its rows pads the next one's injection.
     const size_t first = ring_ * features_->nb[1];
     ggml_backend_tensor_memset(features_, 0, first, ggml_nbytes(features_) - first);
 }

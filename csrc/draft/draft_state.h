@@ -60,7 +60,6 @@ class DraftState {
         return std::count_if(pending_.begin(), pending_.end(),
                              [&](const Pending & one) { return one.sequence == sequence; });
     }
-    bool has_pending(int32_t sequence) const { return n_pending(sequence) > 0; }
     // Of the cache and the features; and of the masks.
     uint64_t bytes() const { return kv_.bytes() + memory_.bytes; }
     uint64_t mask_bytes() const { return kv_.mask_bytes(); }
@@ -72,13 +71,10 @@ class DraftState {
     // Adds to a prefill graph the injection of its own rows (those of the prefill region).
     void add_prefill_injection(CachedGraph & cached);
 
-    // Feature rows for the next pass: of the ring, which are taken until they are given back or
-    // were injected; or of the prefill region.
-    bool ring_has_room(int64_t n) const;
-    std::vector<int64_t> take_ring_rows(int64_t n);
-    void free_ring_rows(const std::vector<int64_t> & rows);
-    std::vector<int64_t> prefill_rows(int64_t first, int64_t n) const;
-    // Row for features of padding.
+    // Rows for features of a pass: of the ring, those whose features wait for injection; of its
+    // prompts; and of padding.
+    std::vector<bool> pending_rows() const;
+    int64_t first_prefill_row() const { return ring_; }
     int64_t padding_row() const { return features_->ne[1] - 1; }
     // These rows of the ring belong to a timeline now, from a position on, and wait for injection.
     void add_pending(int32_t sequence, const std::vector<int64_t> & rows, int32_t position);
@@ -95,8 +91,6 @@ class DraftState {
 
     // Forgets everything of a sequence from a position on.
     void truncate(int32_t sequence, int32_t position);
-    // Zeroes what is known of it from a position on.
-    void clear_from(int32_t sequence, int32_t position);
     // Makes room for rows of sequences. On a CPU these share pages of the target's cache, and may
     // have more tokens together than there are cells here: who holds the most gives up its oldest.
     void make_room(const std::map<int32_t, int64_t> & n_rows);
@@ -112,14 +106,11 @@ class DraftState {
     };
 
     void allocate_features(int64_t n_verify);
-    // What a prompt left there pads the next one's injection.
-    void clear_prefill_rows();
     GraphContext make_build(CachedGraph & cached) const;
     void make_injection_inputs(CachedGraph & cached) const;
     void build_draft(CachedGraph & cached) const;
     void set_block_inputs(CachedGraph & cached, const std::vector<DraftBlock> & blocks,
                           const std::vector<int64_t> & cells);
-    int64_t cells_read();
     // Features as inputs of a graph that injects.
     void set_injection(CachedGraph & cached, const std::vector<Pending> & features,
                        const std::vector<int64_t> & cells);
@@ -132,8 +123,6 @@ class DraftState {
     void drop_pending(Is && is);
     std::vector<int64_t> take_cells(const std::vector<Pending> & features);
     void release(const std::vector<int64_t> & cells);
-    void write_positions(const CachedGraph & cached, ggml_tensor * tensor,
-                         const std::vector<int32_t> & positions) const;
 
     std::shared_ptr<const Drafter> drafter_;
     const Model & target_;
@@ -146,7 +135,6 @@ class DraftState {
     Allocation memory_;
     int64_t ring_ = 0;                 // feature rows that verifies and single tokens share
     ggml_tensor * features_ = nullptr; // [n_features, ring + rows of a prefill pass]
-    std::vector<bool> is_taken_;       // of the ring
     std::vector<Pending> pending_;     // of each sequence in the order of positions
     int64_t padding_cell_;
     RecentMax recent_cells_;

@@ -11,8 +11,6 @@
 
 namespace dfl {
 
-static int64_t pad(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
-
 static EngineParams checked(EngineParams params) {
     DFL_CHECK(params.n_ctx >= 1 && params.n_ctx <= (1 << 24), DFL_STATUS_ARGUMENT,
               "n_ctx is %lld, expected 1 to %d", (long long)params.n_ctx, 1 << 24);
@@ -56,7 +54,8 @@ static ggml_type draft_cache_type(const EngineParams & params) {
     return params.type_k == GGML_TYPE_F32 ? GGML_TYPE_F32 : GGML_TYPE_F16;
 }
 
-// One sequence appends or verifies; of many each verify may have a row of padding.
+// Returns the largest number of uncommitted rows: a sequence appends or verifies, and each verify
+// of many may have a row of padding.
 static KvGroup::UncommittedRows max_uncommitted(const EngineParams & params) {
     const int64_t of_one = std::max(params.n_ubatch, Engine::MAX_VERIFY + 1);
     const int64_t n = params.n_parallel;
@@ -68,7 +67,7 @@ Engine::Engine(std::shared_ptr<const Model> model, const EngineParams & params)
       devices_(model_->device(), model_->split(), params_.n_threads, {}, model_->dry_run()),
       is_recurrent_(model_->hparams().n_recurrent() > 0),
       kv_(model_->hparams(), layer_place(), params_.type_k, params_.type_v,
-          {pad(params_.n_ctx, 256), std::max<int64_t>(params_.n_ubatch, params_.n_parallel),
+          {GGML_PAD(params_.n_ctx, 256), std::max<int64_t>(params_.n_ubatch, params_.n_parallel),
            params_.n_parallel, max_uncommitted(params_)}),
       recurrent_(model_->hparams(), layer_place(), params_.n_parallel),
       scans_(is_recurrent_ && params_.delta_form == DeltaForm::OWN &&
@@ -96,6 +95,12 @@ Engine::Engine(std::shared_ptr<const Model> model, const EngineParams & params)
             params_.drafter, *model_, devices_,
             DraftSizes{draft_cache_type(params_), params_.draft_window, params_.n_ctx,
                        params_.n_ubatch, verify_rows_, max_block, params_.n_parallel});
+    }
+    for (KvGroup & group : kv_.groups()) {
+        caches_.push_back(&group);
+    }
+    if (draft_) {
+        caches_.push_back(&draft_->cache());
     }
     reserve_graphs();
 }
@@ -138,7 +143,7 @@ int64_t Engine::max_rows() const {
     return std::max<int64_t>({params_.n_ubatch, params_.n_parallel, verify_rows_});
 }
 
-// Of each group of layers.
+// Returns the cells of each group of layers.
 std::vector<int64_t> Engine::max_cells() const {
     std::vector<int64_t> cells;
     for (const KvGroup & group : kv_.groups()) {
@@ -272,6 +277,14 @@ void Engine::build_forward(CachedGraph & cached) {
     if (cached.shape.taps) {
         draft_->add_taps(cached, g);
     }
+    g.tap = [&cached, n_layer = model_->hparams().n_layer(), tap = g.tap](int il, ggml_tensor * x) {
+        if (tap) {
+            tap(il, x);
+        }
+        if (il == n_layer - 1) {
+            cached.row_sums = add_output(cached, ggml_sum_rows(cached.ctx.get(), x));
+        }
+    };
     finish_logits(cached, model_->arch().build(g), devices_.main());
     if (cached.shape.n_inject > 0) {
         draft_->add_prefill_injection(cached);
@@ -282,7 +295,7 @@ std::vector<MemoryUse> Engine::memory() const {
     const Backend * cpu = devices_.cpu();
     const ArenaBytes arena = graphs_.arena_bytes();
     std::vector<MemoryUse> uses;
-    // beside: of the bytes, those on the CPU beside another device.
+    // cpu_split: bytes of them on the CPU beside another device.
     const auto add = [&](const char * name, uint64_t bytes, uint64_t cpu_split) {
         if (bytes > cpu_split) {
             uses.push_back({name, devices_.main().name(), bytes - cpu_split});
@@ -291,11 +304,12 @@ std::vector<MemoryUse> Engine::memory() const {
             uses.push_back({name, cpu->name(), cpu_split});
         }
     };
-    add("kv", kv_.bytes(), kv_.bytes_on(cpu));
-    add("recurrent", recurrent_.bytes(), recurrent_.bytes_on(cpu));
-    add("trace", recurrent_.update_bytes(), recurrent_.update_bytes_on(cpu));
     const uint64_t draft_masks = draft_ ? draft_->mask_bytes() : 0;
-    add("mask", kv_.mask_bytes() + draft_masks, kv_.mask_bytes_on(cpu));
+    const bool has_cpu = cpu != nullptr;
+    add("kv", kv_.bytes(), has_cpu ? kv_.bytes(cpu) : 0);
+    add("recurrent", recurrent_.bytes(), has_cpu ? recurrent_.bytes(cpu) : 0);
+    add("trace", recurrent_.update_bytes(), has_cpu ? recurrent_.update_bytes(cpu) : 0);
+    add("mask", kv_.mask_bytes() + draft_masks, has_cpu ? kv_.mask_bytes(cpu) : 0);
     add("draft", draft_ ? draft_->bytes() : 0, 0);
     add("arena", arena.main + arena.cpu_split, arena.cpu_split);
     add("pool", graphs_.pool_bytes(), 0);

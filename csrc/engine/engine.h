@@ -1,7 +1,5 @@
-// What costs memory and is there once, however many timelines use it: the model, the drafter and
-// its state, K/V cells and recurrent slots, graphs and their arena, threads. An engine runs passes
-// for many sequences at once and knows nothing of tokens that were or will be: that is a
-// Sequence's.
+// Engine: the model, the drafter and its state, K/V cells and recurrent slots, graphs and their
+// arena, threads. It runs passes of many sequences at once; their tokens are a Sequence's.
 #pragma once
 
 #include "arch/model.h"
@@ -24,8 +22,8 @@ namespace dfl {
 class Prefix;
 class Sequence;
 
-// How recurrent layers run: in our own code (the CPU has some), or by ggml's operation for chains
-// and its stock operations for trees, or by its stock operations alone.
+// Form of recurrent layers: our own code (the CPU has some), or ggml's operation for chains
+// and its stock operations for trees, or its stock operations alone.
 enum class DeltaForm { OWN, FUSED, STOCK };
 
 struct EngineParams {
@@ -57,7 +55,7 @@ struct Path {
     int64_t n;
 };
 
-// What the drafter proposes after a sequence's last_token, which is chosen but not appended.
+// Request for candidates after a sequence's last_token, which is chosen but not appended.
 struct DraftRequest {
     Sequence * sequence;
     int32_t last_token;
@@ -101,7 +99,7 @@ class Engine {
     // An append alone may have any number of tokens, which are run in micro-batches: on an error
     // the timeline ends where the last finished one put it. Arguments are looked at before anything
     // runs.
-    void run(std::vector<BatchEntry> & entries, const PrefillProgress & progress);
+    void run(const std::vector<BatchEntry> & entries, const PrefillProgress & progress);
     // Samples from rows of the last pass: for each request one token or, of a pending verify, one
     // after another from the root down while they are candidates. Stops before a row that has
     // nothing to sample from; reading that row says why.
@@ -122,10 +120,11 @@ class Engine {
     bool set_top_k(int64_t k);
     // Makes room for verifies of up to n rows.
     void reserve_verify(int64_t n);
-    // Most rows of a verify now.
+    // Most rows of a verify now, and of a draft.
     int64_t verify_rows() const { return verify_rows_; }
+    int64_t draft_rows() const { return draft_ ? draft_->max_rows() : 0; }
 
-    // Of one use after another, none of 0 bytes.
+    // Returns memory by use and place, none of 0 bytes.
     std::vector<MemoryUse> memory() const;
     // The kind of graph that decides the size of the arena: "prefill", "verify" or "draft".
     const char * largest_graph() const;
@@ -144,7 +143,7 @@ class Engine {
     uint64_t submit_ns() const { return devices_.main().submit_ns(); }
     uint64_t wait_ns() const { return devices_.main().wait_ns(); }
 
-    // What follows is for sequences.
+    // ---- for sequences
 
     // Gives a sequence a slot, and takes it back in the end. Throws
     // DFL_STATUS_UNSUPPORTED if others have all, DFL_STATUS_ARGUMENT if there is no memory to run
@@ -158,42 +157,32 @@ class Engine {
     // Groups of attention layers, the one first that keeps every row, then the drafter's cache. Of
     // a cache: whether it is the drafter's, whether prefixes hold pages of it, and how many of the
     // rows before position n a snapshot has at most, and at least.
-    std::vector<KvGroup *> caches();
+    const std::vector<KvGroup *> & caches() const { return caches_; }
     bool is_draft_cache(size_t cache) const;
     bool shares_pages(size_t cache) const;
     int64_t max_snapshot_rows(size_t cache, int64_t n) const;
     int64_t min_snapshot_rows(size_t cache, int64_t n) const;
     // True if a sequence can attach any part of a prefix: no layer is recurrent or has a window.
     bool partial_prefix_ok() const;
-    // Moves blocks of prefixes from cells that no sequence uses to the host, the least recently
-    // used first, later positions first on ties, until n_cells are free or none is left. False if
-    // that took more than n_bytes. pinned: NULL, or a prefix whose blocks stay.
-    bool offload(int64_t n_cells, uint64_t n_bytes, const Prefix * pinned);
-    // Later than all before.
-    uint64_t next_use() { return ++n_uses_; }
+    // Moves blocks of prefixes from cells to the host, those that no sequence uses and that no
+    // prefix keeps there, until n_cells are free or none is left. False if that took more than
+    // n_bytes.
+    bool offload(int64_t n_cells, uint64_t n_bytes);
     // Bytes of all prefixes on the host.
     uint64_t & prefix_bytes() { return prefix_bytes_; }
-    uint64_t prefix_bytes() const { return prefix_bytes_; }
     // Injects the pending features of a sequence into the drafter's K/V; rows are gone then.
     void flush_features(int32_t slot);
 
     Backend & main() { return devices_.main(); }
-    const Backend & main() const { return devices_.main(); }
     KvCache & kv() { return kv_; }
-    const KvCache & kv() const { return kv_; }
     RecurrentCache & recurrent() { return recurrent_; }
     // NULL without a drafter.
     DraftState * draft() { return draft_.get(); }
-    const DraftState * draft() const { return draft_.get(); }
-    // Of the rows of a graph that ran: whether their logits are finite. What is not finite in a
-    // pass's input, or in a cell that a row sees, makes all logits of the row NaN, so one of each
-    // tells.
-    std::vector<bool> finite_rows(CachedGraph & cached, int64_t first, int64_t n) const;
 
   private:
     LayerPlace layer_place();
     std::vector<int64_t> max_cells() const;
-    // Of a pass, padding included, where verifies have up to so many.
+    // Returns the most rows of a pass, padding included, where verifies have up to so many.
     int64_t max_masked_rows(int64_t n_verify) const;
     void reserve_graphs();
     void reserve_verify_graphs(int64_t n);
@@ -201,9 +190,12 @@ class Engine {
     // Makes a target's pass select the k best of its rows.
     void select_top(BatchShape & shape, int64_t k) const;
     void build_forward(CachedGraph & cached);
+    // Throws if two of these are of one sequence, or one is of a sequence of another engine.
+    template <typename Of>
+    void check_sequences(const char * what, const std::vector<Of> & those) const;
     void check(const std::vector<BatchEntry> & entries) const;
     void check_verifies(const std::vector<BatchEntry> & entries) const;
-    void append_in_microbatches(BatchEntry & entry, const PrefillProgress & progress);
+    void append_in_microbatches(const BatchEntry & entry, const PrefillProgress & progress);
     // Runs n_rows tokens of each entry; from: the first of them.
     void run_pass(const std::vector<BatchEntry> & entries, const std::vector<int64_t> & from,
                   const std::vector<int64_t> & n_rows);
@@ -217,12 +209,19 @@ class Engine {
     int64_t n_chunk_rows(const std::vector<int64_t> & chunks) const;
     void take_cells(Pass & pass);
     void take_feature_rows(Pass & pass);
+    // Rows of the drafter's ring whose features neither wait for injection nor are of a pending
+    // verify.
+    std::vector<int64_t> free_ring_rows() const;
     void take_update_rows(Pass & pass) const;
     void release(Pass & pass);
     void plan_recurrent_rows(Pass & pass);
     void update_attended_cells();
     BatchShape shape_of(const Pass & pass) const;
     CachedGraph & compute(Pass & pass);
+    // Notes which rows of a pass that ran left finite keys, values and states behind: those whose
+    // residual stream is finite where it enters the last layer, as a value that is not stays so.
+    // Where a row has logits these must be finite, too: the first of them tells.
+    static void find_finite_rows(const CachedGraph & cached, Pass & pass);
     void set_inputs(CachedGraph & cached, const Pass & pass);
     void forget_rows();
     // Moves recurrent states along accepted paths. On an error some layers' may have moved.
@@ -251,6 +250,7 @@ class Engine {
     GraphSizes sizes_;
     GraphPool graphs_;
     std::unique_ptr<DraftState> draft_;
+    std::vector<KvGroup *> caches_;     // see caches()
     std::vector<Sequence *> sequences_; // by slot; NULL: free
     std::vector<int64_t> n_kv_;         // cells that the next pass attends, of each group
     std::vector<RecentMax> recent_cells_;
@@ -260,7 +260,6 @@ class Engine {
     int64_t n_passes_ = 0;
     int64_t n_experts_ = 0;
     uint64_t prefix_bytes_ = 0;
-    uint64_t n_uses_ = 0; // of prefixes
 };
 
 } // namespace dfl

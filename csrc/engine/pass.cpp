@@ -1,4 +1,4 @@
-// One pass of the target: which rows it has, what their inputs are, and running it.
+// Planning and running a pass of the target: its rows and their inputs.
 #include "dflash.h"
 #include "engine/sequence.h"
 #include "error.h"
@@ -24,17 +24,11 @@ void Engine::check_verifies(const std::vector<BatchEntry> & entries) const {
 
 void Engine::check(const std::vector<BatchEntry> & entries) const {
     DFL_CHECK(!entries.empty(), DFL_STATUS_ARGUMENT, "there is nothing to run");
+    check_sequences("entries", entries);
     int64_t n_appended = 0, n_needed = 0;
-    for (size_t i = 0; i < entries.size(); ++i) {
-        const BatchEntry & entry = entries[i];
-        DFL_CHECK(&entry.sequence->engine() == this, DFL_STATUS_ARGUMENT,
-                  "entry %zu is of a sequence of another engine", i);
-        for (size_t j = 0; j < i; ++j) {
-            DFL_CHECK(entries[j].sequence != entry.sequence, DFL_STATUS_ARGUMENT,
-                      "entries %zu and %zu are of one sequence", j, i);
-        }
+    for (const BatchEntry & entry : entries) {
         entry.sequence->check_no_pending_verify();
-        entry.sequence->check_tokens(entry.tokens, entry.n);
+        check_ids(entry.tokens, entry.n, entry.sequence->position());
         n_appended += entry.is_verify ? 0 : entry.n;
         n_needed += entry.sequence->cells_needed(entry.n);
     }
@@ -49,7 +43,7 @@ void Engine::check(const std::vector<BatchEntry> & entries) const {
               (long long)kv_.cells().size());
 }
 
-void Engine::run(std::vector<BatchEntry> & entries, const PrefillProgress & progress) {
+void Engine::run(const std::vector<BatchEntry> & entries, const PrefillProgress & progress) {
     check(entries);
     n_experts_ = 0;
     if (entries.size() == 1 && !entries[0].is_verify) {
@@ -63,7 +57,7 @@ void Engine::run(std::vector<BatchEntry> & entries, const PrefillProgress & prog
     run_pass(entries, std::vector<int64_t>(entries.size(), 0), n_rows);
 }
 
-void Engine::append_in_microbatches(BatchEntry & entry, const PrefillProgress & progress) {
+void Engine::append_in_microbatches(const BatchEntry & entry, const PrefillProgress & progress) {
     const int64_t n_vocab = model_->hparams().n_vocab;
     int64_t step = params_.n_ubatch;
     if (entry.all_logits != nullptr) {
@@ -73,6 +67,7 @@ void Engine::append_in_microbatches(BatchEntry & entry, const PrefillProgress & 
     for (int64_t n_done = 0; n_done < entry.n;) {
         const int64_t n = std::min(step, entry.n - n_done);
         run_pass({entry}, {n_done}, {n});
+        entry.sequence->check_append();
         n_done += n;
         DFL_CHECK(!progress || !progress(n_done, entry.n) || n_done == entry.n,
                   DFL_STATUS_CANCELLED, "cancelled after %lld of %lld tokens", (long long)n_done,
@@ -117,9 +112,9 @@ Pass Engine::plan(const std::vector<BatchEntry> & entries, const std::vector<int
             pass.positions.push_back(position + static_cast<int32_t>(depth));
         }
         const int64_t n_left = of.n - from[i] - entry.n;
-        const bool ends = n_left == 0 && of.needs_logits;
+        const bool ends = n_left + of.n_remaining == 0;
         entry.n_out = of.is_verify || entry.reads_all_logits ? entry.n : ends ? 1 : 0;
-        // Only what the drafter will still see after this prompt is worth injecting.
+        // The drafter will not see rows that are further back after this prompt.
         entry.injects =
             draft_ && !of.is_verify && entry.n > 1 && n_left + of.n_remaining < draft_->window();
         pass.entries.push_back(std::move(entry));
@@ -160,7 +155,7 @@ int64_t Engine::n_padded(const Pass & pass) const {
     if (chunks.empty()) {
         return sizes_.verify_rows(pass.n_real, model_->weights());
     }
-    // Each for itself, as what is verified is of the same size most of the time.
+    // Chunks and verifies are padded apart: verifies are of the same size most of the time.
     const int64_t n = std::accumulate(chunks.begin(), chunks.end(), int64_t(0));
     return n_chunk_rows(chunks) + sizes_.mixed_verify_rows(pass.n_real - n);
 }
@@ -206,6 +201,24 @@ void Engine::take_cells(Pass & pass) {
     }
 }
 
+std::vector<int64_t> Engine::free_ring_rows() const {
+    std::vector<bool> is_taken = draft_->pending_rows();
+    for (const Sequence * sequence : sequences_) {
+        if (sequence != nullptr) {
+            for (const int64_t row : sequence->pending_verify().feature_rows) {
+                is_taken[row] = true;
+            }
+        }
+    }
+    std::vector<int64_t> rows;
+    for (size_t row = 0; row < is_taken.size(); ++row) {
+        if (!is_taken[row]) {
+            rows.push_back(static_cast<int64_t>(row));
+        }
+    }
+    return rows;
+}
+
 void Engine::take_feature_rows(Pass & pass) {
     if (!draft_) {
         return;
@@ -213,19 +226,21 @@ void Engine::take_feature_rows(Pass & pass) {
     const auto goes_to_ring = [](const PassEntry & entry) {
         return entry.is_verify || entry.n == 1;
     };
-    int64_t n_to_ring = 0, n_injected = 0;
+    size_t n_to_ring = 0;
     for (const PassEntry & entry : pass.entries) {
         n_to_ring += goes_to_ring(entry) ? entry.n : 0;
     }
-    if (!draft_->ring_has_room(n_to_ring)) {
+    std::vector<int64_t> ring = free_ring_rows();
+    if (ring.size() < n_to_ring) {
         draft_->flush(graphs_);
+        ring = free_ring_rows();
     }
+    auto next = ring.begin();
+    int64_t prefill_row = draft_->first_prefill_row();
     for (PassEntry & entry : pass.entries) {
-        if (goes_to_ring(entry)) {
-            entry.feature_rows = draft_->take_ring_rows(entry.n);
-        } else if (entry.injects) {
-            entry.feature_rows = draft_->prefill_rows(n_injected, entry.n);
-            n_injected += entry.n;
+        entry.feature_rows.resize(goes_to_ring(entry) || entry.injects ? entry.n : 0);
+        for (int64_t & row : entry.feature_rows) {
+            row = goes_to_ring(entry) ? *next++ : prefill_row++;
         }
     }
 }
@@ -277,23 +292,15 @@ void Engine::release(Pass & pass) {
             std::for_each(entry.cells[i].rbegin(), entry.cells[i].rend(),
                           [&](int64_t cell) { kv_.groups()[i].cells().release(cell); });
         }
-        if (draft_) {
-            draft_->free_ring_rows(entry.feature_rows);
-        }
     }
 }
 
-// Most cells that one of the last passes attended, of those that are in use.
 void Engine::update_attended_cells() {
     for (size_t i = 0; i < kv_.groups().size(); ++i) {
         const KvGroup & group = kv_.groups()[i];
-        const bool has_masks = !group.masks().empty();
-        const int64_t n = sizes_.cells(group.cells().high(), group.cells().size(), has_masks);
-        const bool comes_and_goes = has_masks && sizes_.serves_many();
-        n_kv_[i] = !group.has_layers() ? 0
-                   : comes_and_goes
-                       ? std::min(sizes_.shared_cells(recent_cells_[i](n)), group.cells().size())
-                       : n;
+        n_kv_[i] = group.has_layers() ? sizes_.cells(group.cells().high(), group.cells().size(),
+                                                     !group.masks().empty(), recent_cells_[i])
+                                      : 0;
     }
 }
 
@@ -317,7 +324,7 @@ void Engine::plan_recurrent_rows(Pass & pass) {
         pass.recurrent_rows.push_back(std::move(rows));
     }
     if (!scans_) {
-        // Where both come, chains are verified as trees are, else each is a graph.
+        // Chains are verified as trees are where both come: else each would be a graph.
         const bool tree_form = recent_trees_(has_tree) > 0 && sizes_.serves_many();
         // Lanes run side by side, so that padding costs little of a short pass.
         const int64_t max_chunk_rows = std::min(4 * pass.n_rows(), max_chunk_lane_rows());
@@ -371,12 +378,7 @@ void Engine::set_inputs(CachedGraph & cached, const Pass & pass) {
         });
     }
     if (in.positions != nullptr) {
-        cached.write<int32_t>(in.positions, [&](int32_t * data) {
-            // M-RoPE: time, height and width are the position for text, the fourth is 0.
-            for (int64_t i = 0; i < ggml_nelements(in.positions); ++i) {
-                data[i] = i < 3 * n ? pass.positions[i % n] : 0;
-            }
-        });
+        cached.write_positions(in.positions, pass.positions);
     }
     std::vector<SequenceRows> sequences;
     for (const PassEntry & entry : pass.entries) {
@@ -458,13 +460,13 @@ void Engine::run_pass(const std::vector<BatchEntry> & entries, const std::vector
         }
         throw;
     }
+    find_finite_rows(*cached, pass);
     for (PassEntry & entry : pass.entries) {
+        Sequence & sequence = *entry.sequence;
         if (entry.is_verify) {
-            entry.finite = finite_rows(*cached, entry.first_out, entry.n);
-            Sequence & sequence = *entry.sequence;
             sequence.verified(std::move(entry), *cached);
         } else {
-            entry.sequence->appended(entry, pass.tokens.data() + entry.first, *cached);
+            sequence.appended(entry, pass.tokens.data() + entry.first, *cached);
         }
     }
     const int64_t n_vocab = model_->hparams().n_vocab;
@@ -481,26 +483,25 @@ void Engine::run_pass(const std::vector<BatchEntry> & entries, const std::vector
         const size_t row_size = n_vocab * sizeof(float);
         devices_.main().read(cached->logits, to, entry.first_out * row_size, entry.n * row_size);
         for (int64_t row = 0; row < entry.n; ++row) {
-            entry.sequence->record_row(done + row, all_finite(to + row * n_vocab, n_vocab));
+            entry.sequence->check_finite(done + row, all_finite(to + row * n_vocab, n_vocab));
         }
     }
 }
 
-std::vector<bool> Engine::finite_rows(CachedGraph & cached, int64_t first, int64_t n) const {
-    const int64_t n_vocab = model_->hparams().n_vocab;
-    const bool is_host = cached.argmax == nullptr;
-    if (!is_host && cached.firsts.empty()) {
-        cached.firsts.resize(cached.logits->ne[1]);
-        ggml_backend_tensor_get_2d(cached.logits, cached.firsts.data(), 0, sizeof(float),
-                                   cached.firsts.size(), cached.logits->nb[1], sizeof(float));
+void Engine::find_finite_rows(const CachedGraph & cached, Pass & pass) {
+    std::vector<float> sums(cached.shape.n_rows), firsts(cached.shape.n_out);
+    ggml_backend_tensor_get(cached.row_sums, sums.data(), 0, ggml_nbytes(cached.row_sums));
+    if (!firsts.empty()) {
+        ggml_backend_tensor_get_2d(cached.logits, firsts.data(), 0, sizeof(float), firsts.size(),
+                                   cached.logits->nb[1], sizeof(float));
     }
-    std::vector<bool> finite;
-    for (int64_t row = first; row < first + n; ++row) {
-        const float value = is_host ? static_cast<const float *>(cached.logits->data)[row * n_vocab]
-                                    : cached.firsts[row];
-        finite.push_back(value < INFINITY);
+    for (PassEntry & entry : pass.entries) {
+        for (int64_t row = 0; row < entry.n; ++row) {
+            const int64_t out = row - (entry.n - entry.n_out);
+            entry.finite.push_back(std::isfinite(sums[entry.first + row]) &&
+                                   (out < 0 || firsts[entry.first_out + out] < INFINITY));
+        }
     }
-    return finite;
 }
 
 } // namespace dfl

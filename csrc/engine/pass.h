@@ -14,7 +14,7 @@ namespace dfl {
 
 class Sequence;
 
-// One sequence's part of a batch: tokens to append or to verify.
+// Part of a batch: tokens of one sequence to append or to verify.
 struct BatchEntry {
     Sequence * sequence = nullptr;
     bool is_verify = false; // else they are appended
@@ -22,11 +22,10 @@ struct BatchEntry {
     int64_t n = 0;
     const int32_t * parents = nullptr; // of a verify; NULL: a chain
     int64_t n_remaining = 0;           // of an append: tokens that will follow it
-    bool needs_logits = true;          // of an append: whether the last token's logits will be read
     float * all_logits = nullptr;      // of an append: NULL, or every token's, [n_vocab, n]
 };
 
-// One batch entry's rows of a pass, [first, first + n).
+// Rows of a batch entry in a pass, [first, first + n).
 struct PassEntry {
     Sequence * sequence = nullptr;
     bool is_verify = false;
@@ -35,12 +34,12 @@ struct PassEntry {
     // Cells that its rows write, of each group of layers; after those of a verify comes the cell of
     // padding, if there is some.
     std::vector<std::vector<int64_t>> cells;
-    std::vector<int64_t> feature_rows; // of the drafter's; -1: nobody needs them; empty: no drafter
+    std::vector<int64_t> feature_rows; // of the drafter's; empty: nobody needs them
     bool injects = false;              // into the drafter's K/V, of an append
     int64_t first_out = 0, n_out = 0;  // rows whose logits can be read, among those of the pass
     bool reads_all_logits = false;     // all of them at once
     UpdateRows updates;                // of a verify
-    std::vector<bool> finite;          // of a verify: whether a row's logits are
+    std::vector<bool> finite;          // of its rows: Engine::find_finite_rows()
 };
 
 struct Pass {

@@ -4,7 +4,6 @@
 #include "error.h"
 
 #include <algorithm>
-#include <unordered_set>
 
 namespace dfl {
 
@@ -16,17 +15,16 @@ PrefixState::PrefixState(RawBytes bytes, uint64_t & host_bytes)
 }
 
 Prefix::Prefix(std::shared_ptr<Engine> engine, std::vector<int32_t> tokens,
-               int64_t n_verified_finite, std::vector<CacheBlocks> blocks,
-               std::shared_ptr<PrefixState> state)
-    : engine_(std::move(engine)), tokens_(std::move(tokens)), n_verified_finite_(n_verified_finite),
-      blocks_(std::move(blocks)), state_(std::move(state)) {
+               std::vector<CacheBlocks> blocks, std::shared_ptr<PrefixState> state)
+    : engine_(std::move(engine)), tokens_(std::move(tokens)), blocks_(std::move(blocks)),
+      state_(std::move(state)) {
     find_parts();
 }
 
 Prefix::Prefix(std::shared_ptr<Engine> engine, std::vector<int32_t> tokens,
                const std::vector<int64_t> & n_rows)
-    : engine_(std::move(engine)), tokens_(std::move(tokens)), n_verified_finite_(size()) {
-    const std::vector<KvGroup *> caches = engine_->caches();
+    : engine_(std::move(engine)), tokens_(std::move(tokens)) {
+    const std::vector<KvGroup *> & caches = engine_->caches();
     DFL_CHECK(n_rows.size() == caches.size(), DFL_STATUS_ARGUMENT,
               "a prefix of %zu caches, the engine has %zu", n_rows.size(), caches.size());
     for (size_t i = 0; i < caches.size(); ++i) {
@@ -51,9 +49,9 @@ Prefix::Prefix(std::shared_ptr<Engine> engine, std::vector<int32_t> tokens,
 }
 
 void Prefix::find_parts() {
-    const std::vector<KvGroup *> caches = engine_->caches();
+    const std::vector<KvGroup *> & caches = engine_->caches();
     for (size_t i = 0; i < caches.size(); ++i) {
-        const std::vector<ggml_tensor *> tensors = caches[i]->tensors();
+        const std::vector<ggml_tensor *> & tensors = caches[i]->tensors();
         for (size_t j = 0; j < tensors.size(); ++j) {
             const int64_t n = n_rows(i);
             const char * owner = engine_->is_draft_cache(i) ? "draft." : "";
@@ -93,23 +91,6 @@ int64_t Prefix::n_draft() const {
     return engine_->draft() != nullptr ? n_rows(blocks_.size() - 1) : 0;
 }
 
-uint64_t Prefix::own_bytes() const {
-    uint64_t sum = state_ != nullptr && state_.use_count() == 1 ? state_->bytes().size() : 0;
-    for (const CacheBlocks & cache : blocks_) {
-        for (const auto & block : cache) {
-            sum += block.use_count() == 1 ? block->host_bytes() : 0;
-        }
-    }
-    return sum;
-}
-
-int64_t Prefix::n_own_cells() const {
-    return std::count_if(
-               blocks_[0].begin(), blocks_[0].end(),
-               [](const auto & rows) { return rows.use_count() == 1 && rows->is_idle(); }) *
-           PAGE;
-}
-
 int64_t Prefix::cells_needed(int64_t n) const {
     if (!engine_->shares_pages(0)) {
         return (n + PAGE - 1) / PAGE * PAGE;
@@ -121,20 +102,22 @@ int64_t Prefix::cells_needed(int64_t n) const {
     return n_needed;
 }
 
-void Prefix::mark_used(int64_t n, uint64_t when) const {
+void Prefix::keep_in_cells(bool keeps) {
     for (const auto & block : blocks_[0]) {
-        if (block->position() < n) {
-            block->mark_used(when);
-        }
+        block->n_keepers += keeps - keeps_in_cells_;
     }
+    keeps_in_cells_ = keeps;
+}
+
+uint8_t * Prefix::state_bytes(const Part & part) const {
+    RawBytes & bytes = state_->bytes();
+    return bytes.data() + (part.name == "state" ? 0 : bytes.size() - part.bytes);
 }
 
 void Prefix::read(size_t part, uint8_t * to) const {
     const Part & of = parts_[part];
     if (of.cache == blocks_.size()) {
-        const RawBytes & bytes = state_->bytes();
-        const bool is_state = of.name == "state";
-        std::copy_n(bytes.data() + (is_state ? 0 : bytes.size() - of.bytes), of.bytes, to);
+        std::copy_n(state_bytes(of), of.bytes, to);
         return;
     }
     for (const auto & block : blocks_[of.cache]) {
@@ -146,9 +129,7 @@ void Prefix::read(size_t part, uint8_t * to) const {
 void Prefix::write(size_t part, const uint8_t * from) {
     const Part & of = parts_[part];
     if (of.cache == blocks_.size()) {
-        RawBytes & bytes = state_->bytes();
-        const bool is_state = of.name == "state";
-        std::copy_n(from, of.bytes, bytes.data() + (is_state ? 0 : bytes.size() - of.bytes));
+        std::copy_n(from, of.bytes, state_bytes(of));
         return;
     }
     for (const auto & block : blocks_[of.cache]) {
@@ -158,17 +139,6 @@ void Prefix::write(size_t part, const uint8_t * from) {
 }
 
 // ---- engines and sequences
-
-std::vector<KvGroup *> Engine::caches() {
-    std::vector<KvGroup *> caches;
-    for (KvGroup & group : kv_.groups()) {
-        caches.push_back(&group);
-    }
-    if (draft_) {
-        caches.push_back(&draft_->cache());
-    }
-    return caches;
-}
 
 bool Engine::is_draft_cache(size_t cache) const {
     return draft_ != nullptr && cache == kv_.groups().size();
@@ -189,33 +159,20 @@ int64_t Engine::min_snapshot_rows(size_t cache, int64_t n) const {
     return is_draft_cache(cache) ? 0 : max_snapshot_rows(cache, n);
 }
 
-bool Engine::offload(int64_t n_cells, uint64_t n_bytes, const Prefix * pinned) {
-    std::unordered_set<const KvBlock *> stay;
-    if (pinned != nullptr) {
-        for (const auto & block : pinned->blocks()[0]) {
-            stay.insert(block.get());
-        }
-    }
+bool Engine::offload(int64_t n_cells, uint64_t n_bytes) {
     KvGroup & group = kv_.groups().front();
+    const uint64_t page_bytes = PAGE * group.row_bytes();
     std::vector<KvBlock *> idle;
     for (const auto & [page, block] : group.blocks_by_page()) {
-        if (block->is_idle() && stay.count(block) == 0) {
+        if (block->is_idle() && block->n_keepers == 0) {
             idle.push_back(block);
         }
     }
-    std::sort(idle.begin(), idle.end(), [](const KvBlock * a, const KvBlock * b) {
-        return a->last_used() != b->last_used() ? a->last_used() < b->last_used()
-                                                : a->position() > b->position();
-    });
-    const uint64_t page_bytes = PAGE * group.row_bytes();
-    for (KvBlock * block : idle) {
-        if (n_cells <= 0) {
-            break;
-        }
+    for (auto block = idle.rbegin(); block != idle.rend() && n_cells > 0; ++block) {
         if (n_bytes < page_bytes) {
             return false;
         }
-        block->page_out();
+        (*block)->page_out();
         n_cells -= PAGE;
         n_bytes -= page_bytes;
     }
@@ -223,7 +180,7 @@ bool Engine::offload(int64_t n_cells, uint64_t n_bytes, const Prefix * pinned) {
 }
 
 void Engine::flush_features(int32_t slot) {
-    if (draft_ && draft_->has_pending(slot)) {
+    if (draft_ && draft_->n_pending(slot) > 0) {
         forget_rows(); // the injection reuses the arena their logits lie in
         draft_->flush(graphs_);
     }
@@ -292,15 +249,6 @@ void Sequence::forget_blocks(int64_t position) {
 std::shared_ptr<Prefix> Sequence::snapshot() {
     check_no_pending_verify();
     DFL_CHECK(position() > 0, DFL_STATUS_ARGUMENT, "the sequence holds no tokens for a snapshot");
-    verify_finite();
-    if (n_verified_finite_ < position() && position() > 1 && engine_->partial_prefix_ok()) {
-        // A prompt was cut short, and no row of it was read: only a prefix that was verified to be
-        // finite can be attached in part.
-        const int32_t last = tokens_.back();
-        forget_from(position() - 1);
-        prefill(&last, 1, nullptr, nullptr);
-        verify_finite();
-    }
     engine_->flush_features(slot_);
     std::vector<CacheBlocks> blocks;
     for (size_t i = 0; i < blocks_.size(); ++i) {
@@ -327,10 +275,7 @@ std::shared_ptr<Prefix> Sequence::snapshot() {
     if (engine_->is_recurrent()) {
         state = std::make_shared<PrefixState>(recurrent_.save(slot_), engine_->prefix_bytes());
     }
-    auto prefix =
-        std::make_shared<Prefix>(engine_, tokens_, n_verified_finite_, std::move(blocks), state);
-    prefix->mark_used(position(), engine_->next_use());
-    return prefix;
+    return std::make_shared<Prefix>(engine_, tokens_, std::move(blocks), state);
 }
 
 void Sequence::restore(const Prefix & prefix, int64_t n) {
@@ -338,55 +283,33 @@ void Sequence::restore(const Prefix & prefix, int64_t n) {
               "the prefix of %lld tokens is of another engine", (long long)prefix.size());
     DFL_CHECK(n >= 1 && n <= prefix.size(), DFL_STATUS_ARGUMENT, "%lld tokens of a prefix of %lld",
               (long long)n, (long long)prefix.size());
+    check_no_pending_verify();
     const bool holds = position() >= n &&
                        std::equal(tokens_.begin(), tokens_.begin() + n, prefix.tokens().begin());
-    DFL_CHECK((position() == 0 || holds) && pending_verify_.n == 0, DFL_STATUS_ARGUMENT,
+    DFL_CHECK(position() == 0 || holds, DFL_STATUS_ARGUMENT,
               "the sequence holds %lld tokens, it must be empty or begin with those of the prefix",
               (long long)position());
     DFL_CHECK(n == prefix.size() || engine_->partial_prefix_ok(), DFL_STATUS_UNSUPPORTED,
               "a model with recurrent layers or windows takes a prefix whole: %lld tokens of %lld",
               (long long)n, (long long)prefix.size());
-    prefix.mark_used(n, engine_->next_use());
-    if (holds && rewind_to(prefix, n)) {
-        return;
+    last_ = nullptr;
+    if (holds && n == position()) {
+        return; // states are those of its last token
     }
-    if (position() > 0) {
+    const bool is_in_place =
+        holds && std::all_of(kv_.groups().begin(), kv_.groups().end(), [&](const KvGroup & group) {
+            return group.cells().can_release_from(slot_, static_cast<int32_t>(n));
+        });
+    if (is_in_place) {
+        forget_from(n);
+    } else if (position() > 0) {
         reset();
     }
-    const int64_t n_needed = prefix.cells_needed(n), free = kv_.cells().n_unclaimed();
-    DFL_CHECK(n_needed <= free, DFL_STATUS_ARGUMENT,
+    const int64_t n_needed = is_in_place ? 0 : prefix.cells_needed(n);
+    const int64_t n_free = kv_.cells().n_unclaimed();
+    DFL_CHECK(n_needed <= n_free, DFL_STATUS_ARGUMENT,
               "a prefix of %lld tokens needs %lld more cells, and %lld are free", (long long)n,
-              (long long)n_needed, (long long)free);
-    try {
-        for (size_t i = 0; i < blocks_.size(); ++i) {
-            attach_blocks(i, prefix.blocks()[i], n);
-        }
-        if (engine_->is_recurrent()) {
-            recurrent_.load(slot_, prefix.state()->bytes());
-        }
-    } catch (...) {
-        reset();
-        throw;
-    }
-    tokens_.assign(prefix.tokens().begin(), prefix.tokens().begin() + n);
-    n_verified_finite_ = std::min(n, prefix.n_verified_finite());
-    passes_.clear();
-}
-
-bool Sequence::rewind_to(const Prefix & prefix, int64_t n) {
-    if (n == position()) {
-        return true; // states are those of its last token
-    }
-    verify_finite();
-    // Rows that were not verified may be contaminated by later rows of their pass.
-    bool can = n == prefix.size() || n <= n_verified_finite_;
-    for (const KvGroup & group : kv_.groups()) {
-        can = can && group.cells().can_release_from(slot_, static_cast<int32_t>(n));
-    }
-    if (!can) {
-        return false;
-    }
-    forget_from(n);
+              (long long)n_needed, (long long)n_free);
     try {
         for (size_t i = 0; i < blocks_.size(); ++i) {
             // Layers with a window, and the drafter, may have forgotten rows that the prefix has.
@@ -410,7 +333,7 @@ bool Sequence::rewind_to(const Prefix & prefix, int64_t n) {
         reset();
         throw;
     }
-    return true;
+    tokens_.assign(prefix.tokens().begin(), prefix.tokens().begin() + n);
 }
 
 void Sequence::attach_blocks(size_t cache, const CacheBlocks & blocks, int64_t n) {

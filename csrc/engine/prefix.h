@@ -1,5 +1,5 @@
-// What the first tokens of a sequence left behind, kept for others that begin like it: attention
-// rows of every group of layers, recurrent states, and what the drafter remembers.
+// Prefix: attention rows of every group of layers, recurrent states and the drafter's rows of the
+// first tokens of a sequence, kept for others that begin like it.
 //
 // Blocks of a group that shares pages stay in its cells, which the prefix holds; Engine::offload()
 // moves them to the host when others want the cells. All else is copied. Prefixes of one sequence
@@ -16,7 +16,7 @@
 
 namespace dfl {
 
-// What recurrent layers knew after a token.
+// States of recurrent layers after a token.
 class PrefixState {
   public:
     PrefixState(RawBytes bytes, uint64_t & host_bytes);
@@ -47,17 +47,18 @@ class Prefix {
 
     // blocks: of each cache of the engine, in the order of positions, up to the last token; state:
     // NULL without recurrent layers.
-    Prefix(std::shared_ptr<Engine> engine, std::vector<int32_t> tokens, int64_t n_verified_finite,
+    Prefix(std::shared_ptr<Engine> engine, std::vector<int32_t> tokens,
            std::vector<CacheBlocks> blocks, std::shared_ptr<PrefixState> state);
-    // One to be filled in, with so many rows of each cache.
+    // Makes a prefix to be filled in by write(), with so many rows of each cache.
     Prefix(std::shared_ptr<Engine> engine, std::vector<int32_t> tokens,
            const std::vector<int64_t> & n_rows);
+    ~Prefix() { keep_in_cells(false); }
+    Prefix(const Prefix &) = delete; // its blocks count it
+    Prefix & operator=(const Prefix &) = delete;
 
     const Engine & engine() const { return *engine_; }
     const std::vector<int32_t> & tokens() const { return tokens_; }
     int64_t size() const { return static_cast<int64_t>(tokens_.size()); }
-    // Number of tokens up to which logits were verified to be finite.
-    int64_t n_verified_finite() const { return n_verified_finite_; }
     const std::vector<CacheBlocks> & blocks() const { return blocks_; }
     const PrefixState * state() const { return state_.get(); }
     // Number of rows that the prefix has of a cache.
@@ -65,27 +66,25 @@ class Prefix {
     // Positions that the drafter remembers, up to the last token.
     int64_t n_draft() const;
 
-    // Bytes on the host that are this prefix's alone, and of all prefixes of the engine.
-    uint64_t own_bytes() const;
-    // Cells that are free once it is dropped.
-    int64_t n_own_cells() const;
     // Number of free cells that a sequence takes to attach the first n tokens.
     int64_t cells_needed(int64_t n) const;
-    // Records that a sequence attached its first n tokens, or took a snapshot of them.
-    void mark_used(int64_t n, uint64_t when) const;
+    // Keeps its blocks from being offloaded, or no longer; at first it does not.
+    void keep_in_cells(bool keeps);
 
     const std::vector<Part> & parts() const { return parts_; }
     void read(size_t part, uint8_t * to) const;
-    // Of one that is to be filled in.
+    // Fills in a part.
     void write(size_t part, const uint8_t * from);
 
   private:
     void find_parts();
+    // Bytes of a part of the state.
+    uint8_t * state_bytes(const Part & part) const;
 
     std::shared_ptr<Engine> engine_; // outlives the blocks
     std::vector<int32_t> tokens_;
-    int64_t n_verified_finite_;
     std::vector<CacheBlocks> blocks_;
+    bool keeps_in_cells_ = false;
     std::shared_ptr<PrefixState> state_;
     std::vector<Part> parts_;
 };

@@ -19,14 +19,8 @@ std::vector<Draft> Engine::draft(const std::vector<DraftRequest> & requests, int
     const int64_t n_choices = drafter.head(*model_).n_out();
     int64_t n_rows = 0;
     std::vector<DraftBlock> blocks;
-    for (size_t i = 0; i < requests.size(); ++i) {
-        const auto & [sequence, last_token, n_draft] = requests[i];
-        DFL_CHECK(&sequence->engine() == this, DFL_STATUS_ARGUMENT,
-                  "request %zu is of a sequence of another engine", i);
-        for (size_t j = 0; j < i; ++j) {
-            DFL_CHECK(requests[j].sequence != sequence, DFL_STATUS_ARGUMENT,
-                      "requests %zu and %zu are of one sequence", j, i);
-        }
+    check_sequences("requests", requests);
+    for (const auto & [sequence, last_token, n_draft] : requests) {
         sequence->check_no_pending_verify();
         const int64_t max_draft = draft_->max_block() - 1, position = sequence->position();
         DFL_CHECK(n_draft >= 1 && n_draft <= max_draft, DFL_STATUS_ARGUMENT,
@@ -35,7 +29,7 @@ std::vector<Draft> Engine::draft(const std::vector<DraftRequest> & requests, int
         DFL_CHECK(k >= 1 && k <= n_choices, DFL_STATUS_ARGUMENT,
                   "%lld candidates: the drafter chooses among %lld tokens", (long long)k,
                   (long long)n_choices);
-        sequence->check_tokens(&last_token, 1);
+        check_ids(&last_token, 1, position);
         DFL_CHECK(
             n_draft < n_ctx() - position, DFL_STATUS_ARGUMENT,
             "%lld drafted tokens and the one before them after %lld do not fit into a context "
@@ -57,7 +51,7 @@ std::vector<Draft> Engine::draft(const std::vector<DraftRequest> & requests, int
             is_finite = is_finite && std::isfinite(candidate.logit);
             candidate.token = drafter.token(candidate.token);
         }
-        if (!is_finite) { // so that it may recover: what it saw is as suspect as what it says
+        if (!is_finite) { // the drafter may recover without the rows that it saw
             draft_->clear(blocks[i].sequence);
         }
     }
@@ -82,12 +76,10 @@ static void sample_path(SampleRequest & request) {
 }
 
 void Engine::sample(std::vector<SampleRequest> & requests) {
-    for (size_t i = 0; i < requests.size(); ++i) {
-        const SampleRequest & request = requests[i];
-        DFL_CHECK(&request.sequence->engine() == this, DFL_STATUS_ARGUMENT,
-                  "sample request %zu is of a sequence of another engine", i);
+    check_sequences("sample requests", requests);
+    for (const SampleRequest & request : requests) {
         DFL_CHECK(request.sequence->n_out_rows() > 0, DFL_STATUS_ARGUMENT,
-                  "sample request %zu: the last pass has no row of its sequence", i);
+                  "there is no row to sample from: the last pass had none of the sequence");
     }
     for (SampleRequest & request : requests) {
         sample_path(request);
@@ -106,21 +98,20 @@ static std::vector<int32_t> nodes_of(const Path & path) {
 }
 
 void Engine::commit(const std::vector<Path> & paths) {
+    check_sequences("paths", paths);
     bool promotes = false;
-    for (size_t i = 0; i < paths.size(); ++i) {
-        const auto & [sequence, nodes, n] = paths[i];
+    for (const Path & of : paths) {
+        const auto & [sequence, nodes, n] = of;
         const PassEntry & pending = sequence->pending_verify();
-        DFL_CHECK(&sequence->engine() == this, DFL_STATUS_ARGUMENT,
-                  "path %zu is of a sequence of another engine", i);
-        for (size_t j = 0; j < i; ++j) {
-            DFL_CHECK(paths[j].sequence != sequence, DFL_STATUS_ARGUMENT,
-                      "paths %zu and %zu are of one sequence", j, i);
-        }
         DFL_CHECK(n >= 0 && n <= pending.n, DFL_STATUS_ARGUMENT,
                   nodes == nullptr ? "%lld rows to commit, the pending verify has %lld"
                                    : "a path of %lld nodes, the pending verify has %lld",
                   (long long)n, (long long)pending.n);
-        pending.tree.check_path(nodes_of(paths[i]).data(), n);
+        const std::vector<int32_t> path = nodes_of(of);
+        pending.tree.check_path(path.data(), n);
+        for (const int32_t node : path) {
+            sequence->check_finite(node, pending.finite[node]);
+        }
         promotes = promotes || (n > 0 && is_recurrent_);
     }
     if (promotes) {

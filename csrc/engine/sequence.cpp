@@ -3,20 +3,14 @@
 #include "error.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cfloat>
 #include <cmath>
 
 namespace dfl {
 
-static uint64_t next_id() {
-    static std::atomic<uint64_t> last = 0;
-    return ++last;
-}
-
 Sequence::Sequence(std::shared_ptr<Engine> engine)
     : engine_(std::move(engine)), kv_(engine_->kv()), recurrent_(engine_->recurrent()),
-      draft_(engine_->draft()), slot_(-1), cache_id_(next_id()), blocks_(engine_->caches().size()) {
+      draft_(engine_->draft()), slot_(-1), blocks_(engine_->caches().size()) {
     tokens_.reserve(engine_->n_ctx());
     slot_ =
         engine_->register_sequence(this); // last: what throws after it would leave its place taken
@@ -25,9 +19,9 @@ Sequence::Sequence(std::shared_ptr<Engine> engine)
 Sequence::~Sequence() {
     try {
         if (position() > 0 || pending_verify_.n > 0) {
-            reset(); // what the next one finds is as if this one had not been
+            reset(); // the next sequence of the slot finds nothing of this one
         }
-    } catch (...) { // of a device that fails: the next pass will say so
+    } catch (...) { // the device fails: the next pass will say so
     }
     engine_->unregister_sequence(this);
 }
@@ -49,63 +43,31 @@ void Engine::check_ids(const int32_t * tokens, int64_t n, int64_t after) const {
     }
 }
 
-void Sequence::check_tokens(const int32_t * tokens, int64_t n) const {
-    engine_->check_ids(tokens, n, position());
-}
-
-void Sequence::prefill(const int32_t * tokens, int64_t n, float * all_logits,
-                       const PrefillProgress & progress) {
-    BatchEntry entry;
-    entry.sequence = this;
-    entry.tokens = tokens;
-    entry.n = n;
-    entry.all_logits = all_logits;
-    std::vector<BatchEntry> entries = {entry};
-    engine_->run(entries, progress);
-}
-
-void Sequence::verify(const int32_t * tokens, const int32_t * parents, int64_t n) {
-    BatchEntry entry;
-    entry.sequence = this;
-    entry.is_verify = true;
-    entry.tokens = tokens;
-    entry.n = n;
-    entry.parents = parents;
-    std::vector<BatchEntry> entries = {entry};
-    engine_->run(entries, nullptr);
-}
-
-void Sequence::commit(int64_t n) { engine_->commit({{this, nullptr, n}}); }
-
-void Sequence::commit_path(const int32_t * nodes, int64_t n) {
-    engine_->commit({{this, nodes, n}});
-}
-
-Draft Sequence::draft(int32_t last_token, int64_t n_draft, int64_t k, bool log_sum_exp) {
-    return std::move(engine_->draft({{this, last_token, n_draft}}, k, log_sum_exp)[0]);
-}
-
-void Sequence::slide_window() { kv_.slide_window(slot_, position(), n_verified_finite_); }
-
 void Sequence::appended(const PassEntry & entry, const int32_t * tokens, CachedGraph & cached) {
     if (draft_ && entry.n == 1) {
         draft_->add_pending(slot_, entry.feature_rows, static_cast<int32_t>(position()));
     }
-    while (!passes_.empty() && (n_verified_finite_ == position() || passes_.back() >= position())) {
-        passes_.pop_back();
-    }
-    passes_.push_back(position());
     tokens_.insert(tokens_.end(), tokens, tokens + entry.n);
-    last_ = entry.n_out > 0 ? &cached : nullptr;
-    first_out_ = entry.first_out + std::max<int64_t>(0, entry.n_out - 1);
-    n_out_rows_ = 1;
-    slide_window();
+    kv_.slide_window(slot_, position());
+    const bool is_finite = std::all_of(entry.finite.begin(), entry.finite.end(),
+                                       [](bool is_finite) { return is_finite; });
+    if (!is_finite) {
+        reset_and_zero();
+    }
+    // A row that is not finite can be asked for even if it has no logits: that fails.
+    const size_t n_rows = is_finite && entry.n_out == 0 ? 0 : 1;
+    set_rows(cached, entry.first_out + entry.n_out - 1, std::vector<bool>(n_rows, is_finite));
+}
+
+void Sequence::set_rows(CachedGraph & cached, int64_t first_out, std::vector<bool> finite) {
+    last_ = &cached;
+    first_out_ = first_out;
+    first_row_ += static_cast<int64_t>(finite_.size());
+    finite_ = std::move(finite);
 }
 
 void Sequence::verified(PassEntry entry, CachedGraph & cached) {
-    last_ = &cached;
-    first_out_ = entry.first_out;
-    n_out_rows_ = entry.n;
+    set_rows(cached, entry.first_out, entry.finite);
     pending_verify_ = std::move(entry);
 }
 
@@ -134,7 +96,7 @@ void Sequence::accept(const int32_t * nodes, int64_t n) {
         for (int64_t i = 0; i < n; ++i) {
             const int64_t cell = cells[moves ? i : nodes[i]];
             if (moves) {
-                group.copy_row(cells[nodes[i]], cell);
+                group.copy_cells({cells[nodes[i]], cell, 1});
             }
             group.cells().place(cell, first + pending_verify_.tree.depth(nodes[i]));
         }
@@ -145,31 +107,32 @@ void Sequence::accept(const int32_t * nodes, int64_t n) {
             feature_rows.push_back(pending_verify_.feature_rows[nodes[i]]);
         }
     }
-    if (n > 0 && pending_verify_.finite[nodes[n - 1]]) {
-        n_verified_finite_ = position();
-    }
     close_verify();
     if (draft_) {
         draft_->add_pending(slot_, feature_rows, first);
     }
-    slide_window();
+    kv_.slide_window(slot_, position());
 }
 
-void Sequence::check_row(int64_t row) const {
+void Sequence::check_row(int64_t row) {
     DFL_CHECK(row >= 0 && row < n_out_rows(), DFL_STATUS_ARGUMENT,
-              "row %lld: the last pass has %lld rows", (long long)row, (long long)n_out_rows());
+              "these rows are gone: the engine has run again, or the sequence has changed");
+    check_finite(row, finite_[row]);
 }
 
-void Sequence::record_row(int64_t row, bool is_finite) {
+void Sequence::check_append() {
+    if (pending_verify_.n == 0 && n_out_rows() > 0) {
+        check_row(0);
+    }
+}
+
+void Sequence::check_finite(int64_t row, bool is_finite) {
     if (!is_finite) {
         reset_and_zero();
         throw Error(DFL_STATUS_COMPUTE,
                     format("the logits of row %lld are not finite numbers; the sequence forgot all "
                            "it held",
                            (long long)row));
-    }
-    if (pending_verify_.n == 0) {
-        n_verified_finite_ = position();
     }
 }
 
@@ -181,8 +144,7 @@ bool Sequence::find_argmax(int64_t row, int32_t & token) {
             engine_->main().read(last_->argmax, last_->best.data(), 0, ggml_nbytes(last_->argmax));
         }
         token = last_->best[first_out_ + row];
-        return token >= 0 && token < n_vocab && // it may name any
-               engine_->finite_rows(*last_, first_out_ + row, 1)[0];
+        return token >= 0 && token < n_vocab; // it may name any
     }
     const float * logits =
         static_cast<const float *>(last_->logits->data) + (first_out_ + row) * n_vocab;
@@ -193,7 +155,7 @@ bool Sequence::find_argmax(int64_t row, int32_t & token) {
 int32_t Sequence::argmax(int64_t row) {
     check_row(row);
     int32_t token = 0;
-    record_row(row, find_argmax(row, token));
+    check_finite(row, find_argmax(row, token));
     return token;
 }
 
@@ -211,25 +173,24 @@ bool Sequence::find_top(int64_t row, const Candidate *& best) {
 
 const Candidate * Sequence::top(int64_t row, int64_t k) {
     check_row(row);
-    DFL_CHECK(last_->shape.n_top > 0, DFL_STATUS_ARGUMENT,
-              "row %lld: the device was not told to pick its best", (long long)row);
-    DFL_CHECK(last_->shape.n_top == k, DFL_STATUS_ARGUMENT,
+    DFL_CHECK(k > 0 && last_->shape.n_top == k, DFL_STATUS_ARGUMENT,
               "the %lld best of row %lld: its pass was told to pick %lld", (long long)k,
               (long long)row, (long long)last_->shape.n_top);
     const Candidate * best = nullptr;
-    record_row(row, find_top(row, best));
+    check_finite(row, find_top(row, best));
     return best;
 }
 
 bool Sequence::sample(int64_t row, const Sampler & sampler, TokenHistory history, int64_t position,
                       int32_t & token) {
-    check_row(row);
+    if (!finite_[row]) {
+        return false;
+    }
     if (sampler.is_argmax()) {
         if (!find_argmax(row, token)) {
             return false;
         }
         if (!sampler.is_banned(token)) {
-            record_row(row, true);
             return true;
         }
     }
@@ -256,7 +217,6 @@ bool Sequence::sample(int64_t row, const Sampler & sampler, TokenHistory history
             return false;
         }
     }
-    record_row(row, true);
     token = sampled.token;
     return true;
 }
@@ -266,37 +226,15 @@ void Sequence::logits(int64_t row, float * dst) {
     const int64_t n_vocab = engine_->model().hparams().n_vocab;
     const size_t size = n_vocab * sizeof(float);
     engine_->main().read(last_->logits, dst, (first_out_ + row) * size, size);
-    record_row(row, all_finite(dst, n_vocab));
+    check_finite(row, all_finite(dst, n_vocab));
 }
 
 void Sequence::reset_and_zero() {
-    n_verified_finite_ = position(); // reset() need not clear what is cleared here
     reset();
     kv_.clear(slot_);
     if (draft_) {
         draft_->clear(slot_);
     }
-    cache_id_ = next_id();
-}
-
-void Sequence::verify_finite() {
-    const bool ends_here = pending_verify_.n == 0 && last_ != nullptr; // the row that can be read
-    if (ends_here && n_verified_finite_ < position() &&
-        engine_->finite_rows(*last_, first_out_, 1)[0]) {
-        n_verified_finite_ = position();
-    }
-}
-
-void Sequence::clear_unverified(int64_t position) {
-    verify_finite();
-    const int64_t first = std::max(position, n_verified_finite_);
-    if (first < this->position()) {
-        kv_.clear_from(slot_, static_cast<int32_t>(first));
-        if (draft_) {
-            draft_->clear_from(slot_, static_cast<int32_t>(first));
-        }
-    }
-    n_verified_finite_ = std::min(n_verified_finite_, position);
 }
 
 void Sequence::close_verify() {
@@ -315,22 +253,10 @@ void Sequence::close_verify() {
             group.cells().release(cell);
         }
     }
-    if (draft_) {
-        draft_->free_ring_rows(pending_verify_.feature_rows);
-    }
     pending_verify_ = {};
 }
 
-int64_t Sequence::max_clean_position(int64_t position) const {
-    if (position <= n_verified_finite_ || position == this->position()) {
-        return position;
-    }
-    const auto after = std::upper_bound(passes_.begin(), passes_.end(), position);
-    return after == passes_.begin() ? n_verified_finite_ : std::max(n_verified_finite_, after[-1]);
-}
-
 void Sequence::forget_from(int64_t position) {
-    clear_unverified(position);
     close_verify();
     for (KvGroup & group : kv_.groups()) {
         group.release_from(slot_, static_cast<int32_t>(position));
@@ -344,76 +270,8 @@ void Sequence::forget_from(int64_t position) {
 }
 
 void Sequence::reset() {
-    clear_unverified(0);
-    close_verify();
-    for (KvGroup & group : kv_.groups()) {
-        group.release_from(slot_, 0);
-    }
+    forget_from(0);
     recurrent_.clear(slot_);
-    forget_blocks(0);
-    tokens_.clear();
-    last_ = nullptr;
-    if (draft_) {
-        draft_->truncate(slot_, 0);
-    }
-}
-
-Checkpoint Sequence::take_checkpoint() const {
-    return {cache_id_, tokens_, recurrent_.save(slot_), kv_.save_windows(slot_, position())};
-}
-
-bool Sequence::can_restore(const Checkpoint & checkpoint) const {
-    return checkpoint.cache_id == cache_id_ && checkpoint.tokens.size() <= tokens_.size() &&
-           std::equal(checkpoint.tokens.begin(), checkpoint.tokens.end(), tokens_.begin());
-}
-
-void Sequence::restore(const Checkpoint & checkpoint) {
-    DFL_CHECK(
-        checkpoint.cache_id == cache_id_, DFL_STATUS_ARGUMENT,
-        "the checkpoint of %zu tokens was taken of another sequence, or before this one forgot "
-        "all it held",
-        checkpoint.tokens.size());
-    DFL_CHECK(can_restore(checkpoint), DFL_STATUS_ARGUMENT,
-              "the checkpoint of %zu tokens is not a beginning of this sequence's %lld tokens",
-              checkpoint.tokens.size(), (long long)position());
-    const auto position = static_cast<int64_t>(checkpoint.tokens.size());
-    recurrent_.load(slot_, checkpoint.recurrent);
-    if (!kv_.has_window_before(slot_, position)) {
-        kv_.load_windows(slot_, position, checkpoint.windows);
-    }
-    forget_from(position);
-}
-
-void Sequence::truncate(int64_t position) {
-    DFL_CHECK(position >= 0 && position <= this->position(), DFL_STATUS_ARGUMENT,
-              "position %lld: the sequence holds %lld tokens", (long long)position,
-              (long long)this->position());
-    if (position == 0) {
-        reset();
-        return;
-    }
-    DFL_CHECK(position == this->position() || engine_->model().hparams().n_recurrent() == 0,
-              DFL_STATUS_UNSUPPORTED,
-              "a model with recurrent layers goes back only to a checkpoint, not to position %lld",
-              (long long)position);
-    verify_finite();
-    const int64_t from = max_clean_position(position);
-    DFL_CHECK(from == 0 || kv_.has_window_before(slot_, from), DFL_STATUS_UNSUPPORTED,
-              "a model with windows goes back from %lld tokens to %lld at the earliest, or to a "
-              "checkpoint, not to position %lld",
-              (long long)this->position(), (long long)kv_.earliest_rewind(slot_),
-              (long long)position);
-    const std::vector<int32_t> again(tokens_.begin() + from, tokens_.begin() + position);
-    forget_from(from);
-    if (!again.empty()) {
-        BatchEntry entry;
-        entry.sequence = this;
-        entry.tokens = again.data();
-        entry.n = static_cast<int64_t>(again.size());
-        entry.needs_logits = false;
-        std::vector<BatchEntry> entries = {entry};
-        engine_->run(entries, nullptr);
-    }
 }
 
 } // namespace dfl

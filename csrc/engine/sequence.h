@@ -1,9 +1,9 @@
-// A sequence in an engine: its tokens, where it can go back to, a pending verify, and the rows of
-// the last pass.
+// A sequence in an engine: its tokens, a pending verify, and the rows of the last pass.
 #pragma once
 
 #include "engine/engine.h"
 #include "engine/prefix.h"
+#include "error.h"
 #include "sampling/sampler.h"
 
 #include <functional>
@@ -12,16 +12,6 @@
 #include <vector>
 
 namespace dfl {
-
-// Everything a prefix leaves behind, kept and dropped together. Attention rows stay where they are
-// in the engine's cells; what recurrent layers overwrite and layers with a window forget is copied
-// here.
-struct Checkpoint {
-    uint64_t cache_id; // whose cells these are
-    std::vector<int32_t> tokens;
-    RawBytes recurrent;
-    std::vector<uint8_t> windows; // KvCache::save_windows()
-};
 
 class Sequence {
   public:
@@ -37,16 +27,21 @@ class Sequence {
     // Number of free cells that n more tokens take.
     int64_t cells_needed(int64_t n) const { return kv_.cells().cells_needed(slot_, n); }
 
-    // Engine::run() of one entry that appends.
-    void prefill(const int32_t * tokens, int64_t n, float * all_logits,
-                 const PrefillProgress & progress);
-
     // Rows of the last pass whose logits can be read: 1 after an append, n after a verify; 0 once
     // the engine has run another.
-    int64_t n_out_rows() const { return last_ != nullptr ? n_out_rows_ : 0; }
-    // Token with the largest logit of a row, lowest id on ties (host devices). Like the two below
-    // throws DFL_STATUS_COMPUTE for a row with a NaN or +inf: what the caches hold is then no
-    // better, so it forgets all and zeroes its caches, and no checkpoint of it is valid any more.
+    int64_t n_out_rows() const {
+        return last_ != nullptr ? static_cast<int64_t>(finite_.size()) : 0;
+    }
+    // Number of the first of them among all rows of the sequence so far.
+    int64_t first_row() const { return first_row_; }
+    // Throws DFL_STATUS_ARGUMENT for a row that is not there, and DFL_STATUS_COMPUTE for one with a
+    // NaN or +inf: its caches are then no better, so the sequence has forgotten all and zeroed
+    // them.
+    void check_row(int64_t row);
+    // The same of the last append, also where its row cannot be read.
+    void check_append();
+    // Token with the largest logit of a row, lowest id on ties (host devices). This and the two
+    // below throw as check_row() does.
     int32_t argmax(int64_t row);
     // The k best of a row that Engine::set_top_k() had the device select, best first, lower id on
     // ties.
@@ -58,25 +53,8 @@ class Sequence {
     bool sample(int64_t row, const Sampler & sampler, TokenHistory history, int64_t position,
                 int32_t & token);
 
-    // Engine::draft() of one request.
-    Draft draft(int32_t last_token, int64_t n_draft, int64_t k, bool log_sum_exp);
-    // Engine::run() of one entry that verifies. parents: NULL for a chain.
-    void verify(const int32_t * tokens, const int32_t * parents, int64_t n);
-    // Engine::commit() of one path: the first n tokens of the pending verify, or nodes, root first.
-    void commit(int64_t n);
-    void commit_path(const int32_t * nodes, int64_t n);
-
     // Back to position 0.
     void reset();
-    Checkpoint take_checkpoint() const;
-    // Back to a checkpoint of this sequence whose tokens its timeline still begins with.
-    void restore(const Checkpoint & checkpoint);
-    // Whether restore() would work.
-    bool can_restore(const Checkpoint & checkpoint) const;
-    // Forgets the tokens from a position on, and runs those before it again that they may have
-    // spoiled, in a pass that nobody read a row after; throws DFL_STATUS_UNSUPPORTED if recurrent
-    // layers have overwritten what they knew there, or layers with a window have forgotten it.
-    void truncate(int64_t position);
 
     // Takes a snapshot of all its tokens, for others that begin alike; the rows of the last pass
     // may be gone. snapshot_bytes(): bytes that it would take on the host.
@@ -88,14 +66,12 @@ class Sequence {
     // part of a prefix where the engine takes them whole.
     void restore(const Prefix & prefix, int64_t n);
 
-    // What follows is for the engine.
+    // ---- for the engine
 
     int32_t slot() const { return slot_; }
     void check_no_pending_verify() const;
-    // Whether n tokens can stand after its own.
-    void check_tokens(const int32_t * tokens, int64_t n) const;
     void forget_rows() { last_ = nullptr; }
-    // A pass has run its rows: they join the timeline, or wait for a commit.
+    // A pass has run its rows: they join the timeline if all are finite, or wait for a commit.
     void appended(const PassEntry & entry, const int32_t * tokens, CachedGraph & cached);
     void verified(PassEntry entry, CachedGraph & cached);
     // A pass with its rows has failed. may_have_moved: recurrent states.
@@ -103,33 +79,21 @@ class Sequence {
     const PassEntry & pending_verify() const { return pending_verify_; }
     // Appends the nodes of a path of the pending verify; recurrent states have moved already.
     void accept(const int32_t * nodes, int64_t n);
-    // Records that a row is read. Throws DFL_STATUS_COMPUTE, after reset_and_zero(), if it is not
-    // finite.
-    void record_row(int64_t row, bool is_finite);
+    // Throws as check_row() does, for a row that is known to be finite or not.
+    void check_finite(int64_t row, bool is_finite);
 
   private:
-    void check_row(int64_t row) const;
-    // argmax() and top() without what they throw: whether the row is finite.
+    // The rows of a pass that can be read.
+    void set_rows(CachedGraph & cached, int64_t first_out, std::vector<bool> finite);
+    // argmax() and top() that return false in place of throwing.
     bool find_argmax(int64_t row, int32_t & token);
     bool find_top(int64_t row, const Candidate *& best);
-    // Verifies that the row that can be read is finite, if it was not read yet.
-    void verify_finite();
-    // Forgets all tokens, zeroes their cells and voids checkpoints.
+    // Forgets all tokens and zeroes their cells: some kernels multiply hidden cells by 0.
     void reset_and_zero();
-    // Zeroes the rows of tokens from a position on that may be not finite, as they are forgotten:
-    // some kernels multiply what a mask hides by 0.
-    void clear_unverified(int64_t position);
     void close_verify();
-    // Largest position up to `position` whose rows cannot be contaminated by a non-finite row of
-    // the same, not yet verified pass.
-    int64_t max_clean_position(int64_t position) const;
-    // Drops the rows that layers with a window no longer need.
-    void slide_window();
     void forget_from(int64_t position);
     struct BlockSource;
     std::vector<BlockSource> block_sources(size_t cache) const;
-    // restore() in place; false, and nothing is changed, where the sequence must be emptied first.
-    bool rewind_to(const Prefix & prefix, int64_t n);
     void attach_blocks(size_t cache, const CacheBlocks & blocks, int64_t n);
     // Forgets blocks that it shares with prefixes from a position on.
     void forget_blocks(int64_t position);
@@ -139,16 +103,26 @@ class Sequence {
     RecurrentCache & recurrent_;
     DraftState * draft_;          // NULL without a drafter
     int32_t slot_;                // in the engine's caches
-    uint64_t cache_id_;           // identifies their contents, in this process
     std::vector<int32_t> tokens_; // the committed timeline
     // Of each cache, by page index: blocks of this sequence that prefixes have.
     std::vector<std::map<int64_t, std::weak_ptr<KvBlock>>> blocks_;
-    int64_t n_verified_finite_ = 0; // tokens up to which logits were verified to be finite
-    std::vector<int64_t> passes_;   // where those begin that appended the others
-    CachedGraph * last_ = nullptr;  // graph whose logits are readable
-    int64_t first_out_ = 0;         // its first readable row
-    int64_t n_out_rows_ = 0;
-    PassEntry pending_verify_; // rows of a verify that waits for its commit
+    CachedGraph * last_ = nullptr; // graph whose logits are readable
+    int64_t first_out_ = 0;        // its first readable row
+    std::vector<bool> finite_;     // of its readable rows
+    int64_t first_row_ = 0;        // number of the first of these
+    PassEntry pending_verify_;     // rows of a verify that waits for its commit
 };
+
+template <typename Of>
+void Engine::check_sequences(const char * what, const std::vector<Of> & those) const {
+    for (size_t i = 0; i < those.size(); ++i) {
+        DFL_CHECK(&those[i].sequence->engine() == this, DFL_STATUS_ARGUMENT,
+                  "%s: number %zu is of a sequence of another engine", what, i);
+        for (size_t j = 0; j < i; ++j) {
+            DFL_CHECK(those[j].sequence != those[i].sequence, DFL_STATUS_ARGUMENT,
+                      "%s %zu and %zu are of one sequence", what, j, i);
+        }
+    }
+}
 
 } // namespace dfl

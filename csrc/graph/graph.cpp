@@ -43,6 +43,16 @@ GraphInputs make_inputs(ggml_context * ctx, const Hparams & hp, const KvCache & 
     return in;
 }
 
+void CachedGraph::write_positions(ggml_tensor * input,
+                                  const std::vector<int32_t> & positions) const {
+    const auto n = static_cast<int64_t>(positions.size());
+    write<int32_t>(input, [&](int32_t * data) {
+        for (int64_t i = 0; i < ggml_nelements(input); ++i) {
+            data[i] = i < 3 * n ? positions[i % n] : 0;
+        }
+    });
+}
+
 void mark_output(ggml_tensor * tensor) {
     ggml_set_output(tensor);
     if (tensor->view_src != nullptr) { // whose memory it is
@@ -288,7 +298,6 @@ CachedGraph & GraphPool::get_in_arena(CachedGraph fresh) {
 
 void GraphPool::compute(CachedGraph & cached) {
     cached.best.clear();
-    cached.firsts.clear();
     cached.candidates.clear();
     cached.cpu_nodes.begin_run();
     if (cached.scheduler != nullptr) {

@@ -41,6 +41,8 @@ struct CachedGraph {
     // Writes an input, before each run. One that no node reads has no memory.
     template <typename T>
     void write(ggml_tensor * input, const std::function<void(T * data)> & fill) const;
+    // Writes positions of text as rope takes them; M-RoPE: as time, height and width, then 0.
+    void write_positions(ggml_tensor * input, const std::vector<int32_t> & positions) const;
 
     BatchShape shape;
     ggml_context_ptr ctx;
@@ -51,11 +53,11 @@ struct CachedGraph {
     PromoteInputs promote;
     TopOutputs top;
     ggml_tensor * logits = nullptr;    // [n_vocab, n_out]
+    ggml_tensor * row_sums = nullptr;  // [1, n_rows]: of what enters the target's last layer
     ggml_tensor * argmax = nullptr;    // i32 [n_out]; only where logits do not lie in host memory
     std::vector<int32_t> best;         // what argmax was in the last run, once it was asked for
     std::vector<Candidate> candidates; // likewise what the device picked, [n_out][n_top]
     std::vector<float> sums;           // and top.sums
-    std::vector<float> firsts;         // and, where they lie on a device, each row's first logit
     InputBlock * block = nullptr;      // inputs on the host until a run; NULL: written in place
     size_t input_bytes = 0;            // of it
     SplitScheduler * scheduler = nullptr; // that runs it; NULL: the device does

@@ -18,22 +18,17 @@ static constexpr int64_t MIN_CHUNK = 32, FEW_ROWS = 64;
 // may be many sequences.
 static constexpr int64_t MIN_DRAFT = 16, MIN_LANE = 8, MIN_PROMOTE_STEPS = 4;
 
-int64_t row_bucket(int64_t n) {
-    int64_t size = 1;
-    while (size < n) {
-        size *= 2;
-    }
-    const int64_t between = size / 4 * 3;
-    return n == 0 ? 0 : size >= 4 && between >= n ? between : size;
-}
-
-// The power of two that holds n.
-static int64_t doubled(int64_t n) {
-    int64_t size = 1;
+int64_t doubled(int64_t n, int64_t smallest) {
+    int64_t size = smallest;
     while (size < n) {
         size *= 2;
     }
     return size;
+}
+
+int64_t row_bucket(int64_t n) {
+    const int64_t size = doubled(n), between = size / 4 * 3;
+    return n == 0 ? 0 : size >= 4 && between >= n ? between : size;
 }
 
 GraphSizes::GraphSizes(const Devices & devices, int64_t n_parallel)
@@ -45,10 +40,7 @@ int64_t GraphSizes::close_step(int64_t n) const {
         return row_bucket(n);
     }
     const int64_t max_steps = n_parallel_ > 1 && n <= FEW_ROWS ? 4 : 8;
-    int64_t step = 8;
-    while (step * max_steps < n) {
-        step *= 2;
-    }
+    const int64_t step = doubled((n + max_steps - 1) / max_steps, 8);
     return (n + step - 1) / step * step;
 }
 
@@ -68,7 +60,7 @@ int64_t GraphSizes::lane_rows(int64_t n) const {
         return n;
     }
     const bool is_close = n_parallel_ == 1 || n > USUAL_BLOCK; // else a few cost next to nothing
-    return is_close ? row_bucket(n) : doubled(std::max(n, MIN_LANE));
+    return is_close ? row_bucket(n) : doubled(n, MIN_LANE);
 }
 
 int64_t GraphSizes::chunk_rows(const std::vector<int64_t> & chunks) const {
@@ -77,18 +69,18 @@ int64_t GraphSizes::chunk_rows(const std::vector<int64_t> & chunks) const {
         return n;
     }
     const bool doubles = chunks.size() > 1 || n <= FEW_ROWS;
-    return doubles ? doubled(std::max(n, MIN_CHUNK)) : row_bucket(n);
+    return doubles ? doubled(n, MIN_CHUNK) : row_bucket(n);
 }
 
 int64_t GraphSizes::mixed_verify_rows(int64_t n) const {
-    return fits_closely_ ? n : n <= FEW_ROWS ? doubled(std::max(n, MIN_CHUNK)) : close_step(n);
+    return fits_closely_ ? n : n <= FEW_ROWS ? doubled(n, MIN_CHUNK) : close_step(n);
 }
 
 int64_t GraphSizes::draft_rows(int64_t n) const {
     if (fits_closely_ || n > FEW_ROWS) {
         return fits_closely_ ? n : close_step(n);
     }
-    return n_parallel_ == 1 ? row_bucket(n) : doubled(std::max(n, MIN_DRAFT));
+    return n_parallel_ == 1 ? row_bucket(n) : doubled(n, MIN_DRAFT);
 }
 
 int64_t GraphSizes::append_rows(int64_t n_single, const std::vector<int64_t> & chunks) const {
@@ -101,28 +93,20 @@ int64_t GraphSizes::append_rows(int64_t n_single, const std::vector<int64_t> & c
 // Steps grow with the context, so that a long answer does not rebuild its graph every few rounds.
 int64_t GraphSizes::cells(int64_t high, int64_t size, bool has_masks) const {
     if (!has_masks) {
-        int64_t n = cpu::CELL_SEGMENT;
-        while (n < high) {
-            n *= 2;
-        }
-        return std::min(n, size);
+        return std::min(doubled(high, cpu::CELL_SEGMENT), size);
     }
-    int64_t step = fits_closely_ ? 256 : 1024;
-    while (step * 16 < high) {
-        step *= 2;
-    }
+    const int64_t step = doubled((high + 15) / 16, fits_closely_ ? 256 : 1024);
     return std::min((high + step - 1) / step * step, size);
 }
 
 int64_t GraphSizes::promote_steps(int64_t n) const {
     // The fused operation goes step by step, so on a CPU padding costs as much as a step.
-    return !serves_many() ? (fits_closely_ ? n : row_bucket(n))
-                          : doubled(std::max(n, MIN_PROMOTE_STEPS));
+    return !serves_many() ? (fits_closely_ ? n : row_bucket(n)) : doubled(n, MIN_PROMOTE_STEPS);
 }
 
 int64_t GraphSizes::inject_rows(int64_t n) const {
     if (serves_many()) {
-        return doubled(std::max(n, FEW_ROWS));
+        return doubled(n, FEW_ROWS);
     }
     return fits_closely_ || n == 0 ? row_bucket(n) : std::max(USUAL_BLOCK, row_bucket(n));
 }

@@ -15,9 +15,29 @@ namespace dfl {
 class Devices;
 struct Weights;
 
+// The least that holds n of `smallest` and its doubles.
+int64_t doubled(int64_t n, int64_t smallest = 1);
 // n rounded up to one of a few sizes with little padding: 0, 1, 2, 3, 4, 6, 8, 12,
 // 16, 24...
 int64_t row_bucket(int64_t n);
+
+// Maximum of the last values: where sequences come and go, the cells that passes attend rise and
+// fall all the time, and each size is a graph.
+class RecentMax {
+  public:
+    int64_t operator()(int64_t n) {
+        if (++n_calls_ > REMEMBERED) {
+            before_ = now_;
+            now_ = n_calls_ = 0;
+        }
+        now_ = std::max(now_, n);
+        return std::max(now_, before_);
+    }
+
+  private:
+    static constexpr int64_t REMEMBERED = 512; // passes, and as many before these
+    int64_t now_ = 0, before_ = 0, n_calls_ = 0;
+};
 
 class GraphSizes {
   public:
@@ -49,7 +69,11 @@ class GraphSizes {
     // Cells that a pass attends of a cache of `size`, the highest in use being `high` - 1.
     // has_masks: over which some layers have masks; to others it is a limit.
     int64_t cells(int64_t high, int64_t size, bool has_masks) const;
-    // The same where sequences come and go.
+    // The same of passes one after another: where sequences come and go the most of the last ones.
+    int64_t cells(int64_t high, int64_t size, bool has_masks, RecentMax & recent) const {
+        const int64_t n = cells(high, size, has_masks);
+        return has_masks && serves_many() ? std::min(shared_cells(recent(n)), size) : n;
+    }
     int64_t shared_cells(int64_t n) const { return row_bucket((n + 8191) / 8192) * 8192; }
     // Steps of a promotion of up to n accepted nodes.
     int64_t promote_steps(int64_t n) const;
@@ -65,24 +89,6 @@ class GraphSizes {
 
     bool fits_closely_;
     int64_t n_parallel_;
-};
-
-// Maximum of the last values: where sequences come and go, the cells that passes attend rise and
-// fall all the time, and each size is a graph.
-class RecentMax {
-  public:
-    int64_t operator()(int64_t n) {
-        if (++n_calls_ > REMEMBERED) {
-            before_ = now_;
-            now_ = n_calls_ = 0;
-        }
-        now_ = std::max(now_, n);
-        return std::max(now_, before_);
-    }
-
-  private:
-    static constexpr int64_t REMEMBERED = 512; // passes, and as many before these
-    int64_t now_ = 0, before_ = 0, n_calls_ = 0;
 };
 
 } // namespace dfl

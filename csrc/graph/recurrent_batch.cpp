@@ -32,13 +32,7 @@ bool has_fused_delta_rule(const RecurrentCache & cache, const RecurrentShape & s
 
 // ---- the batches of a pass
 
-static int64_t length_class(int64_t n_rows) {
-    int64_t length = SHORT_CHUNK;
-    while (length < n_rows) {
-        length *= 2;
-    }
-    return length;
-}
+static int64_t length_class(int64_t n_rows) { return doubled(n_rows, SHORT_CHUNK); }
 
 int64_t max_recurrent_batches(int64_t n_ubatch) {
     int64_t n = 3; // single rows, short chunks, verifies

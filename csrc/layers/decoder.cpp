@@ -18,7 +18,7 @@ SubLayer feed_forward_sublayer() {
             [](GraphContext & g, int il, const SubLayerInput & in) {
                 const LayerWeights & layer = g.weights.layers[il];
                 return layer.experts.router
-                           ? mixture_of_experts(g, il, in.x, in.add)
+                           ? mixture_of_experts(g, il, in.x, in.x, in.add)
                            : feed_forward(g, layer.ffn, g.hp.layers[il].activation, in.x, in.add);
             }};
 }

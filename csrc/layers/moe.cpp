@@ -67,10 +67,6 @@ static ggml_tensor * chosen_experts(GraphContext & g, const ExpertWeights & w, g
     return g.hp.experts.n_used == 1 ? ggml_cont(g.ctx, out) : out;
 }
 
-ggml_tensor * mixture_of_experts(GraphContext & g, int il, const Rows & x, ggml_tensor * add) {
-    return mixture_of_experts(g, il, x, x, add);
-}
-
 ggml_tensor * mixture_of_experts(GraphContext & g, int il, const Rows & router, const Rows & x,
                                  ggml_tensor * add) {
     const ExpertWeights & w = g.weights.layers[il].experts;

@@ -5,9 +5,7 @@
 
 namespace dfl {
 
-// x: [n_embd, n_rows] -> same, plus `add` if that is not NULL. router: what the router reads, where
-// that is not x.
-ggml_tensor * mixture_of_experts(GraphContext & g, int il, const Rows & x, ggml_tensor * add);
+// x: [n_embd, n_rows] -> same, plus `add` if that is not NULL. router: what the router reads.
 ggml_tensor * mixture_of_experts(GraphContext & g, int il, const Rows & router, const Rows & x,
                                  ggml_tensor * add);
 

@@ -232,7 +232,7 @@ void WeightLoader::allocate_packed() {
 
 void WeightLoader::record_placement(const TensorRequest & request) {
     const std::string kernels = request.packed != nullptr
-                                    ? request.packed->product->name
+                                    ? request.packed->product->name()
                                     : ggml_backend_buffer_name(request.tensor->buffer);
     auto placement = std::find_if(weights_.placements.begin(), weights_.placements.end(),
                                   [&](const Placement & p) { return p.kernels == kernels; });

@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..cli.command import guarded, list_devices
+from ..cli.model_arguments import new_parser
 from ..native import Error, load_backend
 from .build import KINDS, build, built_modules
 from .sources import DEFAULT_CACHE, fetch
 
+DESCRIPTION = "Builds ggml backends as modules for the installed llama-cpp-python."
 EPILOG = """\
 A module is used by `dflash-run --backend-module FILE`, and by every command with
 GGML_BACKEND_PATH=FILE
@@ -25,13 +27,7 @@ three minutes on two cores. Both need cmake.
 
 def parser() -> argparse.ArgumentParser:
     """The parser."""
-    p = argparse.ArgumentParser(
-        prog="dflash-backend",
-        description="Builds ggml backends as modules for the installed llama-cpp-python.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    p = new_parser("dflash-backend", DESCRIPTION, EPILOG)
     commands = p.add_subparsers(dest="command", required=True)
     cache = argparse.ArgumentParser(add_help=False)
     cache.add_argument(

@@ -6,14 +6,14 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..bundled import find, is_name
 from ..cli.arguments import add_main_chain
 from ..cli.command import guarded, loaded, training_context
-from ..cli.model_arguments import add_options, load_config
+from ..cli.model_arguments import add_options, load_config, new_parser
 from ..config import AUTO_TREE_BUDGET, DecodeConfig
 from ..decoder import Decoder
 from ..loading import load
@@ -25,6 +25,7 @@ from .runs import BenchmarkRun, compare
 from .settings import DEFAULT, SHORT, Setting, levels, parse_settings
 from .summary import by_class, by_setting, sweep_table, table
 
+DESCRIPTION = "Measures drafting beside plain decoding, on the same prompts."
 EPILOG = """\
 One JSON object a line goes to stdout: every answer, then a summary of every setting. Tables for the
 reader go to stderr. With --sweep the table has a row for every pair, so for every quantisation of
@@ -37,13 +38,7 @@ rounds of every size: on the drafts of plain answers each setting is played with
 
 def parser() -> argparse.ArgumentParser:
     """The parser."""
-    p = argparse.ArgumentParser(
-        prog="dflash-bench",
-        description="Measures drafting beside plain decoding, on the same prompts.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    p = new_parser("dflash-bench", DESCRIPTION, EPILOG)
     what = p.add_mutually_exclusive_group(required=True)
     what.add_argument(
         "--pair",
@@ -135,26 +130,33 @@ def _run(args: argparse.Namespace) -> int:
     if args.n_parallel is not None:
         return _parallel(args, prompts, names, config)
     runs: list[BenchmarkRun] = []
-    for target, drafter in [_files(names) for names in args.pair]:
-        n_ctx_train = training_context(str(target)) if args.n_ctx == 0 else None
-        options = load_config(args, n_ctx_train)
-        with load(target, drafter=drafter, config=options) as decoder:
-            loaded(decoder)
-            pair = f"{target.stem} + {drafter.stem}"
-            ids = [(prompt.name, prompt.ids(decoder, args.chat)) for prompt in prompts]
-            settings = parse_settings(names, decoder.sequence.max_draft)
-            if args.replay:
-                _replay(decoder, pair, ids, settings, args.predict)
-                continue
-            for run in compare(decoder, pair, ids, settings, config):
-                runs.append(run)
-                _print(run.to_dict())
-                _progress(len(runs), len(args.pair) * len(ids) * len(settings))
+    for decoder, pair, ids, settings in _pairs(args, prompts, names):
+        if args.replay:
+            _replay(decoder, pair, ids, settings, args.predict)
+            continue
+        for run in compare(decoder, pair, ids, settings, config):
+            runs.append(run)
+            _print(run.to_dict())
+            _progress(len(runs), len(args.pair) * len(ids) * len(settings))
     if runs and args.sweep:
         _finish_sweep(runs, args.plot)
     elif runs:
         _finish(runs, args.plot)
     return 0
+
+
+def _pairs(
+    args: argparse.Namespace, prompts: Sequence[Prompt], names: str
+) -> Iterator[tuple[Decoder, str, list[tuple[str, list[int]]], list[Setting]]]:
+    """Loads one pair after the other; yields its name, named prompts and settings with it."""
+    for target, drafter in [_files(names) for names in args.pair]:
+        n_ctx_train = training_context(str(target)) if args.n_ctx == 0 else None
+        options = load_config(args, n_ctx_train)
+        with load(target, drafter=drafter, config=options) as decoder:
+            loaded(decoder)
+            ids = [(prompt.name, prompt.ids(decoder, args.chat)) for prompt in prompts]
+            settings = parse_settings(names, decoder.sequence.max_draft)
+            yield decoder, f"{target.stem} + {drafter.stem}", ids, settings
 
 
 def _parallel(
@@ -164,17 +166,11 @@ def _parallel(
     numbers = levels("--parallel", args.n_parallel)
     args.n_parallel = max(numbers)
     entries = []
-    for target, drafter in [_files(names) for names in args.pair]:
-        n_ctx_train = training_context(str(target)) if args.n_ctx == 0 else None
-        options = load_config(args, n_ctx_train)
-        with load(target, drafter=drafter, config=options) as decoder:
-            loaded(decoder)
-            ids = [prompt.ids(decoder, args.chat) for prompt in prompts]
-            settings = parse_settings(names, decoder.sequence.max_draft)
-            pair = f"{target.stem} + {drafter.stem}"
-            for entry in parallel.measure(decoder, pair, ids, settings, numbers, config):
-                entries.append(entry)
-                _print(entry)
+    for decoder, pair, named, settings in _pairs(args, prompts, names):
+        ids = [tokens for _, tokens in named]
+        for entry in parallel.measure(decoder, pair, ids, settings, numbers, config):
+            entries.append(entry)
+            _print(entry)
     print(parallel.table(entries), file=sys.stderr)
     if args.plot:
         plot.draw_parallel(entries, args.plot)
@@ -195,7 +191,7 @@ def _load_server(args: argparse.Namespace, prompts: Sequence[Prompt]) -> int:
 
 
 def _files(names: Sequence[str]) -> tuple[Path, Path]:
-    """Target and drafter. ValueError for what is neither two files nor one name."""
+    """Returns target and drafter. ValueError unless the names are two files or a known model."""
     if len(names) == 1 and is_name(names[0]):
         bundle = find(names[0])
         return bundle.target, bundle.drafter

@@ -3,32 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Protocol
+from collections.abc import Sequence
 
 from .. import native
 from ..speculative.cost_model import CostModel, Round
 from ..speculative.proposers.dflash import N_RANKED
-from ..speculative.speculator import Clock, RowsLike, untimed
 from ..speculative.statistics import N_TIMES
-from ..speculative.tree import Tree
-
-
-class VerifiableSequence(Protocol):
-    """A `native.Sequence`, as far as one round of it goes."""
-
-    def verify(self, tokens: Sequence[int]) -> RowsLike:
-        """Runs tokens after the sequence and returns a row for each; appends nothing."""
-
-    def verify_tree(self, tokens: Sequence[int], parents: Sequence[int]) -> RowsLike:
-        """The same for nodes that see only their ancestors; the root comes first, parent -1."""
-
-    def commit(self, n: int) -> None:
-        """Appends the first n tokens of the verify that waits for it; 0 is always allowed."""
-
-    def commit_path(self, nodes: Sequence[int]) -> None:
-        """Appends a path of the tree that waits for it, from the root down."""
 
 
 def branched(n: int) -> list[int]:
@@ -48,9 +28,9 @@ def measure(
     sequence.reset()
     last = sequence.prefill(prompt).argmax()
     sequence.engine.reserve_verify(max(sizes) + 1)
-    start, first = sequence.take(), last
+    start, first = sequence.snapshot(), last
     for _ in range(1 + N_TIMES):
-        sequence.restore(start)  # contexts of one length compare
+        sequence.attach(start, start.n_tokens)  # contexts of one length compare
         last = first
         done = Round(sequence.position, n_tokens=1)
         started = time.perf_counter()
@@ -80,41 +60,12 @@ def _round(sequence: native.Sequence, last: int, n: int, size: int, is_tree: boo
     draft = sequence.draft(last, n, width)
     drafted = time.perf_counter()
     tokens = [last, *(int(draft.tokens[i % n, i // n % width]) for i in range(size))]
-    tree = Tree.of(tokens, branched(size + 1) if is_tree else None)
-    verify(sequence, tree, lambda rows, node: rows.argmax(node), lambda _: True)
+    if is_tree:
+        sequence.verify_tree(tokens, branched(size + 1)).argmax(0)
+        sequence.commit_path([0])
+    else:
+        sequence.verify(tokens).argmax(0)
+        sequence.commit(1)
     done.draft_s, done.pass_s = drafted - started, time.perf_counter() - drafted
     done.n_experts = sequence.engine.n_experts
     return done
-
-
-def verify(
-    sequence: VerifiableSequence,
-    tree: Tree,
-    choose: Callable[[RowsLike, int], int],
-    take: Callable[[int], bool],
-    clock: Clock = untimed,
-) -> int:
-    """A round of one sequence: verifies a tree and commits the path that the target takes.
-
-    Returns the candidates it took.
-
-    choose: the target's token after a node, given the rows. take: is given each of these tokens;
-    True ends the path before the token, so that nothing behind it is committed. clock: of "verify"
-    and "commit". After an exception the sequence is as before the round.
-    """
-    try:
-        with clock("verify"):
-            if tree.is_chain:
-                rows = sequence.verify(tree.tokens)
-            else:
-                rows = sequence.verify_tree(tree.tokens, tree.parents)
-        path, n_taken = tree.follow(partial(choose, rows), take)
-        with clock("commit"):
-            if tree.is_chain:
-                sequence.commit(len(path))
-            else:
-                sequence.commit_path(path)
-    except BaseException:
-        sequence.commit(0)
-        raise
-    return n_taken

@@ -19,11 +19,8 @@ def draw(entries: Sequence[dict[str, Any]], path: str) -> None:
 
     Errors: OSError.
     """
-    pyplot = _pyplot()
     pairs = list(dict.fromkeys(entry["pair"] for entry in entries))
-    figure, axes = pyplot.subplots(
-        len(pairs), 2, figsize=(11, 4 * len(pairs)), squeeze=False, layout="constrained"
-    )
+    figure, axes = _panels(len(pairs), 2, (11, 4 * len(pairs)))
     for (left, right), pair in zip(axes, pairs, strict=True):
         mine = [entry for entry in entries if entry["pair"] == pair]
         for axis, name, label in (
@@ -52,17 +49,10 @@ def draw_sweep(entries: Sequence[dict[str, Any]], path: str) -> None:
 
     Errors: OSError.
     """
-    pyplot = _pyplot()
     classes = list(dict.fromkeys(entry["class"] for entry in entries))
     n_rows = len({(entry["pair"], entry["setting"]) for entry in entries})
-    figure, axes = pyplot.subplots(
-        1,
-        len(classes),
-        figsize=(3 + 3 * len(classes), 1.5 + 0.4 * n_rows),
-        sharey=True,
-        squeeze=False,
-        layout="constrained",
-    )
+    size = 3 + 3 * len(classes), 1.5 + 0.4 * n_rows
+    figure, axes = _panels(1, len(classes), size, sharey=True)
     for axis, name in zip(axes[0], classes, strict=True):
         mine = [entry for entry in entries if entry["class"] == name]
         names = [f"{entry['pair']}\n{entry['setting']}" for entry in mine]
@@ -77,11 +67,8 @@ def draw_parallel(entries: Sequence[dict[str, Any]], path: str) -> None:
 
     Errors: OSError.
     """
-    pyplot = _pyplot()
     pairs = list(dict.fromkeys(entry["pair"] for entry in entries))
-    figure, axes = pyplot.subplots(
-        1, len(pairs), figsize=(6 * len(pairs), 4), squeeze=False, layout="constrained"
-    )
+    figure, axes = _panels(1, len(pairs), (6 * len(pairs), 4))
     for axis, pair in zip(axes[0], pairs, strict=True):
         mine = [entry for entry in entries if entry["pair"] == pair]
         for setting in dict.fromkeys(entry["setting"] for entry in mine):
@@ -100,6 +87,11 @@ def _pyplot() -> Any:
     from matplotlib import pyplot
 
     return pyplot
+
+
+def _panels(n_rows: int, n_columns: int, size: tuple[float, float], **settings: Any) -> Any:
+    settings |= {"figsize": size, "squeeze": False, "layout": "constrained"}
+    return _pyplot().subplots(n_rows, n_columns, **settings)
 
 
 def _write(figure: Any, path: str) -> None:

@@ -8,7 +8,7 @@ and not by what else the machine had to do.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from .. import native
 from ..config import DecodeConfig
@@ -17,7 +17,7 @@ from ..sampling.noise import DraftScorer
 from ..speculative.controller_state import Known
 from ..speculative.cost_model import CostModel, Round
 from ..speculative.proposers.dflash import N_RANKED, DFlash
-from ..speculative.proposers.proposer import Request
+from ..speculative.proposers.proposer import SpeculativeState
 from ..speculative.speculator import Speculator
 from .settings import Setting
 
@@ -59,33 +59,20 @@ class _Drafter:
         )
 
 
-@dataclass
-class Learned:
-    """What "auto" and the drafter's proposer have learned so far."""
-
-    known: Known = field(default_factory=Known)
-    dflash: DFlash | None = None
-
-    def proposer(self, max_draft: int) -> DFlash:
-        """The same for all records."""
-        self.dflash = self.dflash or DFlash(max_draft)
-        return self.dflash
-
-
 def play(
-    record: Record, setting: Setting, costs: CostModel, learned: Learned, max_nodes: int
+    record: Record, setting: Setting, costs: CostModel, known: Known, dflash: DFlash, max_nodes: int
 ) -> tuple[float, list[Round]]:
     """Seconds that a setting would have taken for a record, and its rounds.
 
-    costs: the measured ones. learned: what goes on from record to record. max_nodes: nodes of a
+    costs: the measured ones. known, dflash: learn from record to record. max_nodes: nodes of a
     tree of "auto".
     """
     drafter = _Drafter(record)
     speculator = None
-    if (controller := setting.controller(learned.known, drafter.max_draft, max_nodes)) is not None:
-        speculator = Speculator([learned.proposer(drafter.max_draft)], controller)
+    if (controller := setting.controller(known, drafter.max_draft, max_nodes)) is not None:
+        speculator = Speculator([dflash], controller)
     rounds: list[Round] = []
-    request = Request(drafter, [], DraftScorer(DecodeConfig()))
+    request = SpeculativeState(drafter, [], DraftScorer(DecodeConfig()))
     while drafter.at < len(record.drafts):
         at = drafter.at
         done = Round(record.n_prompt + at)
@@ -112,8 +99,9 @@ def evaluate(
     """Tokens a second of every setting on every record. "auto" goes on learning between them."""
     speeds: dict[str, list[float]] = {}
     for setting in settings:
-        learned = Learned(Known(CostModel.from_dict(costs.to_dict())))
-        seconds = [play(record, setting, costs, learned, max_nodes)[0] for record in records]
+        known = Known(CostModel.from_dict(costs.to_dict()))
+        dflash = DFlash(max(records[0].drafts[0]))
+        seconds = [play(record, setting, costs, known, dflash, max_nodes)[0] for record in records]
         speeds[str(setting)] = [
             len(record.drafts) / s for record, s in zip(records, seconds, strict=True)
         ]

@@ -9,6 +9,7 @@ from typing import Any
 from ..config import DecodeConfig
 from ..decoder import Decoder
 from ..outputs import Result
+from ..text.stream import n_common
 from .settings import Setting
 
 N_WARM = 24
@@ -66,10 +67,5 @@ def compare(
         plain = results.get("none")
         for setting_name in map(str, settings):
             result = results[setting_name]
-            n_equal = None if plain is None else _n_equal(result.tokens, plain.tokens)
+            n_equal = None if plain is None else n_common(result.tokens, plain.tokens)
             yield BenchmarkRun(pair, name, setting_name, result, n_equal)
-
-
-def _n_equal(left: Sequence[int], right: Sequence[int]) -> int:
-    same = zip(left, right, strict=False)
-    return next((i for i, (a, b) in enumerate(same) if a != b), min(len(left), len(right)))

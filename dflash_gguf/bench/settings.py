@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..config import MAX_TREE_BUDGET
+from ..config import MAX_DRAFT, MAX_TREE_BUDGET
 from ..speculative.controller import AutoController, Controller, FixedController
 from ..speculative.controller_state import Known
 from ..speculative.proposers.proposer import CHAIN, TREE
@@ -20,19 +20,6 @@ class Setting:
 
     kind: str
     size: int = 0
-
-    @classmethod
-    def parse(cls, text: str, max_draft: int) -> Setting:
-        """The setting of a name. ValueError if there is no such or the drafter is too short."""
-        kind, _, size = text.strip().partition(" ")
-        if kind in ("none", "auto") and not size:
-            return cls(kind)
-        if kind not in ("chain", "tree") or not size.strip().isdigit():
-            raise ValueError(f"{text!r} is no setting, must be none, chain N, tree N or auto")
-        setting, max_size = cls(kind, int(size)), max_draft if kind == "chain" else MAX_TREE_BUDGET
-        if not 1 <= setting.size <= max_size:
-            raise ValueError(f"{text!r}: must have 1 to {max_size} candidates")
-        return setting
 
     def __str__(self) -> str:
         return f"{self.kind} {self.size}" if self.size else self.kind
@@ -52,18 +39,27 @@ class Setting:
 
 
 def parse_settings(text: str, max_draft: int) -> list[Setting]:
-    """A list of names; chains longer than the drafter's block are the block's."""
-    settings: dict[str, Setting] = {}
+    """A list of names; chains longer than the drafter's block are the block's.
+
+    Errors: ValueError for a name that is no setting.
+    """
+    settings: dict[Setting, None] = {}
     for name in text.split(","):
-        setting = Setting.parse(name, 1 << 16 if name.strip().startswith("chain") else max_draft)
-        if setting.kind == "chain":
-            setting = Setting("chain", min(setting.size, max_draft))
-        settings[str(setting)] = setting
-    return list(settings.values())
+        kind, _, size = name.strip().partition(" ")
+        setting = Setting(kind)
+        if kind not in ("none", "auto") or size:
+            if kind not in ("chain", "tree") or not size.strip().isdigit():
+                raise ValueError(f"{name!r} is no setting, must be none, chain N, tree N or auto")
+            max_size = MAX_DRAFT if kind == "chain" else MAX_TREE_BUDGET
+            if not 1 <= int(size) <= max_size:
+                raise ValueError(f"{name!r}: must have 1 to {max_size} candidates")
+            setting = Setting(kind, min(int(size), max_draft) if kind == "chain" else int(size))
+        settings[setting] = None
+    return list(settings)
 
 
 def levels(flag: str, text: str) -> list[int]:
-    """How many answers at once: the numbers of "1,4,8". ValueError for what is none."""
+    """Reads numbers of answers at once, like "1,4,8". ValueError names another text."""
     try:
         counts = [int(part) for part in text.split(",")]
     except ValueError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -87,11 +88,10 @@ def _cell(entry: dict[str, Any]) -> str:
 
 
 def _rounds(runs: Sequence[BenchmarkRun]) -> dict[str, int]:
-    counts: dict[str, int] = {}
+    counts = Counter[str]()
     for run in runs:
-        for name, n in (run.result.rounds_by_draft or {"none": run.result.rounds}).items():
-            counts[name] = counts.get(name, 0) + n
-    return dict(sorted(counts.items(), key=lambda item: -item[1]))
+        counts.update(run.result.rounds_by_draft or {"none": run.result.rounds})
+    return dict(counts.most_common())
 
 
 def table(entries: Sequence[dict[str, Any]]) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import re
+from dataclasses import fields
 from pathlib import Path
 
 from ..config import DRAFT_KINDS, DRAFT_TYPES, REASONING_FORMATS, TREE_BUDGET, DecodeConfig
-from .model_arguments import add_fit, add_options
+from .model_arguments import add_fit, add_options, new_parser
 
 DESCRIPTION = "Answers a prompt with a GGUF language model."
 EPILOG = """\
@@ -20,13 +21,7 @@ _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
 
 def parser() -> argparse.ArgumentParser:
     """The parser; defaults of the sampling flags are those of DecodeConfig."""
-    p = argparse.ArgumentParser(
-        prog="dflash-run",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    p = new_parser("dflash-run", DESCRIPTION, EPILOG)
     p.add_argument(
         "-m",
         "--model",
@@ -205,27 +200,14 @@ def add_sampling(p: argparse.ArgumentParser) -> None:
 
 def decode_config(args: argparse.Namespace) -> DecodeConfig:
     """The sampling flags as a DecodeConfig. ValueError names a bad value."""
-    return DecodeConfig(
-        max_tokens=None if args.predict < 0 else args.predict,
-        temperature=max(args.temp, 0.0),
-        top_k=args.top_k,
-        top_p=args.top_p,
-        min_p=args.min_p,
-        repeat_penalty=args.repeat_penalty,
-        presence_penalty=args.presence_penalty,
-        frequency_penalty=args.frequency_penalty,
-        repeat_last_n=args.repeat_last_n,
-        seed=None if args.seed == -1 else args.seed,
-        stop=[unescaped(text, args.escape) for text in args.reverse_prompt],
-        ignore_eos=args.ignore_eos,
-        reasoning_format=args.reasoning_format,
-        draft=args.draft,
-        draft_type=args.draft_type,
-        draft_max=args.draft_max,
-        draft_min=args.draft_min,
-        tree_budget=args.tree_budget,
-        tree_main_chain=args.tree_main_chain,
-    )
+    given = {x.name: getattr(args, x.name) for x in fields(DecodeConfig) if hasattr(args, x.name)}
+    given |= {
+        "max_tokens": None if args.predict < 0 else args.predict,
+        "temperature": max(args.temp, 0.0),
+        "seed": None if args.seed == -1 else args.seed,
+        "stop": [unescaped(text, args.escape) for text in args.reverse_prompt],
+    }
+    return DecodeConfig(**given)
 
 
 def prompt_text(args: argparse.Namespace) -> str:

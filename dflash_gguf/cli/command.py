@@ -18,7 +18,7 @@ from .. import bundled
 from ..config import DEFAULT_N_CTX, DecodeConfig, LoadConfig
 from ..convert.schema import Key
 from ..decoder import Decoder
-from ..engine.writing import check_prompt
+from ..engine.request import check_prompt
 from ..loading import load
 from ..native import Error, devices, load_backend
 from ..outputs import Result

@@ -10,6 +10,17 @@ from typing import Any
 from ..native import DEFAULTS, OPTIONS, LoadConfig, Option
 
 
+def new_parser(prog: str, description: str, epilog: str) -> argparse.ArgumentParser:
+    """Returns a command's parser without arguments."""
+    return argparse.ArgumentParser(
+        prog=prog,
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
 def add_options(p: argparse.ArgumentParser, *, but: str | None = None) -> None:
     """The options of loading; load_config() reads them. What is not given is None.
 

@@ -6,10 +6,10 @@ import argparse
 import sys
 from dataclasses import replace
 
-from ..config import AUTO_TREE_BUDGET, MAX_LAYERS, TREE_BUDGET, DecodeConfig, LoadConfig
+from ..config import AUTO_TREE_BUDGET, TREE_BUDGET, DecodeConfig, LoadConfig
 from ..memory.fit import Fit, FitConstraints, fit, fit_part, max_verify_rows, with_context
 from ..memory.plan import Planner, gib
-from ..native import Error
+from ..native import MAX_LAYERS, Error
 
 
 def show_plan(args: argparse.Namespace, load: LoadConfig, decode: DecodeConfig) -> int:
@@ -60,19 +60,6 @@ def verify_rows(block_size: int, decode: DecodeConfig) -> int:
     return (decode.tree_budget or usual) + 1
 
 
-def _constraints(
-    args: argparse.Namespace, planner: Planner, decode: DecodeConfig
-) -> FitConstraints:
-    return FitConstraints(
-        n_ctx_train=planner.model.n_ctx_train,
-        n_ctx=planner.config.n_ctx,
-        cache_types=(args.cache_type_k, args.cache_type_v),
-        n_ubatch=args.n_ubatch,
-        draft_window=args.draft_window,
-        n_rows=verify_rows(planner.block_size, decode),
-    )
-
-
 def _fit(args: argparse.Namespace, load: LoadConfig, decode: DecodeConfig) -> tuple[Planner, Fit]:
     """What fits on the GPU; unless -ngl is given, else a part of it, else nothing of it.
 
@@ -84,12 +71,21 @@ def _fit(args: argparse.Namespace, load: LoadConfig, decode: DecodeConfig) -> tu
         return Planner(args.model, args.model_draft, place, args.vram)
 
     first = planner_of(load.n_gpu_layers, load.n_cpu_moe)
-    constraints = _constraints(args, first, decode)
+    constraints = FitConstraints(
+        n_ctx_train=first.model.n_ctx_train,
+        n_ctx=first.config.n_ctx,
+        cache_types=(args.cache_type_k, args.cache_type_v),
+        n_ubatch=args.n_ubatch,
+        draft_window=args.draft_window,
+        n_rows=verify_rows(first.block_size, decode),
+    )
     planner, best = first, fit(first.plan, constraints)
     left = ""
     if best is None and first.model.on_gpu and load.n_gpu_layers is None:
         left = f"{_too_large(first)}"
-        experts = load.n_cpu_moe == 0 and _has_experts(first, planner_of(None, MAX_LAYERS))
+        experts = load.n_cpu_moe == 0 and (
+            planner_of(None, MAX_LAYERS).model.device_bytes < first.model.device_bytes
+        )
         part = fit_part(
             lambda layers, without: planner_of(layers, without or load.n_cpu_moe).plan,
             constraints,
@@ -107,10 +103,6 @@ def _fit(args: argparse.Namespace, load: LoadConfig, decode: DecodeConfig) -> tu
         raise Error(f"--fit: {_too_large(planner)}")
     print(f"--fit on {best.plan.device}: {left}{best.reason}", file=sys.stderr)
     return planner, best
-
-
-def _has_experts(whole: Planner, without: Planner) -> bool:
-    return without.model.device_bytes < whole.model.device_bytes
 
 
 def _too_large(planner: Planner) -> str:

@@ -1,14 +1,15 @@
 """Prefix cache: keeps what earlier requests computed for later ones that begin alike.
 
-    start      attaches the longest cached prefix of its tokens to a sequence
+    match      finds the longest cached prefix of a text
+    start      attaches it to a sequence
     insert     caches a snapshot of a sequence, until its memory is needed
     park       caches a sequence that no request uses, in place until its cells are needed
     release    caches a sequence and empties it
 
 A request that continues a parked sequence uses its cells in place, without a copy. On a CPU the
-attention rows of a prefix are in cells that sequences share; when these are needed, the least
-recently used are offloaded to main memory, and dropped from there. On other devices they lie in
-cells of the sequence that computed them, and are offloaded when it gives them up.
+attention rows of a prefix are in cells that sequences share; when these are needed, those of the
+least recently used prefixes are offloaded to main memory, and dropped from there. On other devices
+they lie in cells of the sequence that computed them, and are offloaded when it gives them up.
 
 A model with recurrent layers or windows can start only where a snapshot was taken, so snapshots are
 taken at positions where later prompts may diverge: `PrefixHit.snapshot_positions`.
@@ -22,10 +23,8 @@ from typing import NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..native import Prefix
+from ..native import PAGE, Prefix
 
-PAGE = 64
-"""Cells that a sequence takes at a time, and tokens whose rows prefixes share."""
 SNAPSHOT_INTERVAL = 4096
 """Tokens of a long prompt between two snapshots."""
 MIN_BRANCH = 32
@@ -47,8 +46,8 @@ class EngineLike(Protocol):
     def prefix_bytes(self) -> int:
         """Bytes of main memory that prefixes take."""
 
-    def offload(self, n_cells: int, n_bytes: int, pinned: Prefix | None = None) -> bool:
-        """Frees cells that only prefixes hold; False where that takes more of main memory."""
+    def offload(self, n_cells: int, n_bytes: int) -> bool:
+        """Frees cells of prefixes that are not kept in cells; False for lack of main memory."""
 
 
 class SequenceLike(Protocol):
@@ -105,7 +104,7 @@ class PrefixHit(NamedTuple):
 class _Node:
     """A node of the radix tree, where texts diverge or a prefix ends."""
 
-    __slots__ = ("children", "edge", "n_verified_finite", "parent", "prefix")
+    __slots__ = ("children", "edge", "parent", "prefix")
 
     def __init__(self, parent: _Node | None, edge: Tokens) -> None:
         """edge: tokens from the parent's end on."""
@@ -113,17 +112,26 @@ class _Node:
         self.edge = edge
         self.children: dict[int, _Node] = {}
         self.prefix: Prefix | None = None
-        self.n_verified_finite = 0
 
 
-class _Match(NamedTuple):
+class PrefixMatch(NamedTuple):
     """The longest cached prefix of a text."""
 
+    ids: Tokens
+    """The text."""
+    end: int
+    """Tokens of it that may be attached, at most."""
     node: _Node | None
     """The node whose prefix can be attached."""
     n: int
+    """Tokens that can be attached."""
     n_common: int
     """Tokens that the text shares with some prefix, attachable or not."""
+
+    @property
+    def prefix(self) -> Prefix | None:
+        """The prefix that can be attached; None also where it was dropped meanwhile."""
+        return None if self.node is None else self.node.prefix
 
 
 class PrefixCache:
@@ -136,54 +144,49 @@ class PrefixCache:
         self.parked: Callable[[], Sequence[SequenceLike]] = list
         """Returns the sequences that no request uses, the least recently used first."""
         self._root = _Node(None, np.empty(0, dtype=np.int32))
-        self._used: dict[_Node, None] = {}  # those with a prefix, the least recently used first
+        # Those with a prefix, the least recently used first; and those of them in cells.
+        self._used: dict[_Node, None] = {}
+        self._in_cells: dict[_Node, None] = {}
 
     def __len__(self) -> int:
         return len(self._used)
 
     # ---- for those who run sequences
 
+    def match(self, tokens: Sequence[int] | Tokens, ignore: bool = False) -> PrefixMatch:
+        """Returns the longest cached prefix, at most len(tokens) - 1; none if `ignore`."""
+        return self._match(tokens, 0 if ignore else len(tokens) - 1)
+
     def start(
-        self,
-        sequence: SequenceLike,
-        tokens: Sequence[int],
-        turn_boundaries: Sequence[int] = (),
-        *,
-        ignore_prefix_cache: bool = False,
+        self, sequence: SequenceLike, match: PrefixMatch, turn_boundaries: Sequence[int] = ()
     ) -> PrefixHit:
-        """Attaches the longest cached prefix, at most len(tokens) - 1, to a sequence.
+        """Attaches the longest cached prefix of a text to a sequence.
 
         Its previous content is cached first; tokens that both have in common stay in place.
-        turn_boundaries: positions where a later prompt may diverge. ignore_prefix_cache: attaches
-        nothing.
+        turn_boundaries: positions where a later prompt may diverge.
         """
+        is_gone = match.node is not None and match.prefix is None
         if sequence.position and self.find(sequence.tokens) is None:
             self.insert(sequence)
-        ids = np.asarray(tokens, dtype=np.int32)
-        match = self._match(ids[: 0 if ignore_prefix_cache else -1])
+            is_gone = True
+        if is_gone:
+            match = self._match(match.ids, match.end)
         n, n_draft = 0, 0
-        if match.node is None or match.node.prefix is None:
+        if match.prefix is None:
             _empty(sequence)
         else:
-            self._touch(match.node)
-            n = self._begin_with(sequence, match.node, match.node.prefix, ids[: match.n])
-            info = match.node.prefix.info()
-            n_draft = max(0, int(info.n_draft) - (int(info.n_tokens) - n)) if n else 0
-        return PrefixHit(
-            n, n_draft, self._snapshot_positions(n, match.n_common, len(ids), turn_boundaries)
-        )
+            n = self._attach(sequence, match, match.prefix)
+            n_draft = max(0, match.prefix.n_draft - (match.prefix.n_tokens - n)) if n else 0
+        stops = self._snapshot_positions(n, match.n_common, len(match.ids), turn_boundaries)
+        return PrefixHit(n, n_draft, stops)
 
-    def nearest(
-        self, sequences: Sequence[AnySequence], tokens: Sequence[int]
-    ) -> AnySequence | None:
+    def nearest(self, sequences: Sequence[AnySequence], match: PrefixMatch) -> AnySequence | None:
         """Returns the sequence that holds the prefix `start` would attach, else an empty one."""
-        ids = np.asarray(tokens[:-1], dtype=np.int32)
-        n = self._match(ids).n
         empty = None
         for sequence in sequences:
             if not sequence.position:
                 empty = sequence
-            elif n and _holds(sequence, ids[:n]):
+            elif match.n and _holds(sequence, match.ids[: match.n]):
                 return sequence
         return empty
 
@@ -202,47 +205,35 @@ class PrefixCache:
 
     def insert(self, sequence: SequenceLike) -> None:
         """Caches a snapshot of a sequence if there is room; may invalidate its last rows."""
-        ids = np.asarray(sequence.tokens, dtype=np.int32)
+        ids = sequence.tokens
+        match = self._match(ids, len(ids))
         if not len(ids):
             return
-        match = self._match(ids)
-        if match.node is not None and match.n == len(ids) <= match.node.n_verified_finite:
+        if match.node is not None and match.n == len(ids):
             self._touch(match.node)
             return
         while self._engine.prefix_bytes + (cost := sequence.snapshot_bytes()) > self.limit:
             if not self._used or cost > self.limit:
                 return
             self._drop(next(iter(self._used)))
-        self._add(ids, sequence.snapshot())
+        self.add(ids, sequence.snapshot())
 
-    def n_known(self, tokens: Sequence[int]) -> int:
-        """Returns the length of the prefix that `start` would attach."""
-        return self._match(np.asarray(tokens[:-1], dtype=np.int32)).n
-
-    def reserve(
-        self,
-        sequence: SequenceLike,
-        tokens: Sequence[int],
-        headroom: int = 0,
-        *,
-        ignore_prefix_cache: bool = False,
-    ) -> bool:
-        """Frees cells for a sequence to start with these tokens, and headroom cells beside.
+    def reserve(self, sequence: SequenceLike, match: PrefixMatch, headroom: int = 0) -> bool:
+        """Frees cells for a sequence to start with a text, and headroom cells beside.
 
         Returns False if there is no room.
         """
-        ids = np.asarray(tokens, dtype=np.int32)
-        match = self._match(ids[: 0 if ignore_prefix_cache else -1])
-        if match.n and _holds(sequence, ids[: match.n]):
-            goes_back = PAGE if match.n < sequence.position else 0
-            more = sequence.cells_needed(max(0, len(ids) - sequence.position))
-            if self.make_room(more + goes_back + headroom, match.node, sequence):
-                return True
-        wanted = (-(-len(tokens) // PAGE) - -(-match.n // PAGE)) * PAGE + headroom
-        if match.node is None or match.node.prefix is None:
+        n_tokens = len(match.ids)
+        wanted = (-(-n_tokens // PAGE) - -(-match.n // PAGE)) * PAGE + headroom
+        if match.node is None or match.prefix is None:
             return self.make_room(wanted)
         self._touch(match.node)
-        return self.make_room(match.node.prefix.cells_needed(match.n) + wanted, match.node)
+        if _holds(sequence, match.ids[: match.n]):
+            goes_back = PAGE if match.n < sequence.position else 0
+            more = sequence.cells_needed(max(0, n_tokens - sequence.position))
+            if self.make_room(more + goes_back + headroom, match.node, sequence):
+                return True
+        return self.make_room(match.prefix.cells_needed(match.n) + wanted, match.node)
 
     def make_room(
         self, n_cells: int, pinned: _Node | None = None, claimed: SequenceLike | None = None
@@ -259,32 +250,30 @@ class PrefixCache:
                 _empty(sequence)  # what is kept of it moves, where it is in nobody's cells else
                 if self._engine.n_free_cells >= n_cells:
                     return True
-        stays = None if pinned is None else pinned.prefix
         while (missing := n_cells - self._engine.n_free_cells) > 0:
             room = max(0, self.limit - self._engine.prefix_bytes)
-            if self._engine.offload(missing, room, stays):
+            has_memory = self._engine.offload(missing, room)
+            if self._engine.n_free_cells >= n_cells:
                 break
-            oldest = next((node for node in self._used if node is not pinned), None)
+            # Those in cells are offloaded next, or the oldest of all dropped for its memory.
+            nodes = self._in_cells if has_memory else self._used
+            oldest = next((node for node in nodes if node is not pinned), None)
             if oldest is None:
-                break
-            self._drop(oldest)  # for its memory, or its cells
-        return self._engine.n_free_cells >= n_cells
+                return False
+            if has_memory:
+                self._set_in_cells(oldest, False)
+            else:
+                self._drop(oldest)
+        return True
 
     def forget(self) -> None:
         """Drops all prefixes."""
         while self._used:
             self._drop(next(iter(self._used)))
 
-    def forget_unverified(self) -> None:
-        """Drops prefixes not verified to be finite, after a row that was not finite."""
-        for node in list(self._used):
-            if node.prefix is not None and node.n_verified_finite < node.prefix.n_tokens:
-                self._drop(node)
-
     def forget_text(self, tokens: Sequence[int]) -> bool:
         """Drops the prefixes that only this text begins with; False if there are none."""
-        match = self._match(np.asarray(tokens, dtype=np.int32))
-        node, n_before = match.node, len(self._used)
+        node, n_before = self._match(tokens, len(tokens)).node, len(self._used)
         while node is not None and not node.children and node.parent is not None:
             parent = node.parent
             if node.prefix is not None:
@@ -296,8 +285,7 @@ class PrefixCache:
 
     def find(self, tokens: Sequence[int] | Tokens) -> Prefix | None:
         """Returns the prefix of exactly these tokens, or None."""
-        match = self._match(np.asarray(tokens, dtype=np.int32))
-        prefix = match.node.prefix if match.node is not None else None
+        prefix = self._match(tokens, len(tokens)).prefix
         return prefix if prefix is not None and prefix.n_tokens == len(tokens) else None
 
     def make_host_room(self, n_bytes: int) -> bool:
@@ -305,10 +293,6 @@ class PrefixCache:
         while self._used and n_bytes <= self.limit < self._engine.prefix_bytes + n_bytes:
             self._drop(next(iter(self._used)))
         return self._engine.prefix_bytes + n_bytes <= self.limit
-
-    def add(self, tokens: Sequence[int], prefix: Prefix) -> None:
-        """Caches a prefix that `make_host_room` made room for."""
-        self._add(np.asarray(tokens, dtype=np.int32), prefix)
 
     # ---- places where all of a state is kept
 
@@ -328,8 +312,10 @@ class PrefixCache:
 
     # ---- the tree
 
-    def _match(self, ids: Tokens) -> _Match:
-        """The longest prefix that can be begun with."""
+    def _match(self, tokens: Sequence[int] | Tokens, end: int) -> PrefixMatch:
+        """Returns the longest prefix that can be attached, at most `end` tokens."""
+        text = np.asarray(tokens, dtype=np.int32)
+        ids = text[: max(0, end)]
         node, at = self._root, 0
         best, n_best = None, 0
         below = None
@@ -346,12 +332,12 @@ class PrefixCache:
             while below.prefix is None and below.children:
                 below = below.children[next(reversed(below.children))]
             if below.prefix is not None:  # an interruption may leave a leaf without one
-                n = at if at in (below.prefix.n_tokens,) else min(at, below.n_verified_finite)
-                if n > n_best:
-                    best, n_best = below, n
-        return _Match(best, n_best, at)
+                best, n_best = below, at
+        return PrefixMatch(text, end, best, n_best, at)
 
-    def _add(self, ids: Tokens, prefix: Prefix) -> None:
+    def add(self, tokens: Sequence[int] | Tokens, prefix: Prefix) -> None:
+        """Caches a prefix that `make_host_room` made room for."""
+        ids = np.asarray(tokens, dtype=np.int32)
         node, at = self._root, 0
         covered: list[_Node] = []
         while at < len(ids):
@@ -367,7 +353,7 @@ class PrefixCache:
             node, at = child, at + n
         if node.prefix is not None:
             self._close(node)
-        node.prefix, node.n_verified_finite = prefix, int(prefix.info().n_verified_finite)
+        node.prefix = prefix
         self._touch(node)
         for node in covered:
             self._drop(node)
@@ -375,10 +361,20 @@ class PrefixCache:
     def _touch(self, node: _Node) -> None:
         self._used.pop(node, None)
         self._used[node] = None
+        self._set_in_cells(node, True)
+
+    def _set_in_cells(self, node: _Node, is_in_cells: bool) -> None:
+        """Keeps the pages of a prefix in cells, or lets them be offloaded."""
+        assert node.prefix is not None
+        self._in_cells.pop(node, None)
+        if is_in_cells:
+            self._in_cells[node] = None
+        node.prefix.keep_in_cells(is_in_cells)
 
     def _close(self, node: _Node) -> None:
         assert node.prefix is not None
         self._used.pop(node, None)
+        self._in_cells.pop(node, None)
         node.prefix.close()
         node.prefix = None
 
@@ -393,10 +389,12 @@ class PrefixCache:
 
     # ---- cells
 
-    def _begin_with(self, sequence: SequenceLike, node: _Node, prefix: Prefix, ids: Tokens) -> int:
-        """As many of these, which a prefix begins with, as there are cells for."""
-        n = len(ids)
-        if _holds(sequence, ids):
+    def _attach(self, sequence: SequenceLike, match: PrefixMatch, prefix: Prefix) -> int:
+        """Attaches as many tokens of a match as there are cells for."""
+        node, n = match.node, match.n
+        assert node is not None
+        self._touch(node)
+        if _holds(sequence, match.ids[:n]):
             goes_back = PAGE if n < sequence.position else 0
             if self.make_room(goes_back, node, sequence):
                 sequence.attach(prefix, n)

@@ -4,7 +4,7 @@ from ._ffi import Error, library_build
 from .calibration import CalibrationParams
 from .engines import Engine, Memory
 from .ggml import Device, devices, ggml_version, load_backend, probe_buffer_type, quantize
-from .limits import MAX_PARALLEL, MAX_TOP, MAX_VERIFY
+from .limits import MAX_PARALLEL, MAX_TOP, MAX_VERIFY, PAGE
 from .load_config import (
     CACHE_TYPES,
     DEFAULT_N_CTX,
@@ -20,7 +20,7 @@ from .node_selection import NO_THRESHOLD, BreakEven, Selection, select_nodes
 from .passes import BatchEntry, Draft, DraftRequest, Rows
 from .prefixes import Prefix, PrefixTensor
 from .samplers import CoreSampler, SampleRequest, SamplerOptions
-from .sequences import Sequence, SequenceCheckpoint
+from .sequences import Sequence
 from .suffix_index import Proposals, SuffixIndex
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "MAX_VERIFY",
     "NO_THRESHOLD",
     "OPTIONS",
+    "PAGE",
     "BatchEntry",
     "BreakEven",
     "CalibrationParams",
@@ -56,7 +57,6 @@ __all__ = [
     "SamplerOptions",
     "Selection",
     "Sequence",
-    "SequenceCheckpoint",
     "SuffixIndex",
     "devices",
     "ggml_version",

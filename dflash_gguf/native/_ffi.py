@@ -16,7 +16,7 @@ from typing import Any
 
 from cffi import FFI
 
-ABI_VERSION = 19
+ABI_VERSION = 20
 
 ffi: Any = FFI()
 

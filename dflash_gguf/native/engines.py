@@ -56,8 +56,6 @@ class Engine:
         self.drafter = drafter
         self.max_draft = 0 if drafter is None else min(drafter.block_size, MAX_VERIFY) - 1
         self.n_top = 0
-        self._max_verify: int | None = None  # asked for again when more is reserved
-        self._max_draft_rows: int | None = None
         self._handle = create("engine", "engine_create", model.handle, params)
         self._n_sequences = 0
         self._is_closed = False
@@ -66,7 +64,6 @@ class Engine:
         self.n_parallel = int(info.n_parallel)
         self.cell_bytes = int(info.cell_bytes)
         self.partial_prefix_ok = bool(info.partial_prefix_ok)
-        self.n_passes = 0
         self.n_threads = int(info.n_threads)
 
     @property
@@ -78,7 +75,7 @@ class Engine:
 
     @property
     def n_experts(self) -> int:
-        """That the last run multiplied with, of all layers; 0 where that is not counted."""
+        """Experts that the last run multiplied with, of all layers; 0 where nobody counts them."""
         return value("engine_n_experts", self.handle)
 
     def close(self) -> None:
@@ -99,7 +96,7 @@ class Engine:
         return info
 
     def memory(self) -> list[Memory]:
-        """What memory is used for and where, one use after another."""
+        """Memory by use and place, one use after another."""
         uses = []
         memory = new("dfl_memory *")
         for index in range(self.info().n_memory):
@@ -124,9 +121,7 @@ class Engine:
     @property
     def max_verify(self) -> int:
         """Rows verified at once at most, of all sequences; `reserve_verify` makes room for more."""
-        if self._max_verify is None:
-            self._max_verify = int(self.info().verify_rows)
-        return self._max_verify
+        return value("engine_verify_rows", self.handle)
 
     @property
     def max_top_k(self) -> int:
@@ -147,26 +142,25 @@ class Engine:
     @property
     def n_free_cells(self) -> int:
         """K/V rows that no sequence has; see `Sequence.cells_needed`."""
-        return int(self.info().n_free_cells)
+        return value("engine_n_free_cells", self.handle)
 
     @property
     def prefix_bytes(self) -> int:
-        """What prefixes take on the host."""
-        return int(self.info().prefix_bytes)
+        """Bytes of main memory that prefixes take."""
+        return value("engine_prefix_bytes", self.handle)
 
-    def offload(self, n_cells: int, n_bytes: int, pinned: Prefix | None = None) -> bool:
+    def offload(self, n_cells: int, n_bytes: int) -> bool:
         """Moves rows of prefixes to the host until n cells are free, or no more can be.
 
-        Of those that no sequence uses the longest unused first. Whether it could: False where it
-        takes more than n_bytes. pinned: stays where it is.
+        Rows that a sequence uses or a prefix keeps (`Prefix.keep_in_cells`) stay. Returns False
+        where it takes more than n_bytes.
         """
         is_done = new("int32_t *")
-        stays = ffi.NULL if pinned is None else pinned.handle
-        call("engine_offload_prefixes", self.handle, n_cells, n_bytes, stays, is_done)
+        call("engine_offload_prefixes", self.handle, n_cells, n_bytes, is_done)
         return bool(is_done[0])
 
     def create_prefix(self, tokens: Sequence[int], n_rows: Sequence[int]) -> Prefix:
-        """One to be filled in. n_rows: of each cache.
+        """Creates a prefix to be filled in. n_rows: of each cache.
 
         Raises:
             Error: tokens that the model does not have, or rows that its caches do not.
@@ -179,22 +173,20 @@ class Engine:
     @property
     def max_draft_rows(self) -> int:
         """Rows of one draft at most: of each request its last token and those drafted."""
-        if self._max_draft_rows is None:
-            self._max_draft_rows = int(self.info().draft_rows)
-        return self._max_draft_rows
+        return value("engine_draft_rows", self.handle)
 
     def run(self, items: Sequence[BatchEntry], progress: Progress | None = None) -> list[Rows]:
         """Runs tokens of different sequences in one pass; a list of each one's rows.
 
         A row has the bits that it has alone. Of an append the last token's row can be read, of a
         verify every row until `commit`, which must follow; rows are gone with the next pass or
-        draft. A single append may have any number of tokens, and `progress` is called between its
-        micro-batches. Among others an append may end early: its rows are then none, and the
-        sequence's position says how far it came.
+        draft. An append that is not finite empties its sequence: `Rows.check`. A single append may
+        have any number of tokens, and `progress` is called between its micro-batches.
 
         Raises:
             Error: bad token ids or parents, more tokens than the context or the pool of cells
-            holds, more rows than the pass takes: nothing has run then.
+            holds, more rows than the pass takes: nothing has run then. A single append that is not
+            finite.
             What progress raises; the sequence then ends after the last finished micro-batch.
         """
         n_vocab = self.model.n_vocab
@@ -218,19 +210,18 @@ class Engine:
             if item.all_logits is not None:
                 keep.append(ffi.from_buffer("float[]", item.all_logits, True))
                 to.all_logits = keep[-1]
-        self.n_passes += 1
         if progress is None:  # nearly always, and a round is short
             call("engine_run", self._handle, params, len(items), ffi.NULL, ffi.NULL)
         else:
             with c_callback(progress) as callback:
                 call("engine_run", self._handle, params, len(items), callback, ffi.NULL)
         return [
-            Rows(item.sequence, to.n if item.is_verify else int(not item.n_remaining))
+            Rows(item.sequence, to.first_row, to.n if item.is_verify else int(not item.n_remaining))
             for item, to in zip(items, params, strict=True)
         ]
 
     def draft(self, requests: Sequence[DraftRequest], k: int = 1) -> list[Draft]:
-        """What the drafter proposes for each request, in one pass.
+        """Returns the drafter's candidates for each request, in one pass.
 
         Where its scores are not finite, it has forgotten that sequence so far.
 
@@ -247,7 +238,6 @@ class Engine:
         tokens = np.empty((n, max(0, k)), dtype=np.int32)
         logits = np.empty(tokens.shape, dtype=np.float32)
         log_sum_exp = np.empty(n, dtype=np.float32)
-        self.n_passes += 1
         call(
             "engine_draft",
             self._handle,
@@ -293,12 +283,11 @@ class Engine:
         paths: nodes, root first, or how many of the first ones.
 
         Raises:
-            Error: the nodes are not a path down from the root.
+            Error: the nodes are not a path down from the root, or one is not finite.
         """
         params = new("dfl_path[]", len(paths))
         keep: list[Any] = []
         for (sequence, nodes), to in zip(paths, params, strict=True):
-            sequence.n_calls += 1
             to.sequence = sequence.handle
             if isinstance(nodes, (int, np.integer)):
                 to.n = nodes
@@ -314,5 +303,4 @@ class Engine:
         Raises:
             Error: n is out of range, a verify waits for its commit, or memory is short.
         """
-        self._max_verify = self._max_draft_rows = None
         call("engine_reserve_verify", self.handle, n)

@@ -14,3 +14,5 @@ MAX_THREADS = _LIMITS["DFL_MAX_THREADS"]
 """Threads of an engine."""
 MAX_PARALLEL = _LIMITS["DFL_MAX_PARALLEL"]
 """Sequences of an engine."""
+PAGE = _LIMITS["DFL_PAGE"]
+"""K/V rows that sequences take at a time, and that prefixes share."""

@@ -1,4 +1,4 @@
-"""What passes of many sequences take and give: items, drafts, rows."""
+"""Parts of passes of many sequences: batch entries, drafts, rows."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ class SequenceHandle(Protocol):
 
     engine: Any
     """Its `Engine`."""
-    n_calls: int
-    """That changed it or ran, so far."""
 
     @property
     def handle(self) -> Any:
@@ -34,9 +32,9 @@ class BatchEntry(NamedTuple):
     """Of a verify: None for a chain, else -1 for the root, which is chosen but not appended yet,
     and a node before for every other one."""
     n_remaining: int = 0
-    """Of an append: tokens that will follow it; if there are some, it has no row."""
+    """Tokens that will follow an append; if there are some, it has no row."""
     all_logits: NDArray[np.float32] | None = None
-    """Of an append: where every token's go, float32 [n, n_vocab]."""
+    """Logits of every token of an append, float32 [n, n_vocab], to be filled in."""
 
 
 class DraftRequest(NamedTuple):
@@ -48,7 +46,7 @@ class DraftRequest(NamedTuple):
 
 
 class Draft(NamedTuple):
-    """What a drafter proposes for n_draft positions: their k best tokens, best first."""
+    """Candidates of a drafter for n_draft positions: their k best tokens, best first."""
 
     tokens: NDArray[np.int32]
     """[n_draft, k]"""
@@ -59,12 +57,13 @@ class Draft(NamedTuple):
 
 
 class Rows:
-    """The logits of one pass, a row for each token asked for; gone with the next call that runs."""
+    """The logits of one pass, a row for each token asked for.
 
-    def __init__(self, sequence: SequenceHandle, n_rows: int = 1) -> None:
-        self._sequence = sequence
-        self._made = sequence.n_calls, sequence.engine.n_passes
-        self._n_rows = n_rows
+    They are gone with the next pass or draft of the engine, and with every change of the sequence.
+    """
+
+    def __init__(self, sequence: SequenceHandle, first: int, n_rows: int) -> None:
+        self._sequence, self._first, self._n_rows = sequence, first, n_rows
 
     def __len__(self) -> int:
         return self._n_rows
@@ -72,9 +71,15 @@ class Rows:
     def _checked(self, index: int) -> tuple[Any, int]:
         if not -self._n_rows <= index < self._n_rows:
             raise ValueError(f"row {index}: the pass has {self._n_rows}")
-        if self._made != (self._sequence.n_calls, self._sequence.engine.n_passes):
-            raise Error("these rows are gone: the engine has run another pass")
-        return self._sequence.handle, index % self._n_rows
+        return self._sequence.handle, self._first + index % self._n_rows
+
+    def check(self) -> None:
+        """Checks an append that has no row.
+
+        Raises:
+            Error: it was not finite, so that the sequence is empty.
+        """
+        call("sequence_check_append", self._sequence.handle)
 
     def argmax(self, index: int = -1) -> int:
         """Token with the largest logit of a row, the lowest id on ties; no row is copied."""

@@ -1,4 +1,4 @@
-"""Prefixes in an engine: what the first tokens of a sequence left behind, for others."""
+"""Prefixes in an engine: rows and states of the first tokens of a sequence, for others."""
 
 from __future__ import annotations
 
@@ -47,6 +47,15 @@ class Prefix:
         call("prefix_get_info", self.handle, info)
         return info
 
+    @property
+    def n_draft(self) -> int:
+        """The last positions that the drafter remembers."""
+        return int(self.info().n_draft)
+
+    def keep_in_cells(self, keeps: bool) -> None:
+        """Keeps its rows in cells, or lets `Engine.offload` move them."""
+        call("prefix_keep_in_cells", self.handle, keeps)
+
     def cells_needed(self, n: int) -> int:
         """Returns how many of `Engine.n_free_cells` a sequence takes to attach n tokens."""
         return int(lib().dfl_prefix_cells_needed(self.handle, n))
@@ -58,7 +67,7 @@ class Prefix:
         return list(rows)
 
     def parts(self) -> list[PrefixTensor]:
-        """What a file of it holds beside the tokens."""
+        """Tensors of its file, beside the tokens."""
         parts = []
         part = new("dfl_prefix_part *")
         for index in range(self.info().n_parts):

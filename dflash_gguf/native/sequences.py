@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import abc
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,14 +13,6 @@ from .engines import Engine
 from .passes import BatchEntry, Draft, DraftRequest, Rows
 from .prefixes import Prefix
 from .progress import Progress
-
-
-@dataclass(frozen=True, slots=True)
-class SequenceCheckpoint:
-    """A prefix of a sequence that can be gone back to, in this sequence."""
-
-    handle: Any
-    position: int
 
 
 class Sequence:
@@ -36,7 +27,6 @@ class Sequence:
         self.engine = engine
         self.n_ctx = engine.n_ctx
         self.max_draft = engine.max_draft
-        self.n_calls = 0
         self._handle = create("sequence", "sequence_create", engine.handle)
         engine.count_sequences(1)
 
@@ -60,7 +50,7 @@ class Sequence:
 
     @property
     def tokens(self) -> NDArray[np.int32]:
-        """Those tokens."""
+        """The tokens in the caches."""
         out = np.empty(self.position, dtype=np.int32)
         call("sequence_get_tokens", self.handle, ffi.from_buffer("int32_t[]", out))
         return out
@@ -83,7 +73,7 @@ class Sequence:
         return self.engine.run([BatchEntry(self, [token])])[0]
 
     def draft(self, last_token: int, n_draft: int, k: int = 1) -> Draft:
-        """What the drafter proposes after `last_token`; see `Engine.draft`."""
+        """Returns the drafter's candidates after `last_token`; see `Engine.draft`."""
         return self.engine.draft([DraftRequest(self, last_token, n_draft)], k)[0]
 
     def verify(self, tokens: abc.Sequence[int]) -> Rows:
@@ -124,31 +114,12 @@ class Sequence:
         self.engine.run([BatchEntry(self, tokens, all_logits=out)])
         return out
 
-    def take(self) -> SequenceCheckpoint:
-        """A checkpoint of the present position."""
-        handle = create("checkpoint", "checkpoint_take", self.handle)
-        return SequenceCheckpoint(handle, value("checkpoint_position", handle))
-
-    def holds(self, checkpoint: SequenceCheckpoint) -> bool:
-        """True if the sequence still begins with the checkpoint's tokens."""
-        return bool(value("checkpoint_is_valid", self.handle, checkpoint.handle))
-
-    def restore(self, checkpoint: SequenceCheckpoint) -> None:
-        """Goes back to a checkpoint, however often.
-
-        Raises:
-            Error: the sequence no longer begins with its tokens.
-        """
-        self.n_calls += 1
-        call("checkpoint_restore", self.handle, checkpoint.handle)
-
     def snapshot(self) -> Prefix:
         """Takes a snapshot for other sequences; may invalidate the rows of the last pass.
 
         Raises:
             Error: it holds no tokens, a verify waits for its commit, or memory is short.
         """
-        self.n_calls += 1
         return Prefix(create("prefix", "sequence_snapshot", self.handle), self.position)
 
     def snapshot_bytes(self) -> int:
@@ -164,20 +135,8 @@ class Sequence:
             Error: it holds other tokens, more cells than are free, or a part of a prefix that can
             only be taken whole.
         """
-        self.n_calls += 1
         call("sequence_restore", self.handle, prefix.handle, n)
-
-    def truncate(self, position: int) -> None:
-        """Forgets the tokens from a position on.
-
-        Raises:
-            Error: on a model with recurrent layers, unless position is 0 or the present one; on
-            one with windows, if they have left it, more than 64 tokens back.
-        """
-        self.n_calls += 1
-        call("sequence_truncate", self.handle, position)
 
     def reset(self) -> None:
         """Goes back to position 0."""
-        self.n_calls += 1
         call("sequence_reset", self.handle)

@@ -109,16 +109,12 @@ class DraftScorer(SamplingNoise):
         return row
 
     def is_banned(self, ids: Ids) -> NDArray[np.bool_]:
-        """Which of some tokens are never drawn, whatever shape they have."""
+        """Marks the tokens that are never drawn, in an array of any shape."""
         if not len(self._banned_ids):
             return np.zeros(ids.shape, dtype=bool)
         at = np.minimum(np.searchsorted(self._banned_ids, ids), len(self._banned_ids) - 1)
         is_banned: NDArray[np.bool_] = self._banned_ids[at] == ids
         return is_banned
-
-    def noise(self, ids: Ids, position: int) -> NDArray[np.float64]:
-        """What `sample` adds to the scores of tokens [n, k] of the n positions from `position`."""
-        return noise_of([self], [len(ids)], position + np.arange(len(ids)), ids)
 
     def is_cut(self, log_q: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Which of the best tokens of rows top-k, top-p and min-p would take away.
@@ -181,10 +177,10 @@ def gumbel(seed: int, sequence: int, position: int, tokens: Ids) -> NDArray[np.f
 
 
 def _state(*values: int) -> int:
-    state = 0
+    state = np.zeros(1, dtype=np.uint64)
     for value in values:
-        state = _mix(((state ^ (value & MASK)) + GOLDEN) & MASK)
-    return state
+        state = _mixed((state ^ np.uint64(value & MASK)) + np.uint64(GOLDEN))
+    return int(state[0])
 
 
 def _noise(states: np.uint64 | NDArray[np.uint64], tokens: Ids) -> NDArray[np.float64]:
@@ -200,16 +196,10 @@ def _noise(states: np.uint64 | NDArray[np.uint64], tokens: Ids) -> NDArray[np.fl
 
 
 def _mixed(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """What `_mix` makes of each, in their place."""
+    """Mixes each value, in its place."""
     bits ^= bits >> np.uint64(30)
     bits *= np.uint64(MIX_1)
     bits ^= bits >> np.uint64(27)
     bits *= np.uint64(MIX_2)
     bits ^= bits >> np.uint64(31)
     return bits
-
-
-def _mix(value: int) -> int:
-    value = ((value ^ (value >> 30)) * MIX_1) & MASK
-    value = ((value ^ (value >> 27)) * MIX_2) & MASK
-    return value ^ (value >> 31)

@@ -87,14 +87,6 @@ class Sampler(SamplingNoise):
         with _ValueErrors():
             return SampledToken(*self._core.sample(row, self._penalty_window(history), position))
 
-    def sample_among(self, ids: NDArray[np.int32], logits: Floats, position: int) -> SampledToken:
-        """Draws as `sample` does, from the `n_best` tokens of a row or more.
-
-        ids: int32 [n], logits: float32 [n], best first, lower id on ties.
-        """
-        with _ValueErrors():
-            return SampledToken(*self._core.sample(logits, (), position, ids))
-
     def distribution(
         self, logits: Floats, history: Sequence[int]
     ) -> tuple[Ids, NDArray[np.float64]]:
@@ -160,7 +152,7 @@ def _checked(logits: Floats) -> Floats:
 
 
 class _ValueErrors:
-    """What the core refuses of a row is the value's fault."""
+    """Raises the core's refusals of a row as ValueError."""
 
     def __enter__(self) -> None:
         pass

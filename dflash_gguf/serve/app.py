@@ -7,6 +7,7 @@ import re
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -61,6 +62,10 @@ INLINE_BYTES = 16 << 10
 """A longer body is read and tokenized in a thread, so that others need not wait for it."""
 T = TypeVar("T")
 B = TypeVar("B", bound=msgspec.Struct)
+BodyT = TypeVar("BodyT", bound=Body)
+Prepared = tuple[Sequence[list[int]], DecodeConfig, Callable[[ResponseContext], WireFormat]]
+"""Prompts of a request, how its answers are drawn, and their form."""
+Prepare = Callable[[BodyT, EngineClient, PromptBuilder], Prepared]
 
 
 class App:
@@ -104,65 +109,75 @@ class App:
 
     async def chat(self, request: Request) -> Response:
         """OpenAI's chat completions."""
-        body, n_bytes = await self._body(request, ChatBody)
-        model, engine, prompt_builder = await self._models.take(body.model)
-        engine.check_room()
-
-        def prepare() -> tuple[list[CompletionChoice], WireFormat]:
-            n_probs = chat_n_probs(body)
-            format_ = reasoning_format(
-                body.reasoning_format, self._settings.decode.reasoning_format
-            )
-            config = replace(
-                self._config(body, engine, prompt_builder, n_probs), reasoning_format=format_
-            )
-            text, _ = prompt_builder.chat_text(body)
-            prompt = prompt_builder.chat_tokens(body, text)
-            choices = self._choices(body, engine, [prompt], config)
-            context = self._context(body, model, prompt_builder, choices)
-            return choices, ChatFormat(context, has_meta_info=bool(body.return_meta_info))
-
-        return self._answer(body, engine, *await _aside(prepare, n_bytes))
+        return await self._generate(request, ChatBody, self._chat)
 
     async def openai_completion(self, request: Request) -> Response:
         """OpenAI's text completions."""
-        body, n_bytes = await self._body(request, CompletionBody)
-        model, engine, prompt_builder = await self._models.take(body.model)
-        engine.check_room()
-
-        def prepare() -> tuple[list[CompletionChoice], WireFormat]:
-            if body.echo and body.logprobs is not None:
-                raise BadRequestError("echo with logprobs is not supported by this server (yet)")
-            if body.best_of is not None and body.best_of > n_choices(body):
-                raise BadRequestError("best_of greater than n is not supported by this server")
-            config = self._config(body, engine, prompt_builder, completion_n_probs(body))
-            prompts, _ = prompt_builder.prompts(body.prompt)
-            choices = self._choices(body, engine, prompts, config)
-            echoes = [_text(prompt_builder, prompt) for prompt in prompts] if body.echo else None
-            return choices, CompletionFormat(
-                self._context(body, model, prompt_builder, choices), echoes
-            )
-
-        return self._answer(body, engine, *await _aside(prepare, n_bytes))
+        return await self._generate(request, CompletionBody, self._openai_completion)
 
     async def completion(self, request: Request) -> Response:
         """llama-server's own completions."""
-        body, n_bytes = await self._body(request, LlamaServerBody)
+        return await self._generate(request, LlamaServerBody, self._completion)
+
+    async def _generate(
+        self, request: Request, kind: type[BodyT], prepare: Prepare[BodyT]
+    ) -> Response:
+        body, n_bytes = await self._body(request, kind)
         model, engine, prompt_builder = await self._models.take(body.model)
         engine.check_room()
 
-        def prepare() -> tuple[list[CompletionChoice], WireFormat]:
-            n_probs = body.n_probs if body.n_probs is not None else body.logprobs
-            config = self._config(body, engine, prompt_builder, n_probs or None)
-            prompts, _ = prompt_builder.prompts(body.prompt)
+        def choices_and_format() -> tuple[list[CompletionChoice], WireFormat]:
+            prompts, config, format_of = prepare(body, engine, prompt_builder)
             choices = self._choices(body, engine, prompts, config)
-            tokenizer = prompt_builder.tokenizer
-            stops = sorted(tokenizer.stop_tokens) if tokenizer else []
-            shown = [_text(prompt_builder, prompt) for prompt in prompts]
-            context = self._context(body, model, prompt_builder, choices)
-            return choices, LlamaServerFormat(context, shown, stops, body.response_fields)
+            return choices, format_of(self._context(body, model, prompt_builder, choices))
 
-        return self._answer(body, engine, *await _aside(prepare, n_bytes))
+        choices, wire_format = await _aside(choices_and_format, n_bytes)
+        return GenerationResponse(
+            engine,
+            wire_format,
+            choices,
+            is_stream=bool(body.stream),
+            wants_progress=bool(body.return_progress),
+            timeout_s=self._settings.timeout_s,
+            keep_alive_s=keep_alive_s(body, self._settings.keep_alive_s),
+        )
+
+    def _chat(
+        self, body: ChatBody, engine: EngineClient, prompt_builder: PromptBuilder
+    ) -> Prepared:
+        n_probs = chat_n_probs(body)
+        format_ = reasoning_format(body.reasoning_format, self._settings.decode.reasoning_format)
+        config = replace(
+            self._config(body, engine, prompt_builder, n_probs), reasoning_format=format_
+        )
+        chat_format = partial(ChatFormat, has_meta_info=bool(body.return_meta_info))
+        return [prompt_builder.chat(body)], config, chat_format
+
+    def _openai_completion(
+        self, body: CompletionBody, engine: EngineClient, prompt_builder: PromptBuilder
+    ) -> Prepared:
+        if body.echo and body.logprobs is not None:
+            raise BadRequestError("echo with logprobs is not supported by this server (yet)")
+        if body.best_of is not None and body.best_of > n_choices(body):
+            raise BadRequestError("best_of greater than n is not supported by this server")
+        config = self._config(body, engine, prompt_builder, completion_n_probs(body))
+        prompts = prompt_builder.prompts(body.prompt)
+        echoes = [_text(prompt_builder, prompt) for prompt in prompts] if body.echo else None
+        return prompts, config, partial(CompletionFormat, echoes=echoes)
+
+    def _completion(
+        self, body: LlamaServerBody, engine: EngineClient, prompt_builder: PromptBuilder
+    ) -> Prepared:
+        n_probs = body.n_probs if body.n_probs is not None else body.logprobs
+        config = self._config(body, engine, prompt_builder, n_probs or None)
+        prompts = prompt_builder.prompts(body.prompt)
+        tokenizer = prompt_builder.tokenizer
+        stops = sorted(tokenizer.stop_tokens) if tokenizer else []
+        shown = [_text(prompt_builder, prompt) for prompt in prompts]
+        llama_format = partial(
+            LlamaServerFormat, prompts=shown, stop_tokens=stops, fields=body.response_fields
+        )
+        return prompts, config, llama_format
 
     def _config(
         self, body: Body, engine: EngineClient, prompt_builder: PromptBuilder, n_probs: int | None
@@ -221,36 +236,19 @@ class App:
     ) -> ResponseContext:
         options = body.stream_options
         is_verbose = body.verbose or (body.verbose is None and self._settings.verbose)
+        prompt = _text(prompt_builder, choices[0].run.tokens) if is_verbose else ""
         return ResponseContext(
             model=model.name,
             tokenizer=prompt_builder.tokenizer,
             include_usage=bool(options and options.include_usage),
-            timings_per_token=bool(body.timings_per_token),
             return_tokens=bool(body.return_tokens),
-            verbose_prompt=_text(prompt_builder, choices[0].run.tokens) if is_verbose else None,
-        )
-
-    def _answer(
-        self,
-        body: Body,
-        engine: EngineClient,
-        choices: Sequence[CompletionChoice],
-        wire_format: WireFormat,
-    ) -> Response:
-        return GenerationResponse(
-            engine,
-            wire_format,
-            choices,
-            is_stream=bool(body.stream),
-            wants_progress=bool(body.return_progress),
-            timeout_s=self._settings.timeout_s,
-            keep_alive_s=keep_alive_s(body, self._settings.keep_alive_s),
+            verbose={"__verbose": {"prompt": prompt}} if is_verbose else {},
         )
 
     # Routes about texts
 
     async def input_tokens(self, request: Request) -> Response:
-        """How many tokens a conversation has."""
+        """Counts the tokens of a conversation."""
         body, n_bytes = await self._body(request, ChatBody)
         _, _, prompt_builder = await self._models.take(body.model)
         prompt = await _aside(lambda: prompt_builder.chat(body), n_bytes)
@@ -287,13 +285,13 @@ class App:
         """The prompt of a conversation."""
         body, n_bytes = await self._body(request, TemplateBody)
         _, _, prompt_builder = await self._models.take(body.model)
-        text, _ = await _aside(lambda: prompt_builder.chat_text(body), n_bytes)
+        text = await _aside(lambda: prompt_builder.chat_text(body), n_bytes)
         return _json({"prompt": text})
 
     # Routes about the server
 
     async def health(self, request: Request) -> Response:  # noqa: ARG002
-        """Whether requests are answered."""
+        """Tells if requests are answered."""
         engines = list(self._models.engines)
         n_restarts = sum(engine.n_deaths for engine in engines)
         if self._models.is_one and not any(engine.state == "ready" for engine in engines):
@@ -310,7 +308,7 @@ class App:
         )
 
     async def one_model(self, request: Request) -> Response:
-        """One of them."""
+        """Describes one model."""
         name = request.path_params["name"]
         for model in self._models.all:
             if name in model.names:
@@ -345,7 +343,7 @@ class App:
         }
 
     async def props(self, request: Request) -> Response:
-        """What a client may want to know before it asks."""
+        """Describes the model and the defaults of requests."""
         model, engine, prompt_builder = await self._models.take(request.query_params.get("model"))
         ready, decode = engine.require_ready(), self._settings.decode
         seed = decode.seed if decode.seed is not None else (1 << 32) - 1
@@ -368,24 +366,24 @@ class App:
         )
 
     async def slots(self, request: Request) -> Response:
-        """What is being answered."""
+        """Lists the slots, with the requests that they answer."""
         if not self._settings.has_slots:
             return error_answer(501, "this is switched off: start the server with --slots")
         _, engine, _ = await self._models.take(request.query_params.get("model"))
-        n_ctx = engine.n_ctx
+        ready = engine.require_ready()
         if request.query_params.get("fail_on_no_slot") and engine.n_processing == len(engine.slots):
             return error_answer(503, "no slot is free")
         entries = []
         for number, slot in enumerate(engine.slots):
             entry: dict[str, Any] = {
                 "id": number,
-                "n_ctx": n_ctx,
-                "speculative": engine.require_ready().drafter is not None,
+                "n_ctx": ready.n_ctx,
+                "speculative": ready.drafter is not None,
                 "is_processing": slot.run is not None,
             }
             if (run := slot.run or slot.last) is not None:
                 limit = run.config["max_tokens"]
-                n_left = -1 if limit is None or slot.run is None else limit - slot.n_decoded
+                n_left = -1 if limit is None or slot.run is None else limit
                 entry |= {
                     "id_task": run.id,
                     "params": settings_of(DecodeConfig(**run.config), run.config["seed"], []),
@@ -393,7 +391,7 @@ class App:
                         {
                             "has_next_token": slot.run is not None,
                             "n_remain": n_left,
-                            "n_decoded": slot.n_decoded if slot.run is not None else 0,
+                            "n_decoded": 0,
                         }
                     ],
                 }
@@ -486,7 +484,7 @@ def _guarded(
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """What the router refuses."""
+    """Answers a request that the router refuses."""
     assert isinstance(error, HTTPException)
     path = request.url.path[:200]
     sentences = {404: f"there is no {path}", 405: f"{request.method} is not for {path}"}

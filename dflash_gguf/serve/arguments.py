@@ -7,12 +7,11 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..cli.arguments import add_drafting, add_sampling, decode_config
-from ..cli.model_arguments import add_fit, add_options
+from ..cli.model_arguments import add_fit, add_options, new_parser
 from ..config import REASONING_FORMATS
 from .settings import Settings
 
@@ -26,45 +25,26 @@ TEMPERATURE = 0.8
 QUEUE = 128
 
 ENVIRONMENT = {
-    "LLAMA_ARG_ALIAS": "--alias",
-    "LLAMA_ARG_API_KEY_FILE": "--api-key-file",
+    f"LLAMA_ARG_{name.upper().replace('-', '_')}": f"--{name}"
+    for name in (
+        *("alias", "api-key-file", "cache-prompt", "cache-ram", "cache-reuse"),
+        *("cache-type-k", "cache-type-v", "chat-template", "chat-template-file"),
+        *("ctx-size", "device", "draft-max", "draft-min", "flash-attn", "host", "jinja"),
+        *("model", "model-draft", "models-max", "n-cpu-moe", "n-gpu-layers", "n-predict"),
+        *("port", "reasoning", "ssl-cert-file", "ssl-key-file", "threads", "threads-http"),
+        "timeout",
+    )
+} | {
     "LLAMA_API_KEY": "--api-key",
     "LLAMA_ARG_BATCH": "--batch-size",
-    "LLAMA_ARG_CACHE_PROMPT": "--cache-prompt",
-    "LLAMA_ARG_CACHE_RAM": "--cache-ram",
-    "LLAMA_ARG_CACHE_REUSE": "--cache-reuse",
-    "LLAMA_ARG_CACHE_TYPE_K": "--cache-type-k",
-    "LLAMA_ARG_CACHE_TYPE_V": "--cache-type-v",
-    "LLAMA_ARG_CHAT_TEMPLATE": "--chat-template",
-    "LLAMA_ARG_CHAT_TEMPLATE_FILE": "--chat-template-file",
     "LLAMA_CHAT_TEMPLATE_KWARGS": "--chat-template-kwargs",
-    "LLAMA_ARG_CTX_SIZE": "--ctx-size",
-    "LLAMA_ARG_DEVICE": "--device",
-    "LLAMA_ARG_DRAFT_MAX": "--draft-max",
-    "LLAMA_ARG_DRAFT_MIN": "--draft-min",
     "LLAMA_ARG_ENDPOINT_METRICS": "--metrics",
     "LLAMA_ARG_ENDPOINT_PROPS": "--props",
     "LLAMA_ARG_ENDPOINT_SLOTS": "--slots",
-    "LLAMA_ARG_FLASH_ATTN": "--flash-attn",
-    "LLAMA_ARG_HOST": "--host",
-    "LLAMA_ARG_JINJA": "--jinja",
-    "LLAMA_ARG_MODEL": "--model",
-    "LLAMA_ARG_MODEL_DRAFT": "--model-draft",
     "LLAMA_ARG_MODELS_DIR": "--models",
-    "LLAMA_ARG_MODELS_MAX": "--models-max",
-    "LLAMA_ARG_N_CPU_MOE": "--n-cpu-moe",
-    "LLAMA_ARG_N_GPU_LAYERS": "--n-gpu-layers",
     "LLAMA_ARG_N_PARALLEL": "--parallel",
-    "LLAMA_ARG_N_PREDICT": "--n-predict",
-    "LLAMA_ARG_PORT": "--port",
-    "LLAMA_ARG_REASONING": "--reasoning",
-    "LLAMA_ARG_SSL_CERT_FILE": "--ssl-cert-file",
-    "LLAMA_ARG_SSL_KEY_FILE": "--ssl-key-file",
     "LLAMA_ARG_THINK": "--reasoning-format",
     "LLAMA_ARG_THINK_BUDGET": "--reasoning-budget",
-    "LLAMA_ARG_THREADS": "--threads",
-    "LLAMA_ARG_THREADS_HTTP": "--threads-http",
-    "LLAMA_ARG_TIMEOUT": "--timeout",
     "LLAMA_ARG_UBATCH": "--ubatch-size",
 }
 IGNORED: tuple[tuple[tuple[str, ...], bool, str], ...] = (
@@ -90,13 +70,7 @@ IGNORED: tuple[tuple[tuple[str, ...], bool, str], ...] = (
 
 def parser() -> argparse.ArgumentParser:
     """The parser."""
-    p = argparse.ArgumentParser(
-        prog="dflash-serve",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    p = new_parser("dflash-serve", DESCRIPTION, EPILOG)
     _add_models(p)
     _add_http(p)
     _add_answers(p)
@@ -318,7 +292,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
         raise ValueError(f"--batch-size is {args.batch_size}, must be at least 1")
     args.reasoning_format = "none" if args.reasoning_format == "none" else "auto"
     return Settings(
-        decode=replace(decode_config(args), cache_prompt=args.cache_prompt),
+        decode=decode_config(args),
         keys=tuple(_keys(args)),
         cors_origins=tuple(listed(args.cors_origins)),
         tags=tuple(listed(args.tags)),

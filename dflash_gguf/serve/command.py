@@ -120,17 +120,15 @@ async def _serve(
     template, variables = template_of(args), template_variables(args)
     think = thinks(args, variables)
 
-    def load_of(model: ServedModel) -> Load:
-        drafter = None if model.drafter is None else str(model.drafter)
-        return Load(str(model.path), drafter, n_parallel, options, asdict(settings.decode))
-
     def builder_of(tokenizer: Tokenizer | None) -> PromptBuilder:
         return PromptBuilder(tokenizer, template, think, variables)
 
-    def new_engine(load: Load) -> EngineClient:
+    def new_engine(model: ServedModel) -> EngineClient:
+        drafter = None if model.drafter is None else str(model.drafter)
+        load = Load(str(model.path), drafter, n_parallel, options, asdict(settings.decode))
         return EngineClient(load, args.queue, log, metrics.add)
 
-    registry = ModelRegistry(models, new_engine, load_of, builder_of, args.models_max)
+    registry = ModelRegistry(models, new_engine, builder_of, args.models_max)
     app = Guard(App(registry, settings, metrics).asgi(), settings, log)
     runner = server(app, args.ssl_key_file, args.ssl_cert_file, settings.timeout_s)
     sockets = bind(hosts, args.port)

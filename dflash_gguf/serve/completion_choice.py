@@ -10,6 +10,7 @@ from typing import Any
 from ..config import DecodeConfig
 from ..outputs import with_retired_names
 from ..sampling.noise import TokenLogprobs
+from ..text.reasoning import OutputPart, joined
 from .messages import Prefilled, ResultStats, Run, Stepped
 
 Event = dict[str, Any]
@@ -29,8 +30,7 @@ class CompletionChoice:
     """Prompt tokens between two reports of progress."""
     slot: int = -1
     tokens: list[int] = field(default_factory=list)
-    text: list[str] = field(default_factory=list)
-    reasoning: list[str] = field(default_factory=list)
+    parts: list[OutputPart] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     stats: ResultStats | None = None
     began: float = field(default_factory=time.monotonic)
@@ -39,10 +39,19 @@ class CompletionChoice:
     def add(self, step: Stepped) -> None:
         """Takes what a round added."""
         self.tokens += step.tokens
-        self.text.append(step.text)
-        self.reasoning.append(step.reasoning)
+        self.parts += step.parts
         self.logprobs += step.logprobs
         self.stats = step.stats or self.stats
+
+    @property
+    def text(self) -> str:
+        """The text so far, without reasoning."""
+        return joined(self.parts, "text")
+
+    @property
+    def reasoning(self) -> str:
+        """The reasoning so far."""
+        return joined(self.parts, "reasoning")
 
     def progress(self, message: Prefilled) -> Event | None:
         """How far the prompt is; None where that is no news."""

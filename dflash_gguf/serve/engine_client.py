@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import signal
 import socket
 import subprocess
@@ -68,8 +69,8 @@ class KeepAlive(Message, frozen=True):
 Event = FromEngine | ClientGone | KeepAlive
 
 
-class Request:
-    """What one HTTP request has the engine answer: a prompt or several, each a `Run`."""
+class Submission:
+    """One HTTP request's prompts, each a `Run`, and their events."""
 
     def __init__(self, engine: EngineClient, runs: Sequence[Run]) -> None:
         self.runs = {run.id: index for index, run in enumerate(runs)}
@@ -90,7 +91,6 @@ class Slot:
     def __init__(self) -> None:
         self.run: Run | None = None
         self.last: Run | None = None
-        self.n_decoded = 0
 
 
 class EngineClient:
@@ -115,14 +115,15 @@ class EngineClient:
         self._max_waiting = max_waiting
         self._log = log
         self._on_stats = on_stats
-        self._requests: set[Request] = set()
-        self._by_run: dict[int, tuple[Request, Run]] = {}
+        self._requests: set[Submission] = set()
+        self._by_run: dict[int, tuple[Submission, Run]] = {}
         self._seconds: deque[float] = deque(maxlen=N_TIMED)
         self._asked: dict[int, asyncio.Future[SlotDone | Failed]] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._task: asyncio.Task[None] | None = None
         self._changed = asyncio.Condition()
-        self._n_runs = 0
+        self.new_id = itertools.count(1).__next__
+        """Returns a number for a `Run`."""
 
     @property
     def n_requests(self) -> int:
@@ -138,11 +139,6 @@ class EngineClient:
     def n_deferred(self) -> int:
         """Answers that wait."""
         return len(self._by_run) - self.n_processing
-
-    @property
-    def n_ctx(self) -> int:
-        """Tokens of prompt and answer. NotReadyError before the model is loaded."""
-        return self.require_ready().n_ctx
 
     def require_ready(self) -> Ready:
         """What is known of the loaded model. NotReadyError before that."""
@@ -177,11 +173,6 @@ class EngineClient:
         self._task = None
         await self._tell()
 
-    def new_id(self) -> int:
-        """A number for a `Run`."""
-        self._n_runs += 1
-        return self._n_runs
-
     def check_room(self) -> None:
         """BusyError if one more request would be one too many, NotReadyError while loading."""
         n_waiting = len(self._requests) - self.require_ready().n_parallel
@@ -190,14 +181,14 @@ class EngineClient:
             retry = mean * (n_waiting + 1) / max(len(self.slots), 1)
             raise BusyError(n_waiting, min(max(round(retry), 1), MAX_RETRY_S))
 
-    def submit(self, runs: Sequence[Run]) -> Request:
+    def submit(self, runs: Sequence[Run]) -> Submission:
         """Has prompts answered; events of all of them come in one queue, to an end for each.
 
         Raises:
             BusyError, NotReadyError: see `check_room`.
         """
         self.check_room()
-        request = Request(self, runs)
+        request = Submission(self, runs)
         self._requests.add(request)
         for run in runs:
             self._by_run[run.id] = request, run
@@ -302,7 +293,7 @@ class EngineClient:
                     self._on_stats(message.stats)
             request.events.put_nowait(message)
 
-    def _end_run(self, request: Request, run: Run) -> None:
+    def _end_run(self, request: Submission, run: Run) -> None:
         del self._by_run[run.id]
         request.open.discard(run.id)
         for slot in self.slots:

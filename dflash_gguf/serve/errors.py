@@ -11,14 +11,10 @@ from .engine_client import BusyError, NotReadyError
 from .schemas import BadRequestError
 
 KINDS = {
-    400: "invalid_request_error",
     401: "authentication_error",
     404: "not_found_error",
-    405: "invalid_request_error",
     408: "timeout_error",
-    413: "invalid_request_error",
     429: "rate_limit_error",
-    431: "invalid_request_error",
     501: "not_supported_error",
     503: "unavailable_error",
 }
@@ -26,7 +22,8 @@ KINDS = {
 
 def error_body(status: int, sentence: str, kind: str | None = None, **more: Any) -> dict[str, Any]:
     """The body of an error."""
-    kind = kind or KINDS.get(status, "server_error")
+    others = "invalid_request_error" if status < 500 else "server_error"
+    kind = kind or KINDS.get(status, others)
     return {"error": {"code": status, "message": sentence, "type": kind, "param": None, **more}}
 
 

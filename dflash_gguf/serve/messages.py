@@ -12,6 +12,7 @@ import msgspec
 
 from ..outputs import Result
 from ..sampling.noise import TokenLogprobs
+from ..text.reasoning import OutputPart, joined
 
 MAX_FRAME = 1 << 30
 
@@ -162,10 +163,19 @@ class Stepped(Message, frozen=True):
 
     id: int
     tokens: list[int]
-    text: str
-    reasoning: str
+    parts: list[OutputPart]
     logprobs: list[TokenLogprobs]
     stats: ResultStats | None
+
+    @property
+    def text(self) -> str:
+        """The new text of the answer, without reasoning."""
+        return joined(self.parts, "text")
+
+    @property
+    def reasoning(self) -> str:
+        """The new reasoning."""
+        return joined(self.parts, "reasoning")
 
 
 class Ended(Message, frozen=True):

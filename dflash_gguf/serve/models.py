@@ -13,7 +13,6 @@ from ..convert.schema import Key
 from ..text.gguf_metadata import GgufMetadata
 from ..text.tokenizer import Tokenizer
 from .engine_client import EngineClient, NotReadyError
-from .messages import Load
 from .prompts import PromptBuilder
 from .schemas import BadRequestError
 
@@ -50,15 +49,13 @@ class ModelRegistry:
     def __init__(
         self,
         models: Sequence[ServedModel],
-        new_engine: Callable[[Load], EngineClient],
-        load_of: Callable[[ServedModel], Load],
+        new_engine: Callable[[ServedModel], EngineClient],
         builder_of: Callable[[Tokenizer | None], PromptBuilder],
         max_loaded: int = 1,
     ) -> None:
         """max_loaded: models that are loaded at once."""
         self.all = list(models)
         self._new_engine = new_engine
-        self._load_of = load_of
         self._builder_of = builder_of
         self._max_loaded = max_loaded
         self._turn = asyncio.Lock()
@@ -136,7 +133,7 @@ class ModelRegistry:
         if model.prompt_builder is None:
             tokenizer = await asyncio.to_thread(Tokenizer.from_file, model.path)
             model.prompt_builder = self._builder_of(tokenizer)
-        model.engine = self._new_engine(self._load_of(model))
+        model.engine = self._new_engine(model)
         model.engine.start()
 
     async def close(self) -> None:

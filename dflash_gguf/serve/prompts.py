@@ -48,18 +48,18 @@ class PromptBuilder:
         """The template of the model, for who wants to read it."""
         return (self.tokenizer.templates.get("") or "") if self.tokenizer else ""
 
-    def prompts(self, value: Any) -> tuple[list[list[int]], bool]:
-        """Token ids of every prompt of a `prompt` field, and whether it was a list of prompts.
+    def prompts(self, value: Any) -> list[list[int]]:
+        """Token ids of every prompt of a `prompt` field.
 
         A prompt is a text, token ids, a list of both, or an object with a prompt_string.
         """
         if value is None:
             raise BadRequestError("prompt is missing")
         if not isinstance(value, list) or not value or not _is_many(value):
-            return [self._prompt(value)], False
+            return [self._prompt(value)]
         if len(value) > MAX_CHOICES:
             raise BadRequestError(f"prompt holds {len(value)} prompts, the limit is {MAX_CHOICES}")
-        return [self._prompt(one) for one in value], True
+        return [self._prompt(one) for one in value]
 
     def _prompt(self, value: Any) -> list[int]:
         if isinstance(value, dict):
@@ -82,8 +82,8 @@ class PromptBuilder:
                 raise BadRequestError("prompt must be a text, token ids, or a list of those")
         return tokens
 
-    def chat_text(self, body: ChatBody | TemplateBody) -> tuple[str, bool | None]:
-        """The prompt of a conversation as text, and whether to think.
+    def chat_text(self, body: ChatBody | TemplateBody) -> str:
+        """The prompt of a conversation as text.
 
         An assistant's message at the end is continued. Where thinking is off, an open block of
         thoughts at the end of the prompt is closed.
@@ -104,9 +104,9 @@ class PromptBuilder:
             variables=self._variables | variables,
         )
         if thoughts := _thoughts(last):
-            return text + self._begun(text, thoughts, _words_of(last)), think
+            return text + self._begun(text, thoughts, _words_of(last))
         text = self._closed(text, is_off=think is False or bool(_words_of(last)))
-        return text + _words_of(last), think
+        return text + _words_of(last)
 
     def _begun(self, text: str, thoughts: str, words: str) -> str:
         """What an answer that began with thoughts has after a prompt."""
@@ -130,11 +130,7 @@ class PromptBuilder:
 
     def chat(self, body: ChatBody) -> ChatPrompt:
         """Token ids of a conversation."""
-        text, _ = self.chat_text(body)
-        return self.chat_tokens(body, text)
-
-    def chat_tokens(self, body: ChatBody, text: str) -> ChatPrompt:
-        """Token ids of what `chat_text` made of a conversation."""
+        text = self.chat_text(body)
         messages = [message_of(message, place) for place, message in enumerate(body.messages)]
         asked = last_asked(messages)
         return self.require_tokenizer().chat_tokens(text, template=self.template, asked=asked)

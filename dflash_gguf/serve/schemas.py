@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -18,6 +18,8 @@ MAX_STOPS = 64
 MAX_TOP_LOGPROBS = 20
 """Of OpenAI's form; `n_probs` may be more."""
 MAX_N_PROBS = 1024
+READ_ELSEWHERE = {"logit_bias", "n_probs", "reasoning_format"}
+"""Fields of DecodeConfig that a body may have and that `config_of` does not copy."""
 RANDOM_SEEDS = (-1, (1 << 32) - 1)
 """Seeds that stand for a random one, as in llama.cpp."""
 
@@ -215,23 +217,8 @@ def config_of(body: Body, defaults: DecodeConfig, n_ctx: int, n_probs: int | Non
     Errors: BadRequestError; ValueError of DecodeConfig.
     """
     given: dict[str, Any] = {}
-    for name in (
-        "temperature",
-        "top_k",
-        "top_p",
-        "min_p",
-        "repeat_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-        "ignore_eos",
-        "post_sampling_probs",
-        "cache_prompt",
-        "draft",
-        "draft_max",
-        "draft_min",
-        "tree_budget",
-    ):
-        if (value := getattr(body, name)) is not None:
+    for name in {x.name for x in fields(DecodeConfig)} - READ_ELSEWHERE:
+        if (value := getattr(body, name, None)) is not None:
             given[name] = value
     if body.repeat_last_n is not None:
         given["repeat_last_n"] = n_ctx if body.repeat_last_n == -1 else body.repeat_last_n

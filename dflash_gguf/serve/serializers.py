@@ -6,8 +6,8 @@ import math
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from ..config import DecodeConfig
 from ..sampling.noise import TokenLogprobs
@@ -17,29 +17,14 @@ from .messages import ResultStats, Stepped
 
 FINGERPRINT = "b1-dflash-gguf"
 """llama-server's begin with a b and a number, which clients look for."""
+SAME_NAMES = (
+    *("temperature", "top_k", "top_p", "min_p", "repeat_last_n", "repeat_penalty"),
+    *("presence_penalty", "frequency_penalty", "ignore_eos", "post_sampling_probs"),
+    *("reasoning_format", "draft"),
+)
+"""Fields of DecodeConfig that llama-server's settings have by the same names."""
 LOWEST_LOGPROB = -9999.0
 """In place of minus infinity, which JSON has not."""
-
-
-class WireFormat(Protocol):
-    """A way to write answers."""
-
-    is_openai: bool
-
-    def whole(self, choices: Sequence[CompletionChoice]) -> Any:
-        """All of it in one."""
-
-    def progress(self, choice: CompletionChoice, progress: Event) -> Event:
-        """An event about the prompt."""
-
-    def step(self, choice: CompletionChoice, step: Stepped, *, is_first: bool) -> Iterator[Event]:
-        """The events of a round."""
-
-    def end(self, choice: CompletionChoice) -> Iterator[Event]:
-        """The events when an answer is over."""
-
-    def finish(self, choices: Sequence[CompletionChoice]) -> Iterator[Event]:
-        """The events when all are over."""
 
 
 @dataclass
@@ -49,20 +34,19 @@ class ResponseContext:
     model: str
     tokenizer: Tokenizer | None
     include_usage: bool = False
-    timings_per_token: bool = False
     return_tokens: bool = False
-    verbose_prompt: str | None = None
+    verbose: Event = field(default_factory=dict)
     """The prompt as it was evaluated, where that is asked for."""
 
-    def piece(self, token: int) -> bytes:
-        """The bytes of a token, the names of control tokens among them."""
-        if self.tokenizer is None or token >= self.tokenizer.n_tokens:
-            return b""
-        return self.tokenizer.piece(token, special=True)
+    def tokens(self, tokens: Sequence[int]) -> Event:
+        """Token ids, where they are asked for."""
+        return {"tokens": tokens} if self.return_tokens else {}
 
-    def named(self, token: int) -> dict[str, Any]:
-        """A token as lists of probabilities have it."""
-        data = self.piece(token)
+    def named(self, token: int) -> Event:
+        """A token as lists of probabilities have it, with the names of control tokens."""
+        tokenizer, data = self.tokenizer, b""
+        if tokenizer is not None and token < tokenizer.n_tokens:
+            data = tokenizer.piece(token, special=True)
         return {"id": token, "token": data.decode("utf-8", "replace"), "bytes": list(data)}
 
     def logprobs(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[Event]:
@@ -79,98 +63,45 @@ class ResponseContext:
         ]
 
 
-class ChatFormat:
-    """OpenAI's chat completions."""
+class OpenAIFormat:
+    """Base of the formats of chat completions and of text completions."""
 
     is_openai = True
+    KIND, CHUNK_KIND, ID_PREFIX = "", "", ""
+    SILENT: ClassVar[Event]
+    """Part of a chunk that is about the prompt."""
+    END: ClassVar[Event]
+    """Part of a chunk that ends an answer."""
 
-    def __init__(self, context: ResponseContext, *, has_meta_info: bool = False) -> None:
-        """has_meta_info: the whole answer says how it was drafted, as SGLang's does."""
+    def __init__(self, context: ResponseContext) -> None:
         self._context = context
-        self._has_meta_info = has_meta_info
-        self._id = f"chatcmpl-{secrets.token_urlsafe(18)}"
+        self._id = f"{self.ID_PREFIX}-{secrets.token_urlsafe(18)}"
         self._created = int(time.time())
-
-    def whole(self, choices: Sequence[CompletionChoice]) -> Event:
-        """One object."""
-        response = self._head("chat.completion")
-        response["choices"] = [self._choice(choice) for choice in choices]
-        response["usage"] = usage(choices)
-        if choices[0].stats is not None:
-            response |= timings_of(choices[0].stats)
-        if self._has_meta_info:
-            response["meta_info"] = meta_info(choices)
-        return response | _verbose(self._context)
-
-    def _choice(self, choice: CompletionChoice) -> Event:
-        message: Event = {"role": "assistant", "content": "".join(choice.text)}
-        if thoughts := "".join(choice.reasoning):
-            message["reasoning_content"] = thoughts
-        entry: Event = {
-            "index": choice.index,
-            "message": message,
-            "logprobs": self._logprobs(choice.config, choice.tokens, choice.logprobs),
-            "finish_reason": choice.finish_reason,
-        }
-        if self._context.return_tokens:
-            entry["tokens"] = choice.tokens
-        return entry
-
-    def _logprobs(
-        self, config: DecodeConfig, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs]
-    ) -> Event | None:
-        if config.n_probs is None:
-            return None
-        return {"content": self._context.logprobs(tokens, logprobs), "refusal": None}
 
     def progress(self, choice: CompletionChoice, progress: Event) -> Event:
         """A chunk without words."""
-        chunk = self._chunk(choice, {"role": "assistant", "content": None})
-        return chunk | progressed(choice, progress)
-
-    def step(self, choice: CompletionChoice, step: Stepped, *, is_first: bool) -> Iterator[Event]:
-        """A chunk for the thoughts and one for the words; before all, one for the role."""
-        if is_first:
-            yield self._chunk(choice, {"role": "assistant", "content": None})
-        deltas: list[Event] = []
-        if step.reasoning:
-            deltas.append({"reasoning_content": step.reasoning})
-        if step.text:
-            deltas.append({"content": step.text})
-        if not deltas and (step.logprobs or self._context.return_tokens):
-            deltas.append({"content": ""})  # tokens whose text is not certain yet have chances
-        for number, delta in enumerate(deltas):
-            chunk = self._chunk(choice, delta)
-            if number == len(deltas) - 1:
-                logprobs = self._logprobs(choice.config, step.tokens, step.logprobs)
-                chunk["choices"][0]["logprobs"] = logprobs
-                if self._context.return_tokens:
-                    chunk["choices"][0]["tokens"] = step.tokens
-                if self._context.timings_per_token and step.stats is not None:
-                    chunk |= timings_of(step.stats)
-            yield chunk
+        return self._chunk(choice, self.SILENT) | progressed(choice, progress)
 
     def end(self, choice: CompletionChoice) -> Iterator[Event]:
         """The chunk with the reason."""
-        chunk = self._chunk(choice, {})
-        chunk["choices"][0]["finish_reason"] = choice.finish_reason
-        if choice.stats is not None:
-            chunk |= timings_of(choice.stats)
-        yield chunk | _verbose(self._context)
+        chunk = self._chunk(choice, self.END | {"finish_reason": choice.finish_reason})
+        yield chunk | _timings(choice.stats) | self._context.verbose
 
     def finish(self, choices: Sequence[CompletionChoice]) -> Iterator[Event]:
         """The counts, where they are asked for."""
         if self._context.include_usage:
-            chunk = self._head("chat.completion.chunk")
-            chunk |= {"choices": [], "usage": usage(choices)}
-            if choices[0].stats is not None:
-                chunk |= timings_of(choices[0].stats)
-            yield chunk
+            yield self._head(self.CHUNK_KIND) | {"choices": [], "usage": usage(choices)}
 
-    def _chunk(self, choice: CompletionChoice, delta: Event) -> Event:
-        chunk = self._head("chat.completion.chunk")
-        part: Event = {"index": choice.index, "delta": delta, "finish_reason": None}
-        return chunk | {"choices": [part]}
+    def _whole(self, choices: Sequence[CompletionChoice], parts: Sequence[Event]) -> Event:
+        for part, choice in zip(parts, choices, strict=True):
+            part |= {"index": choice.index, "finish_reason": choice.finish_reason}
+            part |= self._context.tokens(choice.tokens)
+        response = self._head(self.KIND) | {"choices": parts, "usage": usage(choices)}
+        return response | _timings(choices[0].stats) | self._context.verbose
+
+    def _chunk(self, choice: CompletionChoice, part: Event) -> Event:
+        part = {"index": choice.index, "finish_reason": None, **part}
+        return self._head(self.CHUNK_KIND) | {"choices": [part]}
 
     def _head(self, kind: str) -> Event:
         return {
@@ -182,43 +113,87 @@ class ChatFormat:
         }
 
 
-class CompletionFormat:
-    """OpenAI's text completions."""
+class ChatFormat(OpenAIFormat):
+    """OpenAI's chat completions."""
 
-    is_openai = True
+    KIND, CHUNK_KIND, ID_PREFIX = "chat.completion", "chat.completion.chunk", "chatcmpl"
+    SILENT: ClassVar[Event] = {"delta": {"role": "assistant", "content": None}}
+    END: ClassVar[Event] = {"delta": {}}
 
-    def __init__(self, context: ResponseContext, echoes: Sequence[str] | None) -> None:
-        """echoes: the prompts, where the answer is to begin with its own."""
-        self._context = context
-        self._echoes = echoes
-        self._id = f"cmpl-{secrets.token_urlsafe(18)}"
-        self._created = int(time.time())
+    def __init__(self, context: ResponseContext, *, has_meta_info: bool = False) -> None:
+        """has_meta_info: the whole answer says how it was drafted, as SGLang's does."""
+        super().__init__(context)
+        self._has_meta_info = has_meta_info
 
     def whole(self, choices: Sequence[CompletionChoice]) -> Event:
         """One object."""
-        response = self._head() | {
-            "choices": [
-                self._part(
-                    choice,
-                    self._echo(choice) + "".join(choice.text),
-                    choice.finish_reason,
-                    self._logprobs(choice, choice.tokens, choice.logprobs, 0),
-                )
-                for choice in choices
-            ],
-            "usage": usage(choices),
-        }
-        if self._context.return_tokens:
-            for part, choice in zip(response["choices"], choices, strict=True):
-                part["tokens"] = choice.tokens
-        if choices[0].stats is not None:
-            response |= timings_of(choices[0].stats)
-        return response | _verbose(self._context)
+        response = self._whole(choices, [self._part(choice) for choice in choices])
+        if self._has_meta_info:
+            response["meta_info"] = meta_info(choices)
+        return response
 
-    def progress(self, choice: CompletionChoice, progress: Event) -> Event:
-        """A chunk without words."""
-        chunk = self._head() | {"choices": [self._part(choice, "", None, None)]}
-        return chunk | progressed(choice, progress)
+    def _part(self, choice: CompletionChoice) -> Event:
+        message: Event = {"role": "assistant", "content": choice.text}
+        if thoughts := choice.reasoning:
+            message["reasoning_content"] = thoughts
+        return {
+            "message": message,
+            "logprobs": self._logprobs(choice.config, choice.tokens, choice.logprobs),
+        }
+
+    def _logprobs(
+        self, config: DecodeConfig, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs]
+    ) -> Event | None:
+        if config.n_probs is None:
+            return None
+        return {"content": self._context.logprobs(tokens, logprobs), "refusal": None}
+
+    def step(self, choice: CompletionChoice, step: Stepped, *, is_first: bool) -> Iterator[Event]:
+        """A chunk for the thoughts and one for the words; before all, one for the role."""
+        if is_first:
+            yield self._chunk(choice, self.SILENT)
+        deltas: list[Event] = []
+        if step.reasoning:
+            deltas.append({"reasoning_content": step.reasoning})
+        if step.text:
+            deltas.append({"content": step.text})
+        if not deltas and (step.logprobs or self._context.return_tokens):
+            deltas.append({"content": ""})  # tokens whose text is not certain yet have chances
+        for delta in deltas[:-1]:
+            yield self._chunk(choice, {"delta": delta})
+        for delta in deltas[-1:]:
+            logprobs = self._logprobs(choice.config, step.tokens, step.logprobs)
+            part = {"delta": delta, "logprobs": logprobs, **self._context.tokens(step.tokens)}
+            yield self._chunk(choice, part) | _timings(step.stats)
+
+    def finish(self, choices: Sequence[CompletionChoice]) -> Iterator[Event]:
+        """The counts, where they are asked for, with speeds."""
+        for chunk in super().finish(choices):
+            yield chunk | _timings(choices[0].stats)
+
+
+class CompletionFormat(OpenAIFormat):
+    """OpenAI's text completions."""
+
+    KIND, CHUNK_KIND, ID_PREFIX = "text_completion", "text_completion", "cmpl"
+    SILENT: ClassVar[Event] = {"text": "", "logprobs": None}
+    END = SILENT
+
+    def __init__(self, context: ResponseContext, echoes: Sequence[str] | None) -> None:
+        """echoes: the prompts, where the answer is to begin with its own."""
+        super().__init__(context)
+        self._echoes = echoes
+
+    def whole(self, choices: Sequence[CompletionChoice]) -> Event:
+        """One object."""
+        parts = [
+            {
+                "text": self._echo(choice) + choice.text,
+                "logprobs": self._logprobs(choice, choice.tokens, choice.logprobs, 0),
+            }
+            for choice in choices
+        ]
+        return self._whole(choices, parts)
 
     def step(self, choice: CompletionChoice, step: Stepped, *, is_first: bool) -> Iterator[Event]:
         """A chunk."""
@@ -227,37 +202,11 @@ class CompletionFormat:
             return
         n_before = len(choice.tokens) - len(step.tokens)
         logprobs = self._logprobs(choice, step.tokens, step.logprobs, n_before)
-        chunk = self._head() | {"choices": [self._part(choice, text, None, logprobs)]}
-        if self._context.return_tokens:
-            chunk["choices"][0]["tokens"] = step.tokens
-        if self._context.timings_per_token and step.stats is not None:
-            chunk |= timings_of(step.stats)
-        yield chunk
-
-    def end(self, choice: CompletionChoice) -> Iterator[Event]:
-        """The chunk with the reason."""
-        chunk = self._head() | {"choices": [self._part(choice, "", choice.finish_reason, None)]}
-        if choice.stats is not None:
-            chunk |= timings_of(choice.stats)
-        yield chunk | _verbose(self._context)
-
-    def finish(self, choices: Sequence[CompletionChoice]) -> Iterator[Event]:
-        """The counts, where they are asked for."""
-        if self._context.include_usage:
-            yield self._head() | {"choices": [], "usage": usage(choices)}
+        part = {"text": text, "logprobs": logprobs, **self._context.tokens(step.tokens)}
+        yield self._chunk(choice, part) | _timings(step.stats)
 
     def _echo(self, choice: CompletionChoice) -> str:
         return "" if self._echoes is None else self._echoes[choice.prompt]
-
-    def _part(
-        self, choice: CompletionChoice, text: str, reason: str | None, logprobs: Event | None
-    ) -> Event:
-        return {
-            "index": choice.index,
-            "text": text,
-            "logprobs": logprobs,
-            "finish_reason": reason,
-        }
 
     def _logprobs(
         self,
@@ -287,15 +236,6 @@ class CompletionFormat:
             "content": entries,
         }
 
-    def _head(self) -> Event:
-        return {
-            "id": self._id,
-            "object": "text_completion",
-            "created": self._created,
-            "model": self._context.model,
-            "system_fingerprint": FINGERPRINT,
-        }
-
 
 class LlamaServerFormat:
     """llama-server's own completions."""
@@ -320,7 +260,7 @@ class LlamaServerFormat:
         entries = []
         for choice in choices:
             entry = self._final(choice)
-            entry["content"] = "".join(choice.text)
+            entry["content"] = choice.text
             entry["tokens"] = choice.tokens if self._context.return_tokens else []
             if choice.config.n_probs:
                 entry["completion_probabilities"] = self._probabilities(
@@ -331,8 +271,7 @@ class LlamaServerFormat:
 
     def progress(self, choice: CompletionChoice, progress: Event) -> Event:
         """An event without words."""
-        chunk = self._event(choice, "", [])
-        return chunk | progressed(choice, progress)
+        return self._event(choice, "", []) | progressed(choice, progress)
 
     def step(self, choice: CompletionChoice, step: Stepped, *, is_first: bool) -> Iterator[Event]:  # noqa: ARG002
         """An event a token; text that became certain with a round comes with its last one."""
@@ -343,9 +282,7 @@ class LlamaServerFormat:
                 chunk["completion_probabilities"] = self._probabilities(
                     choice.config, [token], step.logprobs[number : number + 1]
                 )
-            if self._context.timings_per_token and step.stats is not None:
-                chunk |= timings_of(step.stats)
-            yield chunk
+            yield chunk | _timings(step.stats)
 
     def end(self, choice: CompletionChoice) -> Iterator[Event]:
         """Everything but the words."""
@@ -392,9 +329,9 @@ class LlamaServerFormat:
             "model": self._context.model,
             "tokens_predicted": stats.n_tokens,
             "tokens_evaluated": stats.n_prompt,
-            "generation_settings": self._settings(choice, stats),
+            "generation_settings": settings_of(choice.config, stats.seed, self._stop_tokens),
             "prompt": self._prompts[choice.prompt],
-            "has_new_line": any("\n" in text for text in choice.text),
+            "has_new_line": "\n" in choice.text,
             "truncated": stats.stop_reason == "context",
             "stop_type": kinds.get(stats.stop_reason, "none"),
             "stopping_word": stats.stop_text or "",
@@ -402,40 +339,29 @@ class LlamaServerFormat:
             **timings_of(stats),
         }
 
-    def _settings(self, choice: CompletionChoice, stats: ResultStats) -> Event:
-        return settings_of(choice.config, stats.seed, self._stop_tokens)
+
+WireFormat = ChatFormat | CompletionFormat | LlamaServerFormat
 
 
 def settings_of(config: DecodeConfig, seed: int, stop_tokens: Sequence[int]) -> Event:
-    """How answers are drawn, by llama-server's names."""
+    """Returns the settings of a request, by llama-server's names."""
     n_predict = -1 if config.max_tokens is None else config.max_tokens
     bans = [{"bias": None, "token": token} for token in stop_tokens] if config.ignore_eos else []
     return {
         "seed": seed,
-        "temperature": config.temperature,
-        "top_k": config.top_k,
-        "top_p": config.top_p,
-        "min_p": config.min_p,
-        "repeat_last_n": config.repeat_last_n,
-        "repeat_penalty": config.repeat_penalty,
-        "presence_penalty": config.presence_penalty,
-        "frequency_penalty": config.frequency_penalty,
+        **{name: getattr(config, name) for name in SAME_NAMES},
         "stop": list(config.stop_texts),
         "max_tokens": n_predict,
         "n_predict": n_predict,
-        "ignore_eos": config.ignore_eos,
         "logit_bias": bans
         + [
             {"bias": bias if math.isfinite(bias) else None, "token": token}
             for token, bias in config.logit_bias.items()
         ],
         "n_probs": config.n_probs or 0,
-        "post_sampling_probs": config.post_sampling_probs,
-        "reasoning_format": config.reasoning_format,
         "adaptive_target": -1.0,
         "adaptive_decay": 0.0,
         "samplers": ["penalties", "top_k", "top_p", "min_p", "temperature"],
-        "draft": config.draft,
     }
 
 
@@ -455,9 +381,8 @@ def select_fields(answer: Event, fields: Sequence[str] | None) -> Event:
     return chosen
 
 
-def _verbose(context: ResponseContext) -> Event:
-    prompt = context.verbose_prompt
-    return {} if prompt is None else {"__verbose": {"prompt": prompt}}
+def _timings(stats: ResultStats | None) -> Event:
+    return {} if stats is None else timings_of(stats)
 
 
 def _finite(value: float) -> float:

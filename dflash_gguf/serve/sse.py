@@ -20,7 +20,7 @@ from .engine_client import (
     Event,
     KeepAlive,
     NotReadyError,
-    Request,
+    Submission,
 )
 from .errors import error_body, error_response
 from .messages import Ended, Failed, Prefilled, Started, Stepped
@@ -110,7 +110,7 @@ class GenerationResponse(Response):
         n_tokens = sum(stats.n_tokens for stats in stats)
         return f"prompt {n_prompt} ({n_cached} cached), answer {n_tokens}"
 
-    async def _whole(self, request: Request, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _whole(self, request: Submission, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             while request.open or not request.events.empty():
                 self._take(request, await request.events.get())
@@ -125,7 +125,9 @@ class GenerationResponse(Response):
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await self._send(send, data, is_last=True)
 
-    async def _stream(self, request: Request, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _stream(
+        self, request: Submission, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         """An error before the first event has a status of its own, a later one is an event."""
         seen: set[int] = set()
         try:
@@ -148,7 +150,7 @@ class GenerationResponse(Response):
         data = b"".join(map(_event, self._wire_format.finish(self._choices)))
         await self._send(send, data + (DONE if self._wire_format.is_openai else b""), is_last=True)
 
-    def _written(self, request: Request, event: Event, seen: set[int]) -> bytes:
+    def _written(self, request: Submission, event: Event, seen: set[int]) -> bytes:
         """The bytes of what the engine says."""
         if isinstance(event, KeepAlive):
             return KEEP_ALIVE
@@ -167,7 +169,7 @@ class GenerationResponse(Response):
             data = b"".join(map(_event, wire_format.end(choice)))
         return data
 
-    def _take(self, request: Request, event: Event) -> CompletionChoice | None:
+    def _take(self, request: Submission, event: Event) -> CompletionChoice | None:
         """Keeps what the engine says of a choice; that choice.
 
         Raises:
@@ -204,7 +206,7 @@ class GenerationResponse(Response):
         since = self._sending_since
         return since > 0.0 and time.monotonic() - since >= self._timeout_s
 
-    async def _clock(self, request: Request, sender: asyncio.Task[Any] | None) -> None:
+    async def _clock(self, request: Submission, sender: asyncio.Task[Any] | None) -> None:
         """Has a sign of life sent when it is quiet, and gives up a client that does not read."""
         self._heard = time.monotonic()
         while True:
@@ -218,7 +220,7 @@ class GenerationResponse(Response):
                     request.events.put_nowait(KeepAlive())
 
 
-async def _watch(receive: Receive, request: Request) -> None:
+async def _watch(receive: Receive, request: Submission) -> None:
     """Ends the answers as soon as the client is gone, even while nothing is sent to it."""
     with contextlib.suppress(asyncio.CancelledError):
         while (await receive())["type"] != "http.disconnect":

@@ -18,7 +18,6 @@ import time
 import traceback
 import warnings
 from collections import deque
-from collections.abc import Callable
 from typing import Protocol
 
 from ..cli.command import training_context
@@ -26,11 +25,10 @@ from ..cli.model_arguments import load_config
 from ..cli.plan import fitted
 from ..config import DecodeConfig
 from ..decoder import Decoder
+from ..engine.request import RequestState
 from ..loading import load
 from ..native import Error
-from ..outputs import Step
 from ..speculative.speculator import Progress
-from ..stream import Stream
 from ..text.chat import ChatPrompt
 from ..text.reasoning import Format
 from .messages import (
@@ -72,27 +70,26 @@ class Messages(Protocol):
 
 
 class Job:
-    """An answer that was asked for."""
+    """A `Run` and the request that answers it."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self.is_cancelled = False
-        self.stream: Stream | None = None
+        self.state: RequestState | None = None
         self.slot = -1
 
 
 class Worker:
-    """Answers what comes over a channel; `n_parallel` at once, the others wait in their order."""
+    """Has the decoder answer what comes over a channel."""
 
     def __init__(self, decoder: Decoder, channel: Messages, n_parallel: int) -> None:
         self._decoder = decoder
         self._channel = channel
         self._changed = threading.Condition()
         self._jobs: dict[int, Job] = {}
-        self._waiting: deque[Job] = deque()
+        self._new: deque[Job | SlotAction] = deque()
         self._live: list[Job] = []
-        self._free = list(range(n_parallel))
-        self._actions: deque[SlotAction] = deque()
+        self._slots = range(n_parallel)
         self._texts: dict[int, list[int]] = {}  # last in each slot, without its last token
         self._is_over = False
         self._unsaid: list[Message] = []
@@ -102,14 +99,20 @@ class Worker:
         """Answers until the other side closes the channel."""
         threading.Thread(target=self._listen, daemon=True).start()
         while self._wait():
-            self._act()
-            self._admit()
+            while self._new:
+                message = self._new.popleft()
+                if isinstance(message, Job):
+                    self._add(message)
+                else:
+                    self._act(message)
+            try:
+                self._decoder.step()
+            except Exception as error:  # no request's own
+                for job in list(self._live):
+                    self._fail(job, error)
             for job in list(self._live):
                 self._advance(job)
             self._flush()
-            # One round for all, then whoever has a step of it gets it.
-            if self._live and self._live[0].stream is not None:
-                self._round(self._live[0])
 
     def _listen(self) -> None:
         """Takes messages while the core runs, so that a cancellation is seen at once."""
@@ -117,9 +120,9 @@ class Worker:
             with self._changed:
                 if isinstance(message, Run):
                     job = self._jobs[message.id] = Job(message)
-                    self._waiting.append(job)
+                    self._new.append(job)
                 elif isinstance(message, SlotAction):
-                    self._actions.append(message)
+                    self._new.append(message)
                 elif isinstance(message, Cancel) and message.id in self._jobs:
                     self._jobs[message.id].is_cancelled = True
                 self._changed.notify()
@@ -130,7 +133,7 @@ class Worker:
             self._changed.notify()
 
     def _say(self, message: Message) -> None:
-        """Sends a message with the others of a round, so that the other side wakes up once."""
+        """Sends a message with the others of a batch, so that the other side wakes up once."""
         self._unsaid.append(message)
 
     def _flush(self) -> None:
@@ -141,24 +144,18 @@ class Worker:
 
     def _wait(self) -> bool:
         """Waits for something to do; False once there will be nothing more."""
-        if not self._is_due():
-            self._flush()
         with self._changed:
-            self._changed.wait_for(self._is_due)
+            self._changed.wait_for(lambda: self._is_over or self._new or self._live)
             return not self._is_over
 
-    def _is_due(self) -> bool:
-        return bool(self._is_over or self._waiting or self._live or self._actions)
-
-    def _act(self) -> None:
-        """What is asked of slots, between rounds."""
-        while self._actions:
-            action = self._actions.popleft()
-            try:
-                self._say(self._done(action))
-            except (Error, ValueError, MemoryError, OSError) as error:
-                sentence = f"slots: {str(error) or type(error).__name__}"
-                self._say(Failed(action.id, 400, sentence))
+    def _act(self, action: SlotAction) -> None:
+        """Does what is asked of a slot, between batches."""
+        try:
+            self._say(self._done(action))
+        except (Error, ValueError, MemoryError, OSError) as error:
+            sentence = f"slots: {str(error) or type(error).__name__}"
+            self._say(Failed(action.id, 400, sentence))
+        self._flush()
 
     def _done(self, action: SlotAction) -> SlotDone:
         """Does it. ValueError, OSError, Error if it cannot be done."""
@@ -181,77 +178,49 @@ class Worker:
             n_bytes = os.path.getsize(path)
         return SlotDone(action.id, len(tokens), n_bytes, time.monotonic() - began)
 
-    def _admit(self) -> None:
-        with self._changed:
-            admitted = []
-            while self._waiting and (self._free or self._waiting[0].is_cancelled):
-                job = self._waiting.popleft()
-                if not job.is_cancelled:
-                    job.slot = self._free.pop(0)
-                admitted.append(job)
-        for job in admitted:
-            self._live.append(job)
-            if not job.is_cancelled:
-                self._say(Started(job.run.id, job.slot))
-                self._guard(job, lambda job=job: self._open(job))  # type: ignore[misc]
-
-    def _open(self, job: Job) -> None:
+    def _add(self, job: Job) -> None:
         run = job.run
-        prompt = list(run.tokens)
-        if run.reasoning is not None or run.turn_boundaries:
-            reasoning = None if run.reasoning is None else Format(*run.reasoning)
-            prompt = ChatPrompt(prompt, reasoning, run.turn_boundaries)
-        job.stream = self._decoder.stream(
-            prompt,
-            DecodeConfig(**run.config),
-            cancelled=lambda: job.is_cancelled,
-            on_prefill=lambda done, total: self._prefilled(run.id, done, total),
-        )
+        self._live.append(job)
+        reasoning = None if run.reasoning is None else Format(*run.reasoning)
+        try:
+            job.state = self._decoder.add_request(
+                self._decoder.request(
+                    ChatPrompt(run.tokens, reasoning, run.turn_boundaries),
+                    DecodeConfig(**run.config),
+                ),
+                cancelled=lambda: job.is_cancelled,
+                on_prefill=lambda done, total: self._prefilled(job, done, total),
+            )
+        except Exception as error:
+            self._fail(job, error)
 
-    def _prefilled(self, number: int, done: int, total: int) -> None:
-        self._say(Prefilled(number, done, total))
+    def _prefilled(self, job: Job, done: int, total: int) -> None:
+        if job.slot < 0:
+            # A request may end and leave its slot to another in one batch.
+            used = {x.slot for x in self._live if x.state and not x.state.is_finished}
+            job.slot = min(slot for slot in self._slots if slot not in used)
+            self._say(Started(job.run.id, job.slot))
+        self._say(Prefilled(job.run.id, done, total))
         self._flush()
 
     def _advance(self, job: Job) -> None:
-        """The steps of an answer that are there, or its end."""
-        if job.is_cancelled:
-            self._guard(job, lambda: self._end(job))
-        elif job.stream is not None:
-            self._guard(job, lambda: self._steps(job, run=False))
-
-    def _round(self, job: Job) -> None:
-        """Runs for all answers; `job` may get its step at once."""
-        self._guard(job, lambda: self._steps(job, run=True))
-
-    def _steps(self, job: Job, *, run: bool) -> None:
-        stream = job.stream
-        assert stream is not None
-        try:
-            while (step := stream.poll(run=run)) is not None:
-                self._tell(job, stream, step)
-                if run:
-                    return
-        except StopIteration:
-            self._end(job)
-
-    def _tell(self, job: Job, stream: Stream, step: Step) -> None:
-        stats = ResultStats.of(stream.result()) if job.run.wants_stats else None
-        tokens, logprobs = list(step.tokens), list(step.logprobs)
-        self._say(Stepped(job.run.id, tokens, step.text, step.reasoning, logprobs, stats))
-
-    def _end(self, job: Job) -> None:
-        run = job.run
-        if job.stream is None:  # cancelled before it began
-            stats = ResultStats(
-                len(run.tokens), 0, 0, 0, 0, 0.0, 0.0, "cancelled", None, 0, "none", 0, 0, {}, None
-            )
-        else:
-            job.stream.close()
-            result = job.stream.result()
-            stats = ResultStats.of(result)
-            self._texts[job.slot] = [*run.tokens, *result.tokens][:-1]
+        """Sends the new steps of a request, and its end."""
+        state, run = job.state, job.run
+        assert state is not None
+        steps, state.steps = state.steps, []
+        for step in steps:
+            stats = ResultStats.of(self._decoder.result(state)) if run.wants_stats else None
+            tokens, parts, logprobs = list(step.tokens), list(step.parts), list(step.logprobs)
+            self._say(Stepped(run.id, tokens, parts, logprobs, stats))
+        if not state.is_finished:
+            return
+        if state.error is not None:
+            self._fail(job, state.error)
+            return
+        if job.slot >= 0:
+            self._texts[job.slot] = state.history[:-1]
         self._remove(job)
-        self._say(Ended(run.id, stats))
+        self._say(Ended(run.id, ResultStats.of(self._decoder.result(state))))
         self._tidy()
 
     def _tidy(self) -> None:
@@ -268,22 +237,16 @@ class Worker:
         with self._changed:
             self._live.remove(job)
             del self._jobs[job.run.id]
-            if job.slot >= 0:
-                self._free.append(job.slot)
-                self._free.sort()
 
-    def _guard(self, job: Job, act: Callable[[], None]) -> None:
-        """Runs for one answer; what goes wrong ends that one only."""
-        try:
-            act()
-        except Exception as error:
-            is_fault_of_request = isinstance(error, ValueError)
-            if not isinstance(error, (Error, ValueError, MemoryError)):
-                traceback.print_exc()
-            sentence = str(error) or type(error).__name__
-            self._remove(job)
-            status = 400 if is_fault_of_request else 500
-            self._say(Failed(job.run.id, status, sentence))
+    def _fail(self, job: Job, error: BaseException) -> None:
+        """Ends one request with an error; the others go on."""
+        if job.state is not None:
+            self._decoder.abort(job.state)
+        if not isinstance(error, (Error, ValueError, MemoryError)):
+            traceback.print_exception(error)
+        self._remove(job)
+        status = 400 if isinstance(error, ValueError) else 500
+        self._say(Failed(job.run.id, status, str(error) or type(error).__name__))
 
 
 def open_decoder(request: Load, progress: Progress) -> tuple[Decoder, list[str]]:

@@ -17,6 +17,7 @@ in; old ones fade.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -239,7 +240,7 @@ class Calibrations:
 
     def __init__(self) -> None:
         self._known: dict[str, Calibration] = {}
-        self._top1: dict[str, Top1Acceptance] = {}
+        self._top1: defaultdict[str, Top1Acceptance] = defaultdict(Top1Acceptance)
 
     def of(self, config: DecodeConfig) -> Calibration:
         """The calibration of a way to draw."""
@@ -250,32 +251,23 @@ class Calibrations:
 
     def top1(self, config: DecodeConfig) -> Top1Acceptance:
         """How often best candidates are taken in a way to draw."""
-        sampling_class = sampling_class_of(config)
-        if sampling_class not in self._top1:
-            self._top1[sampling_class] = Top1Acceptance()
-        return self._top1[sampling_class]
+        return self._top1[sampling_class_of(config)]
 
     def to_dict(self) -> dict[str, Any]:
         """All that was learned, as plain values."""
         return {
-            "ranked": {
-                sampling_class: known.to_dict() for sampling_class, known in self._known.items()
-            },
-            "spines": {sampling_class: x.to_dict() for sampling_class, x in self._top1.items()},
+            "ranked": {name: known.to_dict() for name, known in self._known.items()},
+            "spines": {name: known.to_dict() for name, known in self._top1.items()},
         }
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Calibrations:
         """What `to_dict` gave; KeyError, TypeError or ValueError for anything else."""
         calibrations = cls()
-        calibrations._known = {
-            sampling_class: Calibration.from_dict(x)
-            for sampling_class, x in stored["ranked"].items()
-        }
-        calibrations._top1 = {
-            sampling_class: Top1Acceptance.from_dict(x)
-            for sampling_class, x in stored["spines"].items()
-        }
+        for sampling_class, x in stored["ranked"].items():
+            calibrations._known[sampling_class] = Calibration.from_dict(x)
+        for sampling_class, x in stored["spines"].items():
+            calibrations._top1[sampling_class] = Top1Acceptance.from_dict(x)
         return calibrations
 
 

@@ -32,7 +32,7 @@ from ..native import NO_THRESHOLD, BreakEven, select_nodes
 from .controller_state import MEMORY, Known, ProposalBackoff
 from .cost_model import Round
 from .prices import Prices
-from .proposers.proposer import CHAIN, TOP1, TREE, Proposer, Request
+from .proposers.proposer import CHAIN, TOP1, TREE, Proposer, SpeculativeState
 from .tree import Tree
 
 DOUBTED = 0.8
@@ -68,7 +68,9 @@ class Controller:
         """Whether the choice for this round takes time."""
         return False
 
-    def choose(self, done: Round, requests: Sequence[Request], paid: Proposer | None) -> Way | None:
+    def choose(
+        self, done: Round, requests: Sequence[SpeculativeState], paid: Proposer | None
+    ) -> Way | None:
         """What a proposer that costs a pass is asked for, if there is one; None: nothing.
 
         The others have proposed already.
@@ -111,7 +113,12 @@ class FixedController(Controller):
         self._way = Way(min(size, longest), shape)
         self.longest, self.n_nodes, self._least = self._way.n_positions, size, least
 
-    def choose(self, done: Round, requests: Sequence[Request], paid: Proposer | None) -> Way | None:  # noqa: ARG002
+    def choose(
+        self,
+        done: Round,  # noqa: ARG002
+        requests: Sequence[SpeculativeState],
+        paid: Proposer | None,  # noqa: ARG002
+    ) -> Way | None:
         """Always the same."""
         limit = max(request.limit for request in requests)
         return self._way if min(limit, self._way.n_positions) >= self._least else None
@@ -196,7 +203,9 @@ class AutoController(Controller):
         """Whether a decision is made now."""
         return self._of(done).ttl_rounds == 0
 
-    def choose(self, done: Round, requests: Sequence[Request], paid: Proposer | None) -> Way | None:
+    def choose(
+        self, done: Round, requests: Sequence[SpeculativeState], paid: Proposer | None
+    ) -> Way | None:
         """The way that was decided on lately, or the best now; now and then a look."""
         limit = max(request.limit for request in requests)  # each has its own as well
         if self.is_due(done):
@@ -214,7 +223,7 @@ class AutoController(Controller):
                 return None
         return way if way.n_positions <= limit else Way(limit, way.shape)
 
-    def _copies_bring(self, gain: float, done: Round, requests: Sequence[Request]) -> bool:
+    def _copies_bring(self, gain: float, done: Round, requests: Sequence[SpeculativeState]) -> bool:
         """Whether what is at hand without a draft promises as much as one."""
         asked = [request for request in requests if request.proposed]
         trees = [request.merged() for request in asked]
@@ -222,7 +231,7 @@ class AutoController(Controller):
         return value >= gain and self._may_verify(done, value)
 
     def _decide(
-        self, done: Round, requests: Sequence[Request], limit: int, paid: Proposer | None
+        self, done: Round, requests: Sequence[SpeculativeState], limit: int, paid: Proposer | None
     ) -> Decision:
         """Plain decoding or the best draft, and for how many rounds."""
         known, costs, n = self._known, self._costs, done.n_sequences
@@ -282,7 +291,7 @@ class AutoController(Controller):
         tokens = n + n_asked * self._known.promise.table(
             expected_path_probs, self._lengths, self._sizes
         )
-        seconds = drafts[:, :, None] + passes[:, None, :] + tokens * costs.sample_s
+        seconds = drafts[:, :, None] + passes[:, None, :] + tokens * costs.sample.value
         rates = tokens / np.maximum(seconds, 1e-9)
         best = np.unravel_index(rates.argmax(), rates.shape)  # ranked ones first, if equal
         if rates[best] == 0.0:

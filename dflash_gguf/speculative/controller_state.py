@@ -175,7 +175,7 @@ class Known:
             if not done.n_positions:
                 self.copied.observe(done.n_expected, done.n_accepted)
             elif done.n_drafted:
-                self.promise.observe(done.n_expected, done.n_accepted)
+                self.promise.trust.observe(done.n_expected, done.n_accepted)
         if done.n_drafted and done.n_positions:
             self._n_hopeless = 0 if done.n_accepted else self._n_hopeless + 1
 

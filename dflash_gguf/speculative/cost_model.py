@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from .._validate import integer
 from .statistics import ExpertCosts, Interpolator, RunningMedian
 from .tree import Tree
 
@@ -139,7 +140,8 @@ class CostModel:
         self._multi_sequence_residual: dict[
             tuple[int, bool], dict[int, RunningMedian]
         ] = {}  # by sequences, trees; nodes
-        self._sample, self._ask = RunningMedian(), RunningMedian()
+        self.sample, self.ask = RunningMedian(), RunningMedian()
+        """Seconds of choosing one token, and of taking up candidates that took no draft."""
         self.experts = ExpertCosts()
         # What follows from the times, as it is asked for more often than they change.
         self._warm: dict[str, set[int]] = {kind: set() for kind in self._times}
@@ -164,29 +166,19 @@ class CostModel:
         known = self._warm["plain"]
         return n_sequences in known or any(n_sequences < n < 2 * n_sequences for n in known)
 
-    @property
-    def ask_s(self) -> float:
-        """Taking up candidates that took no draft."""
-        return self._ask.value
-
-    @property
-    def sample_s(self) -> float:
-        """Choosing one token."""
-        return self._sample.value
-
     def mark_stale(self, *kinds: str) -> None:
-        """What was measured so far of some kinds gives way to what comes, if anything does."""
+        """Lets coming times replace the measured times of some kinds."""
         for kind in kinds:
             for buckets in self._times[kind].values():
                 for median in buckets.values():
                     median.mark_stale()
 
     def end_warm_up(self) -> None:
-        """What was measured so far gives way to what rounds of answers take."""
+        """Lets times of answers replace all measured times."""
         self.mark_stale(*self._times)
         self._warm["plain"].clear()  # with which drafting is compared
         self.experts.mark_stale()
-        self._sample, self._ask = RunningMedian(), RunningMedian()
+        self.sample, self.ask = RunningMedian(), RunningMedian()
 
     def most_draft_rows(self, is_top1: bool) -> int:
         """Rows of the largest draft of a kind that was run more than once."""
@@ -243,8 +235,8 @@ class CostModel:
         if done.n_positions and with_draft:
             self._file("brief" if done.is_top1 else "ranked", done.n_draft_rows, 0, done.draft_s)
         if done.n_drafted and not done.n_positions:
-            self._ask.add(done.draft_s)
-        self._sample.add(done.sample_s / max(done.n_tokens, 1))
+            self.ask.add(done.draft_s)
+        self.sample.add(done.sample_s / max(done.n_tokens, 1))
 
     def draft_s(self, n_rows: int, is_top1: bool) -> float:
         """Drafts of so many rows; of a kind that was never run, as of the other."""
@@ -341,13 +333,13 @@ class CostModel:
             done,
             draft_s=self.draft_s(done.n_draft_rows, done.is_top1) if done.n_positions else 0.0,
             pass_s=done.n_rounds * pass_s,
-            sample_s=done.n_tokens * self.sample_s,
+            sample_s=done.n_tokens * self.sample.value,
         )
 
     def plain_s(self, position: int, n_sequences: int = 1) -> float:
         """A plain round."""
         pass_s = self._line("plain", _bucket(position)).at(n_sequences)
-        return pass_s + n_sequences * self._sample.value
+        return pass_s + n_sequences * self.sample.value
 
     def _line(self, kind: str, bucket: int) -> Interpolator:
         """Seconds by rows.
@@ -418,7 +410,7 @@ class CostModel:
             for n, median in sorted(known.items())
             if median.is_warm
         ]
-        found |= {"sample": self._sample.value, "ask": self._ask.value}
+        found |= {"sample": self.sample.value, "ask": self.ask.value}
         return found | {"experts": self.experts.to_list()}
 
     @classmethod
@@ -435,8 +427,8 @@ class CostModel:
             )
             beyond[_count(n)] = RunningMedian.known(seconds, least=-1e6)
             costs.most_rows = max(costs.most_rows, n_sequences + n)
-        costs._sample = RunningMedian.known(stored["sample"])
-        costs._ask = RunningMedian.known(stored["ask"])
+        costs.sample = RunningMedian.known(stored["sample"])
+        costs.ask = RunningMedian.known(stored["ask"])
         costs.experts = ExpertCosts.from_list(stored["experts"])
         return costs
 
@@ -446,9 +438,7 @@ def _kind(done: Round) -> str:
 
 
 def _count(value: Any) -> int:
-    if not 1 <= int(value) <= 1 << 16:
-        raise ValueError(f"a count of {value}")
-    return int(value)
+    return integer("a count", value, 1, 1 << 16)
 
 
 def _bucket(position: int) -> int:

@@ -45,8 +45,7 @@ def chain(root: int, candidates: PositionCandidates, length: int) -> Tree:
             break
         tokens.append(token)
         paths.append(paths[-1] + step)
-    n = len(tokens)
-    return Tree(tokens, list(range(-1, n - 1)), list(range(n)), paths)
+    return Tree.chain(tokens, paths)
 
 
 def best_first_tree(

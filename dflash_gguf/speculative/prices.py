@@ -1,4 +1,4 @@
-"""What a pass costs: seconds, and the tokens that its candidates must bring to be worth them."""
+"""Costs of passes: seconds, and the tokens that candidates must bring to be worth them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Prices:
         if key not in self._tables:
             costs = self._costs
             plain_s = costs.pass_s(done.position, n, n_sequences=n)
-            extra = 0.0 if has_draft else rate * costs.ask_s + MARGIN * n
+            extra = 0.0 if has_draft else rate * costs.ask.value + MARGIN * n
             prices = [
                 [
                     rate * max(pass_s - plain_s, 0.0) + extra if size >= self._least else math.inf

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .._validate import number
 from .ddtree import PositionCandidates, best_first_tree
 from .tree import Tree
 
@@ -58,17 +59,12 @@ class Promise:
 
     def __init__(self) -> None:
         self._tables: dict[tuple[Sizes, Sizes], tuple[Floats, int]] = {}
-        self._trust = Trust(self.TRUST_WEIGHT, self.TRUST_MEMORY)
-
-    @property
-    def trust(self) -> float:
-        """Accepted candidates for every one that was expected."""
-        return self._trust.value
+        self.trust = Trust(self.TRUST_WEIGHT, self.TRUST_MEMORY)
 
     @property
     def is_proven(self) -> bool:
         """Whether some candidates were accepted lately."""
-        return self._trust.accepted >= 2.0 * self.TRUST_WEIGHT
+        return self.trust.accepted >= 2.0 * self.TRUST_WEIGHT
 
     def table(self, expected_path_probs: Sequence[float], lengths: Sizes, sizes: Sizes) -> Floats:
         """Tokens beyond the first of chains, trees and brief chains, float64 [3, length, size].
@@ -85,7 +81,7 @@ class Promise:
             sureness = min(int(20.0 * float(steps[len(steps) // 2])), 19)
             trees = trees + _beside(sureness, lengths, sizes)
         else:
-            chains, trees = np.maximum((chains, trees), self.trust * found)
+            chains, trees = np.maximum((chains, trees), self.trust.value * found)
         return np.stack([chains, trees, brief])
 
     def add(self, tree: Tree, n: int, lengths: Sizes, sizes: Sizes) -> None:
@@ -104,18 +100,13 @@ class Promise:
 
     def to_dict(self) -> dict[str, float]:
         """How far promises were kept."""
-        return {"expected": self._trust.expected, "accepted": self._trust.accepted}
+        return {"expected": self.trust.expected, "accepted": self.trust.accepted}
 
     def learn(self, stored: Mapping[str, Any]) -> None:
         """Takes up what `to_dict` gave; KeyError, TypeError or ValueError for anything else."""
-        expected, accepted = float(stored["expected"]), float(stored["accepted"])
-        if not (0.0 < expected < 1e6 and 0.0 < accepted < 1e6):
-            raise ValueError(f"{accepted} accepted of {expected}")
-        self._trust.expected, self._trust.accepted = expected, accepted
-
-    def observe(self, n_expected: float, n_accepted: int) -> None:
-        """Compares what was expected of a draft with what came."""
-        self._trust.observe(n_expected, n_accepted)
+        expected = number("expected", stored["expected"], 1e-9, 1e6)
+        accepted = number("accepted", stored["accepted"], 1e-9, 1e6)
+        self.trust.expected, self.trust.accepted = expected, accepted
 
 
 def _gains(main_chain: Floats, tree: Tree | None, lengths: Sizes, sizes: Sizes) -> Floats:

@@ -23,7 +23,15 @@ from .calibration import sampling_class_of
 from .controller import AutoController, Controller, FixedController
 from .controller_state import Known
 from .cost_model import CostModel, Round
-from .proposers.proposer import CHAIN, MAIN_CHAIN, TOP1, TREE, Proposer, Request, select_proposers
+from .proposers.proposer import (
+    CHAIN,
+    MAIN_CHAIN,
+    TOP1,
+    TREE,
+    Proposer,
+    SpeculativeState,
+    select_proposers,
+)
 from .proposers.registry import create_proposers
 
 ROOM = 32
@@ -146,12 +154,11 @@ class SpeculativeRuntime:
         if self.known.costs.knows_plain or n_rows < 2:
             return
         self.make_room(n_rows, is_needed=False)
-        prompt = [token % self._engine.model.n_vocab for token in range(N_PROMPT)]
+        n_vocab = self._engine.model.n_vocab
+        prompt = [token % n_vocab for token in range(N_PROMPT)]
         paid = next((proposer for proposer in self.proposers if proposer.needs_forward), None)
 
-        request = Request(sequence, prompt, DraftScorer(DecodeConfig()))
-
-        n_vocab = self._engine.model.n_vocab
+        request = SpeculativeState(sequence, prompt, DraftScorer(DecodeConfig()))
 
         def run(done: Round, *, are_alike: bool = False) -> None:
             started = drafted = time.perf_counter()

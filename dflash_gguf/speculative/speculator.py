@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from ..native import BreakEven
 from .controller import Controller
 from .cost_model import Round
-from .proposers.proposer import TOP1, TREE, Proposer, Request
+from .proposers.proposer import TOP1, TREE, Proposer, SpeculativeState
 
 Progress = Callable[[int, int], None]
 """Called with (tokens done, tokens in all) between micro-batches. It may raise, to cancel."""
@@ -68,17 +68,17 @@ class Speculator:
         self._paid = [proposer for proposer in proposers if proposer.needs_forward]
         self.n_pause = 0
         """Plain rounds that are due before all need be asked again: `pass_over` counts them."""
-        self._new: dict[Request, int] = {}  # that decode since, and for how many rounds
+        self._new: dict[SpeculativeState, int] = {}  # that decode since, and for how many rounds
         # Rounds that the controller has not observed, as one for each kind; the newest is the last.
         self._plain: dict[tuple[int, int, bool], Round] = {}
         self._is_quiet, self._host_s = False, 0.0
 
-    def start(self, request: Request) -> None:
+    def start(self, request: SpeculativeState) -> None:
         """An answer begins, with its prompt in `seen`."""
         for proposer in self._proposers:
             proposer.start(request)
 
-    def start_decoding(self, request: Request) -> None:
+    def start_decoding(self, request: SpeculativeState) -> None:
         """An answer decodes from the next round on: it is asked, even where the others rest."""
         self._new[request] = 0
 
@@ -93,7 +93,7 @@ class Speculator:
         """Whether anybody is to be asked before the next round."""
         return self.n_quiet == 0
 
-    def propose(self, done: Round, requests: Sequence[Request]) -> None:
+    def propose(self, done: Round, requests: Sequence[SpeculativeState]) -> None:
         """Gives each request its tree, None for a plain row. Fills in what was drafted."""
         started = time.perf_counter()
         controller, clock = self._controller, self._clock
@@ -150,7 +150,7 @@ class Speculator:
     def observe(
         self,
         done: Round,
-        requests: Sequence[Request],
+        requests: Sequence[SpeculativeState],
         tokens: Sequence[Sequence[int]],
     ) -> None:
         """Learns from a round and the tokens that the target chose in it for each request."""
@@ -176,7 +176,7 @@ class Speculator:
             self.n_pause = self._controller.pause(done, self._host_s)
 
     def _compare(
-        self, done: Round, requests: Sequence[Request], tokens: Sequence[Sequence[int]]
+        self, done: Round, requests: Sequence[SpeculativeState], tokens: Sequence[Sequence[int]]
     ) -> None:
         """What would have come of candidates that were not verified."""
         for request, chosen in zip(requests, tokens, strict=True):
@@ -232,7 +232,9 @@ class Speculator:
         )
         return sum(plain.n_rounds for plain in found if plain is not None)
 
-    def _limit(self, requests: Sequence[Request], break_even: BreakEven) -> list[Request]:
+    def _limit(
+        self, requests: Sequence[SpeculativeState], break_even: BreakEven
+    ) -> list[SpeculativeState]:
         """Those of whom anything may be verified, with how much that is at most."""
         n_nodes, longest, found = self._controller.n_nodes, self._controller.longest, []
         for request in requests:
@@ -243,7 +245,7 @@ class Speculator:
                 found.append(request)
         return found
 
-    def _ask(self, proposers: Sequence[Proposer], requests: Sequence[Request]) -> bool:
+    def _ask(self, proposers: Sequence[Proposer], requests: Sequence[SpeculativeState]) -> bool:
         """Whether anything is proposed."""
         is_any = False
         for proposer in proposers:
@@ -259,7 +261,7 @@ class Speculator:
                     is_any = True
         return is_any
 
-    def _select_nodes(self, done: Round, requests: Sequence[Request]) -> None:
+    def _select_nodes(self, done: Round, requests: Sequence[SpeculativeState]) -> None:
         proposed = [request for request in requests if request.proposed]
         trees = [request.merged() for request in proposed]
         limits = [request.n_room - 1 for request in proposed]

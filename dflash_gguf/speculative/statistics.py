@@ -11,7 +11,8 @@ import math
 from bisect import bisect
 from collections import deque
 from collections.abc import Iterable
-from typing import Any
+
+from .._validate import number
 
 N_TIMES = 9
 """Times of a moving median."""
@@ -44,8 +45,8 @@ class RunningMedian:
         Errors: ValueError for less than `least`, or for more than a time can be.
         """
         median = cls()
-        median.value = number(seconds, 1e6, "a time", least)
-        median.n_experts = number(n_experts, 1e9, "a number of experts")
+        median.value = number("a time", seconds, least, 1e6)
+        median.n_experts = number("a number of experts", n_experts, 0.0, 1e9)
         median._times.extend([(median.value, median.n_experts)] * N_KEPT)
         median.is_warm = True
         return median
@@ -158,10 +159,10 @@ class ExpertCosts:
         """What `to_list` gave; ValueError or TypeError for anything else."""
         experts = cls()
         of_row, growth, products, squares = stored
-        experts._of_row = number(of_row, 1e9, "a number of experts")
-        experts._growth = number(growth, 2.0, "a growth")
-        experts._products = number(products, 1e18, "a sum")
-        experts._squares = number(squares, 1e18, "a sum")
+        experts._of_row = number("a number of experts", of_row, 0.0, 1e9)
+        experts._growth = number("a growth", growth, 0.0, 2.0)
+        experts._products = number("a sum", products, 0.0, 1e18)
+        experts._squares = number("a sum", squares, 0.0, 1e18)
         experts._n_seen = 1
         return experts
 
@@ -202,9 +203,3 @@ class Interpolator:
         i = max(bisect(xs, x), 1)
         slope = (ys[i] - ys[i - 1]) / (xs[i] - xs[i - 1])
         return max(ys[i] + slope * (x - xs[i]), 0.0)
-
-
-def number(value: Any, end: float, what: str, least: float = 0.0) -> float:
-    if not least <= float(value) < end:
-        raise ValueError(f"{what} of {value}")
-    return float(value)

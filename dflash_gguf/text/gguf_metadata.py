@@ -11,6 +11,7 @@ import mmap
 import os
 import re
 import struct
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
 from typing import Any
@@ -23,29 +24,18 @@ from ..convert.schema import SPLIT_ENDING
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MAX_KEY_BYTES = 65535
-STRING, ARRAY = 8, 9
+BOOL, STRING, ARRAY = 7, 8, 9
 TYPE_NAMES = (
     *("uint8", "int8", "uint16", "int16", "uint32", "int32", "float32", "bool"),
     *("string", "array", "uint64", "int64", "float64"),
 )
-SCALARS = {
-    0: "B",
-    1: "b",
-    2: "H",
-    3: "h",
-    4: "I",
-    5: "i",
-    6: "f",
-    7: "?",
-    10: "Q",
-    11: "q",
-    12: "d",
-}
-SIZES = {code: struct.calcsize("<" + letter) for code, letter in SCALARS.items()}
 DTYPES = {
-    code: np.dtype("<" + ("u1" if code == 7 else np.dtype(letter).str[1:]))
-    for code, letter in SCALARS.items()
+    code: np.dtype("uint8" if name == "bool" else name).newbyteorder("<")
+    for code, name in enumerate(TYPE_NAMES)
+    if code not in (STRING, ARRAY)
 }
+"""Types of scalars and of array items, by their codes."""
+INTEGERS = {(code, code) for code, dtype in DTYPES.items() if dtype.kind in "iu" and code != BOOL}
 _U64 = struct.Struct("<Q")
 
 
@@ -120,7 +110,7 @@ class GgufMetadata:
 
     def text(self, key: str) -> str | None:
         """A string value."""
-        entry = self._typed(key, STRING)
+        entry = self._typed(key, {(STRING, STRING)}, "string")
         if entry is None:
             return None
         try:
@@ -130,38 +120,28 @@ class GgufMetadata:
 
     def integer(self, key: str) -> int | None:
         """An integer value of any width."""
-        entry = self.entries.get(key)
-        if entry is None:
-            return None
-        if entry.type not in SCALARS or SCALARS[entry.type] in "fd?":
-            raise ValueError(f"{self.path}: {key} is {entry.type_name}, expected an integer")
-        return int(self._scalar(entry))
+        entry = self._typed(key, INTEGERS, "an integer")
+        return None if entry is None else int(self._scalar(entry))
 
     def boolean(self, key: str) -> bool | None:
         """A bool value."""
-        entry = self._typed(key, 7)
+        entry = self._typed(key, {(BOOL, BOOL)}, "bool")
         return None if entry is None else bool(self._scalar(entry))
 
     def array(self, key: str, *type_names: str) -> NDArray[Any] | None:
         """A numeric array of one of the types named, as a copy."""
-        entry = self.entries.get(key)
+        kinds = {(ARRAY, TYPE_NAMES.index(name)) for name in type_names}
+        entry = self._typed(key, kinds, f"array of {' or '.join(type_names)}")
         if entry is None:
             return None
-        if entry.type != ARRAY or TYPE_NAMES[entry.item_type] not in type_names:
-            expected = " or ".join(type_names)
-            raise ValueError(
-                f"{self.path}: {key} is {entry.type_name}, expected array of {expected}"
-            )
         dtype = DTYPES[entry.item_type]
         return np.frombuffer(self._data, dtype, entry.count, entry.start).copy()
 
     def texts(self, key: str) -> list[bytes] | None:
         """An array of strings, as raw bytes."""
-        entry = self.entries.get(key)
+        entry = self._typed(key, {(ARRAY, STRING)}, "array of string")
         if entry is None:
             return None
-        if entry.type != ARRAY or entry.item_type != STRING:
-            raise ValueError(f"{self.path}: {key} is {entry.type_name}, expected array of string")
         data, ends = self._data[entry.start : entry.end], self._string_ends[key]
         return [data[start + 8 : end] for start, end in pairwise([0, *ends])]
 
@@ -170,15 +150,17 @@ class GgufMetadata:
         entry = self.entries[key]
         return self._data[entry.begin : entry.end]
 
-    def _typed(self, key: str, code: int) -> MetadataEntry | None:
+    def _typed(
+        self, key: str, kinds: Collection[tuple[int, int]], expected: str
+    ) -> MetadataEntry | None:
+        """Returns the entry, whose type and item type must be one of the kinds."""
         entry = self.entries.get(key)
-        if entry is not None and entry.type != code:
-            expected = TYPE_NAMES[code]
+        if entry is not None and (entry.type, entry.item_type) not in kinds:
             raise ValueError(f"{self.path}: {key} is {entry.type_name}, expected {expected}")
         return entry
 
     def _scalar(self, entry: MetadataEntry) -> Any:
-        return struct.unpack_from("<" + SCALARS[entry.type], self._data, entry.start)[0]
+        return np.frombuffer(self._data, DTYPES[entry.type], 1, entry.start)[0]
 
     def _walk(self) -> None:
         if self._data[:4] != MAGIC:
@@ -209,9 +191,9 @@ class GgufMetadata:
             self._require(start, 12)
             item_type, count = struct.unpack_from("<IQ", self._data, start)
             start += 12
-        if item_type in SIZES:
-            self._require(start, count * SIZES[item_type])
-            end = start + count * SIZES[item_type]
+        if item_type in DTYPES:
+            self._require(start, count * DTYPES[item_type].itemsize)
+            end = start + count * DTYPES[item_type].itemsize
         elif item_type == STRING:
             end = self._walk_strings(key, start, count)
         else:

@@ -7,24 +7,31 @@ they have begun already.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple, Protocol
 
+PartKind = Literal["text", "reasoning"]
 
-class TextSegment(NamedTuple):
-    """A piece of what was generated."""
+
+class OutputPart(NamedTuple):
+    """A piece of an answer of one kind."""
 
     text: str
-    is_reasoning: bool = False
+    kind: PartKind = "text"
+
+
+def joined(parts: Iterable[OutputPart], kind: PartKind) -> str:
+    """The text of all parts of one kind."""
+    return "".join([part.text for part in parts if part.kind == kind])
 
 
 class Splitter(Protocol):
     """Tells thoughts from the answer in text that comes in pieces, however it was cut."""
 
-    def push(self, text: str) -> list[TextSegment]:
+    def push(self, text: str) -> list[OutputPart]:
         """Adds text; what is certain of it."""
 
-    def finish(self) -> list[TextSegment]:
+    def finish(self) -> list[OutputPart]:
         """What was held back, at the end of the text."""
 
 
@@ -83,16 +90,16 @@ class Block:
         self._skips_space = is_open
         """A part begins after the white space that follows a mark."""
 
-    def push(self, text: str) -> list[TextSegment]:
+    def push(self, text: str) -> list[OutputPart]:
         """Adds text; what is certain of it."""
         self._held += text
         return [part for part in self._parts(at_end=False) if part.text]
 
-    def finish(self) -> list[TextSegment]:
+    def finish(self) -> list[OutputPart]:
         """What was held back, at the end of the text."""
         return [part for part in self._parts(at_end=True) if part.text]
 
-    def _parts(self, at_end: bool) -> Iterator[TextSegment]:
+    def _parts(self, at_end: bool) -> Iterator[OutputPart]:
         if self._place == "before":
             text = self._held.lstrip()
             if text.startswith(self._opening):
@@ -111,7 +118,7 @@ class Block:
                 else _certain(self._held, self._closing)
             )
             thoughts = self._held[:n].rstrip()
-            yield TextSegment(thoughts, is_reasoning=True)
+            yield OutputPart(thoughts, "reasoning")
             if at >= 0:
                 self._enter("after", self._held[at + len(self._closing) :])
             else:
@@ -119,7 +126,7 @@ class Block:
         if self._place == "after":
             self._skip_space()
             text, self._held = self._held, ""
-            yield TextSegment(text)
+            yield OutputPart(text)
 
     def _enter(self, place: Literal["inside", "after"], text: str) -> None:
         self._place, self._held, self._skips_space = place, text, True
@@ -150,19 +157,19 @@ class Harmony:
     def __init__(self) -> None:
         self._held = ""
         self._in_header = True
-        self._is_reasoning = False
+        self._kind: PartKind = "text"
 
-    def push(self, text: str) -> list[TextSegment]:
+    def push(self, text: str) -> list[OutputPart]:
         """Adds text; what is certain of it."""
         self._held += text
         return [part for part in self._parts() if part.text]
 
-    def finish(self) -> list[TextSegment]:
+    def finish(self) -> list[OutputPart]:
         """What was held back, at the end of the text."""
         rest, self._held = self._held, ""
-        return [TextSegment(rest, self._is_reasoning and not self._in_header)] if rest else []
+        return [OutputPart(rest, "text" if self._in_header else self._kind)] if rest else []
 
-    def _parts(self) -> Iterator[TextSegment]:
+    def _parts(self) -> Iterator[OutputPart]:
         while True:
             marks = (self.MESSAGE,) if self._in_header else self.ENDS
             places = [(at, mark) for mark in marks if (at := self._held.find(mark)) >= 0]
@@ -173,22 +180,23 @@ class Harmony:
             if self._in_header:
                 yield from self._begin(before)
             else:
-                yield TextSegment(before, self._is_reasoning)
+                yield OutputPart(before, self._kind)
             self._in_header = not self._in_header
         if self._in_header and len(self._held) <= self.MAX_HEADER:
             return
         if self._in_header:
-            self._in_header = self._is_reasoning = False
+            self._in_header, self._kind = False, "text"
         n = min(_certain(self._held, mark) for mark in self.ENDS)
-        yield TextSegment(self._held[:n], self._is_reasoning)
+        yield OutputPart(self._held[:n], self._kind)
         self._held = self._held[n:]
 
-    def _begin(self, header: str) -> Iterator[TextSegment]:
+    def _begin(self, header: str) -> Iterator[OutputPart]:
         channel = _CHANNEL.search(header)
         is_call = " to=" in header
-        self._is_reasoning = channel is not None and channel[1] == "analysis" and not is_call
+        is_reasoning = channel is not None and channel[1] == "analysis" and not is_call
+        self._kind = "reasoning" if is_reasoning else "text"
         if is_call:
-            yield TextSegment(
+            yield OutputPart(
                 header.removeprefix("<|start|>").removeprefix("assistant") + self.MESSAGE
             )
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class Utf8Stream:
@@ -57,6 +60,14 @@ class StopMatcher:
         """Returns what was held back and did not become a stop text."""
         rest, self._held = self._held, ""
         return rest
+
+
+def n_common(a: Sequence[T], b: Sequence[T]) -> int:
+    """Counts the characters or tokens that two texts of one type begin with alike."""
+    n = min(len(a), len(b))
+    if a[:n] == b[:n]:
+        return n
+    return next(i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
 
 
 def _overlap(text: str, stop: str) -> int:

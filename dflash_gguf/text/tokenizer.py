@@ -19,6 +19,7 @@ from ..convert.schema import Key
 from .chat import ChatPrompt, Message, last_asked, render
 from .gguf_metadata import GgufMetadata
 from .reasoning import Format, format_of
+from .stream import n_common
 from .vocabulary import GPT2, NORMAL, Vocabulary, read_vocabulary
 
 _unopened: Exception | None = None
@@ -194,10 +195,7 @@ class Tokenizer:
         if asked and (at := text.rfind(asked)) >= 0:
             for end in (at, at + len(asked)):
                 before = self.tokenize(text[:end], add_special=add_special)
-                pairs = zip(before, tokens, strict=False)
-                turn_boundaries.append(
-                    next((i for i, (a, b) in enumerate(pairs) if a != b), len(before))
-                )
+                turn_boundaries.append(n_common(before, tokens))
         return ChatPrompt(tokens, self.chat_format(text, template=template), turn_boundaries)
 
     def chat_format(self, text: str, *, template: str | None = None) -> Format | None:
@@ -283,14 +281,8 @@ class Tokenizer:
         candidates |= set(self._vocabulary.ids.values())
         if types is not None:
             candidates |= set(np.flatnonzero(types != NORMAL).tolist())
-        candidates |= {
-            token
-            for token in (
-                llama_cpp.llama_vocab_eos(self._vocab),
-                llama_cpp.llama_vocab_eot(self._vocab),
-            )
-            if token >= 0
-        }
+        ends = llama_cpp.llama_vocab_eos, llama_cpp.llama_vocab_eot
+        candidates |= {end(self._vocab) for end in ends}
         stop = {t for t in candidates if llama_cpp.llama_vocab_is_eog(self._vocab, t)}
         if self._vocabulary.model == GPT2 and Key.TOKENIZER_EOS_ID not in self._vocabulary.ids:
             stop -= {t for t in stop & {11} if not any(m in tokens[t] for m in _EOG_MARKS)}

@@ -8,6 +8,7 @@ Source: llama.cpp, src/llama-vocab.cpp.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -257,12 +258,7 @@ def _templates(file: GgufMetadata) -> dict[str, str]:
 
 
 def _is_byte_name(text: bytes) -> bool:
-    return (
-        len(text) == 6
-        and text.startswith(b"<0x")
-        and text.endswith(b">")
-        and all(digit in b"0123456789ABCDEFabcdef" for digit in text[3:5])
-    )
+    return re.fullmatch(rb"<0x[0-9A-Fa-f]{2}>", text) is not None
 
 
 def _check_utf8(file: GgufMetadata, key: str, texts: Iterable[bytes]) -> None:

@@ -62,7 +62,7 @@ from dflash_gguf.native import MAX_VERIFY, Draft, SuffixIndex
 from dflash_gguf.outputs import Result
 from dflash_gguf.speculative.cost_model import CostModel
 from dflash_gguf.speculative.proposers.dflash import DFlash
-from dflash_gguf.speculative.proposers.proposer import Request
+from dflash_gguf.speculative.proposers.proposer import SpeculativeState
 from dflash_gguf.speculative.tree import Tree
 from dflash_gguf.stream import Stream
 
@@ -183,7 +183,7 @@ class Partly(DFlash):
         self.answer: list[int] = []
         """Prompt and answer."""
 
-    def _tree(self, request: Request, draft: Draft) -> Tree:
+    def _tree(self, request: SpeculativeState, draft: Draft) -> Tree:
         coming = self.answer[len(request.history) :][: len(draft.tokens)]
         for position, token in enumerate(coming):
             if self._dice.random() < self._share:

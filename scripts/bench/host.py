@@ -26,6 +26,7 @@ The last line is one JSON object.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -44,8 +45,8 @@ from turns import Figures, facts
 import dflash_gguf
 from dflash_gguf import native
 from dflash_gguf.config import DecodeConfig
+from dflash_gguf.engine.request import Request
 from dflash_gguf.engine.scheduler import Scheduler
-from dflash_gguf.engine.writing import Writing
 from dflash_gguf.kv_cache.prefix_cache import PrefixCache
 from dflash_gguf.native import BatchEntry, Draft, DraftRequest, SampleRequest
 from dflash_gguf.speculative.controller import AutoController, Controller, FixedController
@@ -73,6 +74,9 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self._tokens)
+
+    def check(self) -> None:
+        """Checks nothing: all rows are finite."""
 
     def argmax(self, index: int = -1) -> int:
         """Returns the script's token."""
@@ -202,6 +206,9 @@ class SimulatedSequence:
         """Returns a draft of this sequence alone."""
         return self.engine.draft([DraftRequest(self, last_token, n_draft)], k)[0]  # type: ignore[no-any-return]
 
+    def commit(self, n: int) -> None:
+        """Appends nothing: no verify is pending."""
+
     def reset(self) -> None:
         """Resets the sequence."""
         self.position = 0
@@ -224,33 +231,31 @@ def simulated(setting: str, n: int, args: argparse.Namespace) -> Figures:
     engine: Any = SimulatedEngine(n, n_tokens, args.vocabulary, args.chance)
     first: Any = SimulatedSequence(engine)
     another: Any = SimulatedSequence
-    scheduler = Scheduler(first, PrefixCache(engine, 0), another)
+    scheduler = Scheduler(first, PrefixCache(engine, 0), Letters(), another)
     rules: dict[str, Controller | None] = {
         "none": None,
         "chain": FixedController(proposer.CHAIN, BLOCK, BLOCK),
         "tree": FixedController(proposer.TREE, TREE, BLOCK),
         "auto": AutoController(Known(), BLOCK, TREE),
     }
-    jobs = []
+    states = []
     for i in range(n):
         config = DecodeConfig(
             max_tokens=n_tokens, temperature=args.temperature, seed=i, draft=setting
         )
-        is_drafted = rules[setting] is not None
-        writing = Writing(Letters(), [i + 1], engine.n_ctx, config, is_drafted=is_drafted)
-        jobs.append(scheduler.add(writing, [DFlash(BLOCK)], rules[setting]))
+        request = Request((i + 1,), config)
+        states.append(scheduler.add_request(request, [DFlash(BLOCK)], rules[setting]))
     rounds, waits = [], []
-    while not all(job.answer.tokens for job in jobs):
-        scheduler.round(jobs[0])  # prompts
-    while not any(job.is_over for job in jobs):
-        for job in jobs:
-            while job.steps:
-                job.next_step()
+    while not all(state.output.tokens for state in states):
+        scheduler.step()  # prompts
+    while not any(state.is_finished for state in states):
+        for state in states:
+            state.steps.clear()
         started, waited_s = time.perf_counter(), engine.waited_s
-        scheduler.round(jobs[0])
+        scheduler.step()
         waits.append(engine.waited_s - waited_s)
         rounds.append(time.perf_counter() - started - waits[-1])
-    result = jobs[0].writing.result()
+    result = states[0].result()
     low, median, high = np.percentile(rounds, (10, 50, 90)) * 1e3
     row = {
         "host_ms": round(median, 3),
@@ -407,15 +412,12 @@ def on_null_gpu(n: int, args: argparse.Namespace) -> Figures:
             counts, info = null_gpu.counts(), engine.info()
             clock.seconds, clock.waited, passes, filled = 0.0, 0.0, clock.n_passes, clock.n_filled
             started = time.perf_counter()
-            left, ran = [], False
+            with contextlib.suppress(native.Error):
+                decoder.step()
             for stream in streams:
-                try:
-                    while stream.poll(run=not ran) is not None:
-                        ran = ran or clock.n_passes > passes
-                    ran = ran or clock.n_passes > passes
-                    left.append(stream)
-                except (StopIteration, native.Error):  # what nobody computed may be no number
-                    joined = True
+                stream.state.steps.clear()
+            left = [stream for stream in streams if not stream.state.is_finished]
+            joined = joined or len(left) < len(streams)  # or without numbers: nothing was computed
             took = time.perf_counter() - started - clock.waited
             streams = left
             if clock.n_passes == passes:

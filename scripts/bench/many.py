@@ -256,9 +256,9 @@ def beside(args: argparse.Namespace) -> Figures:
 
         return decoder.stream(prompt, max_tokens=1, on_prefill=came)
 
-    def catch_up(stream: dflash_gguf.Stream) -> None:
+    def catch_up() -> None:
         while n_filled["alone"] < n_filled["beside"]:
-            stream.poll(run=True)
+            decoders[2].step()
 
     took = usual = alone = 0.0
     n_rounds = 0
@@ -268,18 +268,18 @@ def beside(args: argparse.Namespace) -> Figures:
             for _ in range(3)
         ]
         streams, others = (begun(decoder) for decoder in decoders[:2])
-        new, lone = filling(decoders[0], "beside"), filling(decoders[2], "alone")
+        new, _lone = filling(decoders[0], "beside"), filling(decoders[2], "alone")
         is_in = False
         while not is_in:
             started, n, now = time.perf_counter(), 0, 0.0
             while not is_in and now < LONG_TURN_S:
                 go_on(streams, 1)
                 n += 1
-                is_in = new.poll(run=False) is not None
+                is_in = bool(new.state.steps)
                 now = time.perf_counter() - started
             took, n_rounds = took + now, n_rounds + n
             usual += seconds_of(lambda n=n: go_on(others, n))  # type: ignore[misc]
-            alone += seconds_of(lambda: catch_up(lone))
+            alone += seconds_of(catch_up)
     row = {"kept": usual / took, "prefill": took / alone, "alone_s": alone}
     print(
         f"{args.streams} answers beside a prompt of {args.prompt} tokens keep {row['kept']:.2f} of "

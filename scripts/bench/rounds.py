@@ -22,9 +22,8 @@ from numpy.typing import NDArray
 from turns import ratio
 
 from dflash_gguf import native
-from dflash_gguf.bench.measure import verify
-from dflash_gguf.engine.account import Phase
-from dflash_gguf.speculative.speculator import Clock, RowsLike, untimed
+from dflash_gguf.engine.stats import Phase
+from dflash_gguf.speculative.speculator import Clock, untimed
 from dflash_gguf.speculative.tree import Tree
 
 GREEDY = ("--samplers", "top_k", "--top-k", "1")
@@ -207,14 +206,24 @@ def forced_round(
     """
     last = tree.tokens[0]
 
-    def choose(rows: RowsLike, node: int) -> int:
+    def choose(node: int) -> int:
         nonlocal last
         with clock("choose"):
             last = rows.argmax(node)
         depth = tree.depths[node]
         return chosen[depth] if depth < len(chosen) else last
 
-    verify(sequence, tree, choose, lambda _: False, clock)
+    with clock("verify"):
+        if tree.is_chain:
+            rows = sequence.verify(tree.tokens)
+        else:
+            rows = sequence.verify_tree(tree.tokens, tree.parents)
+    path, _ = tree.follow(choose, lambda _: False)
+    with clock("commit"):
+        if tree.is_chain:
+            sequence.commit(len(path))
+        else:
+            sequence.commit_path(path)
     return last
 
 

@@ -57,7 +57,7 @@ def tree_parents(n: int) -> list[int]:
 def run(sequence: native.Sequence, step: Step, tokens: list[int]) -> float:
     """Times one step, after which the sequence stands where it stood."""
     kind, n = step
-    start = sequence.take()
+    start = sequence.snapshot()
     if kind == "plain":
         seconds = seconds_of(lambda: sequence.decode(tokens[0]).argmax())
     else:
@@ -69,7 +69,7 @@ def run(sequence: native.Sequence, step: Step, tokens: list[int]) -> float:
             forced_round(sequence, tree, chosen)
 
         seconds = seconds_of(verify)
-    sequence.restore(start)
+    sequence.attach(start, start.n_tokens)
     return seconds
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rounds import forced_round
 
 from dflash_gguf import native
-from dflash_gguf.engine.account import Phase
+from dflash_gguf.engine.stats import Phase
 from dflash_gguf.speculative.proposers.dflash import N_RANKED
 from gpu import acceptance, null_gpu
 from gpu.ggml_device import GraphCounter

@@ -1,5 +1,5 @@
 // Attention over cells against sums in double precision, and the same bits in every company.
-#include "cpu/attention/cell_attention.h"
+#include "cpu/isa/kernels.h"
 
 #include "check.h"
 
@@ -10,7 +10,6 @@
 #include <ggml.h>
 #include <numeric>
 #include <random>
-#include <string>
 #include <vector>
 
 using namespace dfl;
@@ -337,10 +336,8 @@ void what_is_seen_and_not_finite_is_told(const cpu::CellAttentionKernel & kernel
 } // namespace
 
 int main() {
-    const std::string best = cpu::cell_attention()->name;
-    for (const auto * kernel :
-         {cpu::cell_attention_portable(), best != "portable" ? cpu::cell_attention_avx2() : nullptr,
-          best == "avx512" ? cpu::cell_attention_avx512() : nullptr}) {
+    for (const cpu::Kernels & set : cpu::kernels()) {
+        const cpu::CellAttentionKernel * kernel = set.attention;
         if (kernel == nullptr) {
             continue;
         }

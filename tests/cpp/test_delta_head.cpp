@@ -1,6 +1,6 @@
 // A head of Gated DeltaNet against its recurrence in double precision, and the same bits on a
 // tree's paths, in chains cut anywhere, and where only the state is wanted.
-#include "cpu/delta_net/delta_head.h"
+#include "cpu/isa/kernels.h"
 
 #include "check.h"
 
@@ -235,10 +235,8 @@ void gates(const cpu::DeltaHeadKernel & kernel) {
 } // namespace
 
 int main() {
-    const cpu::DeltaHeadKernel * best = cpu::delta_head();
-    const bool is_portable = best == cpu::delta_head_portable();
-    for (const cpu::DeltaHeadKernel * kernel :
-         {best, is_portable ? nullptr : cpu::delta_head_avx2(), cpu::delta_head_portable()}) {
+    for (const cpu::Kernels & set : cpu::kernels()) {
+        const cpu::DeltaHeadKernel * kernel = set.delta_head;
         if (kernel == nullptr) {
             continue;
         }

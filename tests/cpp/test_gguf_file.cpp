@@ -3,6 +3,7 @@
 #include "engine/sequence.h"
 #include "gguf_schema.h"
 #include "model/gguf_file.h"
+#include "passes.h"
 #include "tiny_model.h"
 
 #include <algorithm>
@@ -49,7 +50,7 @@ bool try_model(const std::string & path) {
         Sequence sequence(
             std::make_shared<Engine>(std::make_shared<Model>(path, on_cpu()), params));
         const int32_t tokens[] = {0, 1, 2, 3};
-        sequence.prefill(tokens, 4, nullptr, nullptr);
+        prefill(sequence, tokens, 4);
         sequence.argmax(0);
     });
     CHECK(!contains(error, "\n"));

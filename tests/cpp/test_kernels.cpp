@@ -1,7 +1,7 @@
 // Which kernels each architecture's weights take: every matrix is multiplied with once, by a node
 // of our own, and nothing else in a CPU's graph is a node of ggml but what is named here.
 #include "arch/model.h"
-#include "cpu/rows/row_kernel.h"
+#include "cpu/isa/kernels.h"
 #include "draft/drafter.h"
 #include "graph/graph.h"
 
@@ -142,7 +142,7 @@ std::string kernels_of(ggml_type type) {
 }
 
 void check_own_kernels(const Weights & weights, ggml_type type) {
-    const bool here = cpu::row_kernel() != cpu::row_kernel_portable();
+    const bool here = cpu::row_kernel() != cpu::kernels().back().rows;
     for (const Placement & placement : weights.placements) {
         if (placement.kernels == "CPU" || placement.kernels == "CPU_Mapped") {
             continue; // vectors

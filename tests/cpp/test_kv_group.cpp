@@ -1,5 +1,5 @@
-// Layers with a window: their cells suffice whatever sequences do, what is kept is what may be
-// seen, and rows that were saved come back.
+// Layers with a window: their cells suffice whatever sequences do, and what is kept is what may be
+// seen.
 #include "cache/kv_group.h"
 #include "check.h"
 
@@ -110,13 +110,14 @@ class Use {
     void go_back() {
         const int32_t i = below(sizes_.n_sequences);
         if (open_[i].empty()) {
-            const int64_t least = below(8) == 0 ? 0 : group_.earliest_rewind(i);
+            const int64_t first = first_position(i);
+            const int64_t least = below(8) == 0 || first == 0 ? 0 : first + sizes_.window - 1;
             CHECK(least == 0 || ends_[i] - least >= KvGroup::REACH || shortened_);
             ends_[i] -= below(std::min<int64_t>(ends_[i] - least, 90) + 1);
             ends_[i] = least == 0 && below(2) == 0 ? 0 : ends_[i];
             shortened_ = true;
             group_.cells().release_from(i, ends_[i]);
-            if (!group_.has_window_before(i, ends_[i])) { // further than it holds: it ends
+            if (!has_window(i)) { // further than it holds: it ends
                 group_.cells().release_from(i, 0);
                 ends_[i] = 0;
             }
@@ -131,10 +132,22 @@ class Use {
         most_claimed_ = std::max(most_claimed_, table.size() - table.n_unclaimed());
     }
 
+    int64_t first_position(int32_t i) const {
+        const std::vector<cpu::CellSpan> & spans = group_.cells().spans(i);
+        return spans.empty() ? 0 : spans.front().position;
+    }
+
+    // True if all rows before its position are there that the next one sees.
+    bool has_window(int32_t i) const {
+        const int64_t first = std::max<int64_t>(0, ends_[i] - sizes_.window + 1);
+        return first >= ends_[i] ||
+               (!group_.cells().spans(i).empty() && first_position(i) <= first);
+    }
+
     // Afterwards it holds what it has to, and no more than it may.
     void move_on(int32_t i) {
-        group_.slide_window(i, ends_[i], ends_[i]);
-        CHECK(group_.has_window_before(i, ends_[i]));
+        group_.slide_window(i, ends_[i]);
+        CHECK(has_window(i));
         int64_t n = 0;
         for (const cpu::CellSpan & span : group_.cells().spans(i)) {
             n += span.n;
@@ -175,96 +188,6 @@ void cells_suffice() {
     }
 }
 
-// Two stores of rows that say whose they are.
-struct Rows {
-    explicit Rows(const Sizes & sizes) : group(group_of(sizes)) {
-        ctx.reset(ggml_init({2 * ggml_tensor_overhead(), nullptr, true}));
-        const int64_t n_cells = group.cells().n_cells();
-        k = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, 3, n_cells);
-        v = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F16, 5, n_cells);
-        memory = host().allocate(ctx.get(), "rows");
-        group.add_layer(host(), k, v);
-    }
-
-    void append(int32_t sequence, int64_t n, int32_t & end) {
-        for (const int64_t cell : group.cells().take(sequence, n)) {
-            group.cells().place(cell, end);
-            for (int64_t i = 0; i < 3; ++i) {
-                static_cast<float *>(k->data)[cell * 3 + i] = value(sequence, end, i);
-            }
-            for (int64_t i = 0; i < 5; ++i) {
-                static_cast<ggml_fp16_t *>(v->data)[cell * 5 + i] = half(sequence, end, i);
-            }
-            ++end;
-        }
-        group.slide_window(sequence, end, end);
-    }
-
-    // What a row at a position sees is that of these positions.
-    void check(int32_t sequence, int32_t position) const {
-        CHECK(group.has_window_before(sequence, position));
-        int64_t n = 0;
-        for (const cpu::CellSpan & span : group.cells().spans(sequence)) {
-            for (int64_t at = 0; at < span.n; ++at) {
-                const int64_t cell = span.cell + at;
-                const auto p = static_cast<int32_t>(span.position + at);
-                CHECK(static_cast<const float *>(k->data)[cell * 3 + 2] == value(sequence, p, 2));
-                CHECK(static_cast<const ggml_fp16_t *>(v->data)[cell * 5 + 4] ==
-                      half(sequence, p, 4));
-                n += p < position && p > position - group.window();
-            }
-        }
-        CHECK(n == std::min<int64_t>(position, group.window() - 1));
-    }
-
-    static float value(int32_t sequence, int32_t position, int64_t i) {
-        return static_cast<float>(1000 * position + 10 * i + sequence);
-    }
-    static ggml_fp16_t half(int32_t sequence, int32_t position, int64_t i) {
-        return static_cast<ggml_fp16_t>(7 * position + 3 * i + sequence);
-    }
-
-    ggml_context_ptr ctx;
-    ggml_tensor *k, *v;
-    Allocation memory;
-    KvGroup group;
-};
-
-void saved_rows_come_back() {
-    for (const int64_t window : {1, 2, 8, 64, 65, 100}) {
-        for (const int64_t before : {1, 7, 63, 64, 65, 130, 300}) {
-            Rows rows({window, 2, 80, 8, true});
-            int32_t end = 0, other = 0;
-            for (int64_t left = before; left > 0; left -= 50) {
-                rows.append(0, std::min<int64_t>(left, 50), end);
-                rows.append(1, 30, other);
-            }
-            std::vector<uint8_t> saved = {42}; // behind what others saved
-            rows.group.save(0, end, saved);
-            const size_t most = window - 1 + CellTable::PAGE - 1; // from the beginning of a page on
-            CHECK(saved.size() - 1 <= most * (rows.k->nb[1] + rows.v->nb[1]));
-            const int32_t position = end;
-            for (int step = 0; step < 7; ++step) {
-                rows.append(0, 45, end);
-                rows.append(1, 40, other);
-            }
-            CHECK(rows.group.has_window_before(0, position) == (window == 1));
-            const uint8_t * read = rows.group.load(0, position, saved.data() + 1);
-            CHECK(read == saved.data() + saved.size());
-            rows.check(0, position);
-            rows.check(1, other);
-            end = position;
-            for (int step = 0; step < 5; ++step) {
-                rows.append(0, 1 + 13 * step, end);
-                rows.check(0, end);
-            }
-        }
-    }
-}
-
 } // namespace
 
-int main() {
-    cells_suffice();
-    saved_rows_come_back();
-}
+int main() { cells_suffice(); }

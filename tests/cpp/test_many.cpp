@@ -3,6 +3,7 @@
 #include "engine/sequence.h"
 
 #include "check.h"
+#include "passes.h"
 #include "tiny_model.h"
 
 #include <cmath>
@@ -108,7 +109,7 @@ class Beside {
         Logits found(TINY_VOCAB), expected(TINY_VOCAB);
         sequences_[i]->logits(row, found.data());
         alone_.reset();
-        alone_.prefill(tokens.data(), static_cast<int64_t>(tokens.size()), nullptr, nullptr);
+        prefill(alone_, tokens.data(), static_cast<int64_t>(tokens.size()));
         alone_.logits(0, expected.data());
         for (int token = 0; token < TINY_VOCAB; ++token) {
             CHECK(std::fabs(found[token] - expected[token]) < 1e-4f);
@@ -127,24 +128,24 @@ void open_verifies_wait(const std::shared_ptr<const Model> & model, DeltaForm fo
     auto engine = engine_of(model, form, 2);
     Sequence first(engine), second(engine), alone(engine_of(model, form, 1));
     const Tokens tokens = {3, 1, 4, 1, 5, 9, 2, 6};
-    first.prefill(tokens.data(), 3, nullptr, nullptr);
-    second.prefill(tokens.data() + 3, 2, nullptr, nullptr);
-    first.verify(tokens.data() + 3, nullptr, 4);
-    second.verify(tokens.data() + 5, nullptr, 3);
-    CHECK(error_of([&] { first.argmax(0); }) == "row 0: the last pass has 0 rows");
+    prefill(first, tokens.data(), 3);
+    prefill(second, tokens.data() + 3, 2);
+    verify(first, tokens.data() + 3, nullptr, 4);
+    verify(second, tokens.data() + 5, nullptr, 3);
+    CHECK(contains(error_of([&] { first.argmax(0); }), "these rows are gone"));
     CHECK(contains(error_of([&] { engine->reserve_verify(30); }), "waits for its commit"));
-    first.commit(4);
-    second.commit(1);
+    commit(first, nullptr, 4);
+    commit(second, nullptr, 1);
     Logits found(TINY_VOCAB), expected(TINY_VOCAB);
-    first.prefill(tokens.data() + 7, 1, nullptr, nullptr);
+    prefill(first, tokens.data() + 7, 1);
     first.logits(0, found.data());
-    alone.prefill(tokens.data(), 8, nullptr, nullptr);
+    prefill(alone, tokens.data(), 8);
     alone.logits(0, expected.data());
     for (int token = 0; token < TINY_VOCAB; ++token) {
         CHECK(std::fabs(found[token] - expected[token]) < 1e-4f);
     }
-    second.verify(tokens.data(), nullptr, 8); // where the first one's trace lay
-    second.commit(0);
+    verify(second, tokens.data(), nullptr, 8); // where the first one's trace lay
+    commit(second, nullptr, 0);
     CHECK(second.position() == 3);
 }
 

@@ -1,6 +1,6 @@
 // Products of weights: against ggml's own or a sum in float64, and against themselves by other rows
 // and tiles.
-#include "cpu/matmul/packed_product.h"
+#include "cpu/isa/kernels.h"
 
 #include "check.h"
 #include "device/backend.h"
@@ -115,15 +115,6 @@ struct Case {
     }
 };
 
-void check_unpacked(const Case & c) {
-    const size_t size = ggml_row_size(c.product.type, c.n_in);
-    std::vector<uint8_t> row(size);
-    for (int64_t i = 0; i < c.n_out; ++i) {
-        c.product.unpack_row(c.packed.data(), c.n_in, c.n_out, i, row.data());
-        CHECK(std::equal(row.begin(), row.end(), c.weights.begin() + i * size));
-    }
-}
-
 // Both quantise x to the same values and sum exact integers, so only the order of float sums tells
 // them apart: 1e-6 of an output at most was seen. Other values of x would be 1e-3 away.
 void check_against_ggml(const Case & c) {
@@ -205,7 +196,6 @@ void check_product(const PackedProduct & product) {
     for (const int64_t n_in : widths) {
         for (const int64_t n_out : heights) {
             const Case c(product, n_in, n_out);
-            check_unpacked(c);
             if (block == 1) {
                 check_against_float64(c);
             } else {
@@ -234,26 +224,27 @@ int main() {
                                          GGML_TYPE_Q5_K, GGML_TYPE_Q6_K};
     for (const ggml_type type : ours) {
         const PackedProduct * best = packed_product(type);
-        CHECK((best->tile == 16 || best->tile == 8) && packed_product(type, "none") == nullptr);
+        CHECK(best->tile == 16 || best->tile == 8);
         CHECK(best->in_place == (ggml_blck_size(type) == 1 || !has_products()));
     }
     int n_types = 0;
     for (int i = 0; i < GGML_TYPE_COUNT; ++i) {
         const auto type = static_cast<ggml_type>(i);
-        const PackedProduct * last = packed_product(type);
-        if (last == nullptr) {
+        if (packed_product(type) == nullptr) {
             continue;
         }
         ++n_types;
-        check_product(*last);
         CHECK(product_in_place(type)->in_place);
-        for (const char * at_most :
-             {"avx512vnni", "avx512", "avxvnni", "avx2", "portable", "ggml"}) {
-            const PackedProduct * product = packed_product(type, at_most);
-            if (product != nullptr && product != last) {
-                CHECK(product->type == type);
-                check_product(*product);
-                last = product;
+        std::vector<dfl::cpu::PackedProducts> lists = {dfl::cpu::ggml_dots()};
+        for (const dfl::cpu::Kernels & set : dfl::cpu::kernels()) {
+            lists.push_back(set.products);
+        }
+        for (const dfl::cpu::PackedProducts & products : lists) {
+            for (const PackedProduct * product = products.list;
+                 product != products.list + products.n; ++product) {
+                if (product->type == type) {
+                    check_product(*product);
+                }
             }
         }
     }

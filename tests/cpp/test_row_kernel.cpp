@@ -1,5 +1,5 @@
 // What is done with rows of floats, against double precision.
-#include "cpu/rows/row_kernel.h"
+#include "cpu/isa/kernels.h"
 
 #include "check.h"
 #include "ggml.h"
@@ -207,9 +207,9 @@ void check_kernel(const cpu::RowKernel & kernel) {
 } // namespace
 
 int main() {
-    check_kernel(*cpu::row_kernel());
-    check_kernel(*cpu::row_kernel_portable());
-    if (cpu::row_kernel() != cpu::row_kernel_portable()) { // else this CPU may not run it
-        check_kernel(*cpu::row_kernel_avx2());
+    for (const cpu::Kernels & set : cpu::kernels()) {
+        if (set.rows != nullptr) {
+            check_kernel(*set.rows);
+        }
     }
 }

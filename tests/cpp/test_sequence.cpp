@@ -1,8 +1,8 @@
-// A sequence from the inside: micro-batches, checkpoints, cancellation, bad arguments, its place in
-// an engine.
+// A sequence from the inside: micro-batches, and prompts that begin as the last one did.
 #include "engine/sequence.h"
 
 #include "check.h"
+#include "passes.h"
 #include "tiny_model.h"
 
 #include <cmath>
@@ -36,15 +36,7 @@ Sequence make(const std::shared_ptr<const Model> & model, int64_t n_ubatch,
 Logits all_logits(Sequence & sequence) {
     const std::vector<int32_t> tokens = prompt();
     Logits logits(N_TOKENS * TINY_VOCAB);
-    sequence.prefill(tokens.data(), N_TOKENS, logits.data(), nullptr);
-    return logits;
-}
-
-Logits next(Sequence & sequence, int32_t token) {
-    sequence.prefill(&token, 1, nullptr, nullptr);
-    Logits logits(TINY_VOCAB);
-    sequence.logits(0, logits.data());
-    CHECK(sequence.argmax(0) == std::max_element(logits.begin(), logits.end()) - logits.begin());
+    prefill(sequence, tokens.data(), N_TOKENS, logits.data());
     return logits;
 }
 
@@ -67,46 +59,6 @@ void micro_batches_change_nothing(const std::shared_ptr<const Model> & model) {
     }
     Sequence half = make(model, 7, GGML_TYPE_F16);
     CHECK(distance(all_logits(half), expected) < 0.1f);
-}
-
-void checkpoints_go_back(const std::shared_ptr<const Model> & model) {
-    Sequence sequence = make(model, 8);
-    const std::vector<int32_t> tokens = prompt();
-    sequence.prefill(tokens.data(), 11, nullptr, nullptr);
-    const Checkpoint checkpoint = sequence.take_checkpoint();
-    const Logits expected = next(sequence, 5);
-    for (int detour = 0; detour < 3; ++detour) {
-        sequence.prefill(tokens.data() + detour, 9, nullptr, nullptr);
-        CHECK(sequence.can_restore(checkpoint));
-        sequence.restore(checkpoint);
-        CHECK(sequence.position() == 11);
-        CHECK(error_of([&] { sequence.argmax(0); }) == "row 0: the last pass has 0 rows");
-        CHECK(next(sequence, 5) == expected);
-    }
-    sequence.reset();
-    CHECK(!sequence.can_restore(checkpoint));
-    CHECK(contains(error_of([&] { sequence.restore(checkpoint); }), "checkpoint of 11 tokens"));
-}
-
-// Of another model it lacks recurrent bytes, or has too many; of another sequence it is of other
-// cells.
-void checkpoints_of_others_are_refused(const std::shared_ptr<const Model> & model,
-                                       const std::shared_ptr<const Model> & other) {
-    const std::vector<int32_t> tokens = prompt();
-    Sequence sequence = make(model, 8);
-    sequence.prefill(tokens.data(), 11, nullptr, nullptr);
-    for (const auto & taken_of : {model, other}) {
-        Sequence another = make(taken_of, 8);
-        another.prefill(tokens.data(), 11, nullptr, nullptr);
-        const Checkpoint checkpoint = another.take_checkpoint();
-        CHECK(!sequence.can_restore(checkpoint));
-        CHECK(contains(error_of([&] { sequence.restore(checkpoint); }),
-                       "the checkpoint of 11 tokens was taken of another sequence"));
-        CHECK(another.can_restore(checkpoint));
-    }
-    Sequence fresh = make(model, 8);
-    fresh.prefill(tokens.data(), 11, nullptr, nullptr);
-    CHECK(next(sequence, 5) == next(fresh, 5));
 }
 
 // Prompts that begin alike, with verifies left open between them: what is left of one where the
@@ -135,114 +87,31 @@ void taken_back_to_any_prompt(const std::shared_ptr<const Model> & model) {
         }
         const bool goes_back = same < static_cast<int64_t>(timeline.size());
         const int64_t there = recurs && goes_back ? 0 : same;
-        sequence.truncate(there);
+        commit(sequence, nullptr, 0);
+        if (there == 0) {
+            sequence.reset();
+        } else {
+            sequence.restore(*sequence.snapshot(), there);
+        }
         CHECK(sequence.position() == there);
-        sequence.prefill(tokens.data() + there, n - there, nullptr, nullptr);
+        prefill(sequence, tokens.data() + there, n - there);
         fresh.reset();
-        fresh.prefill(tokens.data(), n, nullptr, nullptr);
+        prefill(fresh, tokens.data(), n);
         Logits found(TINY_VOCAB), expected(TINY_VOCAB);
         sequence.logits(0, found.data());
         fresh.logits(0, expected.data());
         CHECK(distance(found, expected) < 1e-4f);
         timeline = tokens;
         const int32_t tree[] = {3, 1, 4}, parents[] = {-1, 0, 0}, path[] = {0, 2};
-        sequence.verify(tree, parents, 3);
+        verify(sequence, tree, parents, 3);
         const int64_t n_committed = below(3);
         if (n_committed > 0) {
-            sequence.commit_path(path, n_committed);
+            commit(sequence, path, n_committed);
             timeline.push_back(3);
             if (n_committed == 2) {
                 timeline.push_back(4);
             }
         }
-    }
-    CHECK(contains(error_of([&] { sequence.truncate(sequence.position() + 1); }), "holds"));
-}
-
-void cancelled_between_micro_batches(const std::shared_ptr<const Model> & model) {
-    Sequence sequence = make(model, 8), fresh = make(model, 8);
-    const std::vector<int32_t> tokens = prompt();
-    const std::string error = error_of([&] {
-        sequence.prefill(tokens.data(), N_TOKENS, nullptr,
-                         [](int64_t done, int64_t) { return done >= 16; });
-    });
-    CHECK(error == "cancelled after 16 of 30 tokens");
-    fresh.prefill(tokens.data(), 16, nullptr, nullptr);
-    CHECK(next(sequence, 3) == next(fresh, 3));
-}
-
-void bad_arguments_change_nothing(const std::shared_ptr<const Model> & model) {
-    Sequence sequence = make(model, 8);
-    const std::vector<int32_t> zeros(41, 0);
-    const int32_t bad[] = {1, TINY_VOCAB};
-    CHECK(contains(error_of([&] { sequence.prefill(zeros.data(), 0, nullptr, nullptr); }),
-                   "no tokens"));
-    CHECK(contains(error_of([&] { sequence.prefill(zeros.data(), 41, nullptr, nullptr); }),
-                   "41 tokens after 0 do not fit into a context of 40"));
-    CHECK(contains(error_of([&] { sequence.prefill(bad, 2, nullptr, nullptr); }), "token id 50"));
-    CHECK(sequence.position() == 0);
-    CHECK(contains(error_of([&] { make(model, 0); }), "n_ubatch is 0, expected 1 to"));
-    CHECK(contains(error_of([&] { make(model, 8, GGML_TYPE_Q8_0); }), "valid (K/V): f32/f32"));
-}
-
-// One more than there are places is refused, and finds nothing of the first afterwards.
-void as_many_sequences_as_places(const std::shared_ptr<const Model> & model) {
-    EngineParams params;
-    params.n_ctx = 40;
-    params.n_ubatch = 8;
-    params.n_threads = 1;
-    params.type_k = params.type_v = GGML_TYPE_F32;
-    auto engine = std::make_shared<Engine>(model, params);
-    const std::vector<int32_t> tokens = prompt();
-    auto first = std::make_unique<Sequence>(engine);
-    CHECK(error_of([&] { Sequence second(engine); }) ==
-          "the engine has 1 sequence already, and holds 1 at a time (n_parallel)");
-    engine->reserve_verify(4);
-    first->prefill(tokens.data() + 3, 20, nullptr, nullptr);
-    const Checkpoint checkpoint = first->take_checkpoint();
-    first->verify(tokens.data(), nullptr, 4); // stays open
-    CHECK(error_of([&] { engine->reserve_verify(8); }) ==
-          "a verify of 4 rows waits for its commit");
-    first.reset();
-
-    Sequence second(engine), fresh = make(model, 8);
-    engine.reset(); // the sequence keeps it
-    CHECK(second.position() == 0 && second.engine().kv().cells().n_free() == 256);
-    CHECK(contains(error_of([&] { second.restore(checkpoint); }), "of another sequence"));
-    CHECK(all_logits(second) == all_logits(fresh));
-    second.engine().reserve_verify(8);
-    CHECK(error_of([&] { second.argmax(0); }) == "row 0: the last pass has 0 rows");
-}
-
-// Packed weights: a row has the same bits alone and among others, on two threads and on one.
-void rows_of_packed_weights_are_equal(const std::string & path) {
-    const auto model = std::make_shared<const Model>(path, ModelParams{0, {}, nullptr});
-    if (cpu::packed_product(GGML_TYPE_Q8_0) == nullptr) {
-        return;
-    }
-    CHECK(model->weights().packed.size() >= 7);
-    const std::vector<int32_t> tokens = prompt();
-    Sequence serial = make(model, 8);
-    serial.prefill(tokens.data(), 10, nullptr, nullptr);
-    std::vector<Logits> expected;
-    for (int i = 10; i < 26; ++i) {
-        expected.push_back(next(serial, tokens[i]));
-    }
-    EngineParams params;
-    params.n_ctx = 40;
-    params.n_threads = 2;
-    params.type_k = params.type_v = GGML_TYPE_F32;
-    Sequence sequence(std::make_shared<Engine>(model, params));
-    sequence.engine().reserve_verify(16);
-    sequence.prefill(tokens.data(), 10, nullptr, nullptr);
-    for (int n : {16, 13, 4, 2, 1}) {
-        sequence.verify(tokens.data() + 10, nullptr, n);
-        Logits row(TINY_VOCAB);
-        for (int i = 0; i < n; ++i) {
-            sequence.logits(i, row.data());
-            CHECK(row == expected[i]);
-        }
-        sequence.commit(0);
     }
 }
 
@@ -250,23 +119,11 @@ void rows_of_packed_weights_are_equal(const std::string & path) {
 
 int main() {
     TemporaryFolder folder;
-    const std::string path = folder.file("tiny.gguf"), other = folder.file("other.gguf");
-    write_tiny_llama(path);
-    write_tiny_qwen35(other);
-    checkpoints_of_others_are_refused(std::make_shared<const Model>(path, on_cpu()),
-                                      std::make_shared<const Model>(other, on_cpu()));
-    checkpoints_of_others_are_refused(std::make_shared<const Model>(other, on_cpu()),
-                                      std::make_shared<const Model>(path, on_cpu()));
+    const std::string path = folder.file("tiny.gguf");
     for (auto write : {write_tiny_llama, write_tiny_qwen35}) {
         write(path);
         const auto model = std::make_shared<const Model>(path, on_cpu());
         micro_batches_change_nothing(model);
-        checkpoints_go_back(model);
         taken_back_to_any_prompt(model);
-        cancelled_between_micro_batches(model);
-        bad_arguments_change_nothing(model);
-        as_many_sequences_as_places(model);
     }
-    write_quantized_qwen35(path);
-    rows_of_packed_weights_are_equal(path);
 }

@@ -3,6 +3,7 @@
 #include "layers/cpu_ops/scan_delta_net.h"
 
 #include "check.h"
+#include "passes.h"
 #include "tiny_model.h"
 
 #include <algorithm>
@@ -54,7 +55,7 @@ Logits row(Sequence & sequence, int64_t index) {
 }
 
 Logits next(Sequence & sequence, const Nodes & tokens) {
-    sequence.prefill(tokens.data(), tokens.size(), nullptr, nullptr);
+    prefill(sequence, tokens.data(), tokens.size());
     return row(sequence, 0);
 }
 
@@ -81,17 +82,17 @@ void every_size(const std::shared_ptr<const Model> & model, DeltaForm form) {
     Sequence sequence = make(model, form);
     sequence.engine().reserve_verify(64);
     Nodes timeline = random.tokens(9);
-    sequence.prefill(timeline.data(), timeline.size(), nullptr, nullptr);
+    prefill(sequence, timeline.data(), timeline.size());
     for (int n = 1; n <= 64; ++n) {
         const Nodes tokens = random.tokens(n), parents = random.parents(n);
-        sequence.verify(tokens.data(), parents.data(), n);
+        verify(sequence, tokens.data(), parents.data(), n);
         CHECK(sequence.n_out_rows() == n);
         for (int i = 0; i < n; ++i) {
             CHECK(std::isfinite(row(sequence, i)[0]));
         }
         Nodes path = path_to(parents, random.below(n));
         path.resize(random.below(static_cast<int>(path.size()) + 1));
-        sequence.commit_path(path.data(), path.size());
+        commit(sequence, path.data(), path.size());
         for (const int32_t node : path) {
             timeline.push_back(tokens[node]);
         }
@@ -110,18 +111,18 @@ void the_last_cells(const std::shared_ptr<const Model> & model) {
     Sequence full = make(model, DeltaForm::OWN, 256), roomy = make(model, DeltaForm::OWN);
     for (Sequence * sequence : {&full, &roomy}) {
         sequence->engine().reserve_verify(6);
-        sequence->prefill(prompt.data(), prompt.size(), nullptr, nullptr);
-        sequence->verify(tokens.data(), parents.data(), 6);
+        prefill(*sequence, prompt.data(), prompt.size());
+        verify(*sequence, tokens.data(), parents.data(), 6);
     }
     for (int i = 0; i < 6; ++i) {
         CHECK(equal(row(full, i), row(roomy, i)));
     }
-    CHECK(contains(error_of([&] { row(roomy, 6); }), "row 6: the last pass has 6 rows"));
+    CHECK(contains(error_of([&] { row(roomy, 6); }), "these rows are gone"));
     for (Sequence * sequence : {&full, &roomy}) {
-        sequence->commit_path(path.data(), path.size());
+        commit(*sequence, path.data(), path.size());
     }
     CHECK(equal(next(full, {3, 4}), next(roomy, {3, 4})));
-    CHECK(contains(error_of([&] { full.verify(tokens.data(), parents.data(), 6); }),
+    CHECK(contains(error_of([&] { verify(full, tokens.data(), parents.data(), 6); }),
                    "6 tokens after 256 do not fit into a context of 256"));
 }
 
@@ -139,21 +140,22 @@ void forms_do_the_same(const std::shared_ptr<const Model> & model, DeltaForm for
         for (const int32_t * shape : {parents.data(), static_cast<const int32_t *>(nullptr)}) {
             const Nodes path = shape ? path_to(parents, 19) : Nodes{0, 1, 2, 3, 4, 5};
             for (Sequence * sequence : {&own, &other}) {
-                sequence->verify(nodes.data(), shape, 20);
+                verify(*sequence, nodes.data(), shape, 20);
             }
             for (int i = 0; i < 20; ++i) {
                 CHECK(equal(row(other, i), row(own, i)));
             }
             for (Sequence * sequence : {&own, &other}) {
-                sequence->commit_path(path.data(), path.size());
+                commit(*sequence, path.data(), path.size());
             }
         }
     }
     CHECK(equal(next(other, {7}), next(own, {7})));
 }
 
-std::vector<float> state_of(const Sequence & sequence) {
-    const RawBytes bytes = sequence.take_checkpoint().recurrent;
+std::vector<float> state_of(Sequence & sequence) {
+    const std::shared_ptr<Prefix> prefix = sequence.snapshot();
+    const RawBytes & bytes = prefix->state()->bytes();
     std::vector<float> values(bytes.size() / sizeof(float));
     std::memcpy(values.data(), bytes.data(), bytes.size());
     return values;
@@ -175,13 +177,13 @@ void decode_in_rounds(Sequence & sequence, const Nodes & timeline, bool trees) {
             tokens[path[i]] = timeline[at + i];
         }
         if (trees) {
-            sequence.verify(tokens.data(), parents.data(), 16);
-            sequence.commit_path(path.data(), n);
+            verify(sequence, tokens.data(), parents.data(), 16);
+            commit(sequence, path.data(), n);
         } else {
             Nodes chain(timeline.begin() + at, timeline.begin() + at + n);
             chain.resize(8, 1);
-            sequence.verify(chain.data(), nullptr, 8);
-            sequence.commit(n);
+            verify(sequence, chain.data(), nullptr, 8);
+            commit(sequence, nullptr, n);
         }
         at += n;
     }
@@ -194,7 +196,7 @@ void states_do_not_drift(const std::shared_ptr<const Model> & model, DeltaForm f
     const Nodes timeline = random.tokens(2000);
     Sequence whole = make(model, form, 2304);
     const bool exact = form == DeltaForm::OWN && can_scan_delta_net(model->hparams().recurrent);
-    whole.prefill(timeline.data(), timeline.size(), nullptr, nullptr);
+    prefill(whole, timeline.data(), timeline.size());
     const std::vector<float> expected = state_of(whole);
     const Logits logits = next(whole, {3});
     double off[2];

@@ -309,11 +309,6 @@ void write_lasting_qwen35(const std::string & path) {
     write_hybrid(w, path, -7, false);
 }
 
-void write_quantized_qwen35(const std::string & path) {
-    Writer w(schema::ARCH_QWEN35, GGML_TYPE_Q8_0);
-    write_hybrid(w, path, 0, false);
-}
-
 void write_wide(const std::string & arch, ggml_type type, const std::string & path) {
     Writer w(arch, type, WIDE);
     if (arch == schema::ARCH_LLAMA || arch == schema::ARCH_QWEN3 || arch == schema::ARCH_QWEN3MOE) {

@@ -32,8 +32,6 @@ void write_tiny_llama(const std::string & path);
 void write_tiny_qwen35(const std::string & path);
 // The same with slow decays: its state remembers a thousand tokens.
 void write_lasting_qwen35(const std::string & path);
-// As write_tiny_qwen35, with matrices of Q8_0 but for one whose rows are no whole blocks.
-void write_quantized_qwen35(const std::string & path);
 // A model of any known architecture, two layers of it, of rows that all types' blocks fit; type: of
 // its matrices.
 void write_wide(const std::string & arch, ggml_type type, const std::string & path);

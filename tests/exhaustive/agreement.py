@@ -134,7 +134,7 @@ def _trees(
     n_mistaken = n_cousins = 0
     for parents in (deep(16), comb(16), scattered(23, random), scattered(64, random)):
         tokens = tokens_for(parents, random, cpu.engine.model.n_vocab)
-        start = serial.take(), cpu.take()
+        start = serial.snapshot(), cpu.snapshot()
         alone = serial_logits(serial, start[0], tokens, parents)
         expected = serial_logits(cpu, start[1], tokens, parents)
         rows = device.verify_tree(tokens, parents)
@@ -152,8 +152,8 @@ def _trees(
             of_cousins, closest = max(of_cousins, own / other), min(closest, other)
         path = path_to(parents, len(parents) - 1)
         device.commit_path(path)
-        for sequence, checkpoint in zip((serial, cpu), start, strict=True):
-            sequence.restore(checkpoint)
+        for sequence, prefix in zip((serial, cpu), start, strict=True):
+            sequence.attach(prefix, prefix.n_tokens)
             sequence.prefill([tokens[x] for x in path])
     return {
         "serial": of_serial,

@@ -14,7 +14,7 @@ lie in the file, and a kind of work:
     chains   verifies of 2 to 64 rows, of which some are committed
     trees    verifies of trees of 2 to 64 nodes; a path is committed
     prefill  the prompt cut in random places
-    resumed  a timeline used again: prefixes adopted after other tokens, checkpoints, truncate()
+    resumed  a timeline used again: prefixes adopted after other tokens
 
 A cell of the table has all four kinds of work, shorter, beside one text and a tree a prefix.
 
@@ -44,12 +44,10 @@ from numpy.typing import NDArray
 from dflash_gguf.native import (
     CACHE_TYPES,
     Engine,
-    Error,
     LoadConfig,
     Model,
     Prefix,
     Sequence,
-    SequenceCheckpoint,
 )
 
 sys.path += [
@@ -203,7 +201,6 @@ class Reference:
         self.tokens: list[int] = random.integers(0, N_VOCAB, n).tolist()
         self.base = max(0, prefix - N_AFTER) if prefix > LONG_PREFIX else 0
         self._rows: list[Row] = []
-        self._ends: dict[int, SequenceCheckpoint] = {}
         if self.base:
             sequence.prefill(self.tokens[: self.base])
 
@@ -238,7 +235,7 @@ class Column:
         self._longest = replace(first, prefix=max(TABLE_PREFIXES))
         self._reference = models.reference(self._longest)
         self._plain = models.load(self._longest, 1)
-        self._start: SequenceCheckpoint | None = None
+        self._start: Prefix | None = None
         self._trees: dict[int, Tree] = {}
 
     def run(self, cases: Iterable[Case]) -> Iterator[tuple[Case, Found]]:
@@ -259,11 +256,10 @@ class Column:
         if case.prefix not in self._trees:
             random = np.random.default_rng(case.prefix)
             plain, n = self._plain, int(random.choice(WIDTHS[3:]))
-            if self._start is not None:
-                plain.restore(self._start)
+            go_back(plain, self._start)
             for token in self._reference.tokens[plain.position : case.prefix]:
                 plain.decode(token)
-            self._start = start = plain.take()
+            self._start = start = take(plain)
             parents = scattered(n, random)
             tokens = [
                 self._reference.tokens[case.prefix],
@@ -271,7 +267,7 @@ class Column:
             ]
             rows = rows_of_paths(plain, start, tokens, parents)
             path, token = path_to(parents, int(random.integers(n))), int(random.integers(N_VOCAB))
-            plain.restore(start)
+            go_back(plain, start)
             for node in path:
                 plain.decode(tokens[node])
             after = plain.decode(token).logits()
@@ -279,13 +275,26 @@ class Column:
         return self._trees[case.prefix]
 
 
+def take(sequence: Sequence) -> Prefix | None:
+    """Takes a snapshot to go back to; None of an empty sequence."""
+    return sequence.snapshot() if sequence.position else None
+
+
+def go_back(sequence: Sequence, prefix: Prefix | None) -> None:
+    """Goes back to a snapshot of the sequence."""
+    if prefix is None:
+        sequence.reset()
+    else:
+        sequence.attach(prefix, prefix.n_tokens)
+
+
 def rows_of_paths(
-    plain: Sequence, start: SequenceCheckpoint, tokens: list[int], parents: list[int]
+    plain: Sequence, start: Prefix | None, tokens: list[int], parents: list[int]
 ) -> dict[int, Row]:
     """Every node's row from plain decoding of the path to it."""
     rows: dict[int, Row] = {}
     for leaf in sorted(set(range(len(tokens))) - set(parents)):
-        plain.restore(start)
+        go_back(plain, start)
         for node in path_to(parents, leaf):
             row = plain.decode(tokens[node]).logits()
             rows.setdefault(node, row)
@@ -371,7 +380,7 @@ class Work:
         return n_kept
 
     def trees(self) -> None:
-        """Verifies of trees; the reference walks every path of them from a checkpoint."""
+        """Verifies of trees; the reference walks every path of them from a snapshot."""
         self.begin()
         plain = self.models.load(self.case, 1)
         expected_root = self.reference.row(self.case.prefix)  # beyond what plain has seen
@@ -386,26 +395,26 @@ class Work:
             at = self.sequence.position
             expected = rows_of_paths(plain, start, tokens, parents)
             if number == 0:
-                self.found.compare(expected[0], expected_root, "a checkpoint of the reference")
+                self.found.compare(expected[0], expected_root, "a snapshot of the reference")
             for node in range(n):
                 what = f"node {node} of {n} after {at}, parents {parents}"
                 self.found.compare(rows.logits(node), expected[node], what)
             path = path_to(parents, int(self.random.integers(n)))
             self.sequence.commit_path(path)
-            plain.restore(start)
+            go_back(plain, start)
             for node in path:
                 plain.decode(tokens[node])
             token, root = (int(x) for x in self.random.integers(0, N_VOCAB, 2))
             after = [x.decode(token).logits() for x in (self.sequence, plain)]
             self.found.compare(*after, f"a step after a path of {len(path)} of {n} after {at}")
-            start = plain.take()
+            start = take(plain)
 
-    def _same_prefix(self, plain: Sequence) -> SequenceCheckpoint:
+    def _same_prefix(self, plain: Sequence) -> Prefix | None:
         if self.reference.base:
             plain.prefill(self.tokens[: self.reference.base])
         for token in self.tokens[self.reference.base : self.case.prefix]:
             plain.decode(token)
-        return plain.take()
+        return take(plain)
 
     def prefill(self) -> None:
         """The prefix and some more, cut in random places; plain steps and a verify between."""
@@ -450,13 +459,13 @@ class Work:
                 self._keep()
 
     def resumed(self) -> None:
-        """The timeline leaves the text and comes back to it: prefixes, checkpoints, truncate."""
-        ways = [self._by_prefix, self._by_checkpoint, self._by_truncate]
+        """The timeline leaves the text and comes back: to older snapshots, and in place."""
         end = self.case.prefix + 1
         self.append(0, end, "a prefill")
         self._keep()
         for number in range(N_WALK):
-            end = ways[number % 3 if number < 3 else self.random.integers(3)](end)
+            way = number if number < 2 else int(self.random.integers(2))
+            end = self._in_place(end) if way else self._by_prefix()
 
     def _leave(self) -> None:
         """Goes on with tokens that the text does not have, by any pass."""
@@ -496,7 +505,7 @@ class Work:
             self.sequence.attach(self.kept, n)
         return self.sequence.position
 
-    def _by_prefix(self, _end: int) -> int:
+    def _by_prefix(self) -> int:
         self._leave()
         end = self._place()
         start = self._begin(end - 1)
@@ -506,27 +515,15 @@ class Work:
                 self._keep()
         return end
 
-    def _by_checkpoint(self, end: int) -> int:
-        checkpoint = self.sequence.take()
+    def _in_place(self, end: int) -> int:
+        kept = self.sequence.snapshot()
         for _ in range(2):
             self._leave()
-            self.sequence.restore(checkpoint)
-        stop = end + int(self.random.integers(1, 24))
-        self.append(end, stop, "after a checkpoint, a prefill")
-        return stop
-
-    def _by_truncate(self, end: int) -> int:
-        if self.sequence.engine.model.n_recurrent:  # they go back to prefixes only
-            return self._by_prefix(end)
-        self._leave()
-        start = min(end, self._place())
-        try:
-            self.sequence.truncate(start)
-        except Error as error:  # windows have left it
-            assert "at the earliest" in str(error)
-            return self._by_prefix(end)
+            self.sequence.attach(kept, end)
+        start = min(end, self._place()) if self._divides else end
+        self.sequence.attach(kept, start)
         stop = start + int(self.random.integers(1, 24))
-        self.append(start, stop, "after truncate, a prefill")
+        self.append(start, stop, "after a way back in place, a prefill")
         return stop
 
 

@@ -17,7 +17,7 @@ import pytest
 from checkpoints import PRE_OF_KIND
 from gguf_files import Parts, convert, edited
 from half_right import HalfRight
-from pairs import Pair, go_back, make_pair, random_tokens
+from pairs import Pair, make_pair, random_tokens
 from schedules import built_anew, play
 from synthetic_gguf import write_model
 from synthetic_shapes import PRESETS
@@ -167,7 +167,7 @@ def test_draws_copy_the_best_of_a_row_and_no_more(
             assert (n_drafted_best > 0) == (draft != "none")
         assert decoder.generate(PROMPT, draft="tree", top_k=0, **way).tokens == all_of_it
         rows = decoder.sequence.prefill([1])
-        with pytest.raises(Error, match="was not told to pick"):
+        with pytest.raises(Error, match="of row 0: its pass was told to pick 0"):
             rows.top()
         assert decoder.engine.set_top_k(8)
         rows = decoder.sequence.prefill([1])
@@ -341,7 +341,7 @@ def test_what_is_not_finite_leaves_nothing_behind(
             rows = sequence.verify([7, 8, bad, 9])
             assert np.isfinite(rows.logits(0)).all()
             sequence.commit(2)
-        sequence.truncate(0)
+        sequence.reset()
         assert np.isfinite(sequence.prefill(PROMPT * 2).logits()).all()
 
 
@@ -356,7 +356,6 @@ def test_prefixes_are_copied(
     tokens = PROMPT * 5
     device.prefill(tokens[:-9]).argmax()
     prefix = device.snapshot()
-    assert prefix.info().own_cells == 0
     rows = [device.decode(token).logits() for token in tokens[-9:]]
     draft = device.draft(5, 3, 4)
     for n in (len(tokens) - 9, len(tokens) - 30):
@@ -602,8 +601,8 @@ def test_windows_leave_what_is_behind_them(
 
     def check(row: Any, expected: list[int]) -> None:
         nonlocal close
-        there = go_back(cpu, expected)
-        found = cpu.prefill(expected[there:]).logits()
+        cpu.reset()
+        found = cpu.prefill(expected).logits()
         # ggml looks its gelu up in a table of half precision.
         close = close or (1e-2 * np.ptp(found) if kind.startswith("gemma4") else 5 * CLOSE)
         np.testing.assert_allclose(row, found, rtol=0, atol=close)
@@ -626,20 +625,16 @@ def test_windows_leave_what_is_behind_them(
     check(device.prefill(prompt[-1:]).logits(), prompt)
     tokens = list(prompt)
     go_on(600)
-    checkpoint, at = device.take(), list(tokens)
+    other, at = device.snapshot(), list(tokens)
     go_on(900)
-    assert go_back(device, [*tokens[:-9], 1]) == len(tokens) - 9  # in reach
-    tokens = tokens[:-9]
-    go_on(920)
-    device.restore(checkpoint)
+    device.attach(other, other.n_tokens)
     tokens = at
     go_on(800)
-    assert go_back(device, prompt) == 0  # too far
     device.attach(kept, 332)
     check(device.prefill(prompt[332:]).logits(), prompt)
     tokens = list(prompt)
     go_on(500)
-    assert go_back(device, prompt[:200]) == 0
+    device.reset()
     check(device.prefill(prompt[:200]).logits(), prompt[:200])
 
 

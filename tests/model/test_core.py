@@ -282,23 +282,16 @@ def test_bad_tokens_leave_the_sequence_as_it_was(tiny_gguf: Tiny, kind: str) -> 
     np.testing.assert_array_equal(last_row(sequence), last_row(fresh))
 
 
-def test_the_context_can_be_filled_to_the_last_token(tiny_gguf: Tiny) -> None:
-    sequence = start(tiny_gguf("llama"), n_ctx=40)
-    sequence.prefill(PROMPT)
-    assert sequence.position == sequence.n_ctx == 40
-    with pytest.raises(Error, match="1 tokens after 40 do not fit into a context of 40"):
-        sequence.decode(1)
-
-
 def test_rows_are_valid_until_the_next_pass(tiny_gguf: Tiny) -> None:
     sequence = start(tiny_gguf("llama"))
     rows = sequence.prefill(PROMPT)
     assert rows.argmax() == rows.logits().argmax()
+    kept = sequence.snapshot()
     with pytest.raises(ValueError, match="row 1: the pass has 1"):
         rows.logits(1)
     moves: list[Callable[[], object]] = [
         lambda: sequence.decode(1),
-        lambda: sequence.truncate(20),
+        lambda: sequence.attach(kept, 20),
         sequence.reset,
     ]
     for move in moves:
@@ -324,7 +317,7 @@ def test_what_is_closed_says_so(tiny_gguf: Tiny) -> None:
     sequence.close()
     calls: list[Callable[[], object]] = [
         rows.argmax,
-        sequence.take,
+        sequence.snapshot,
         sequence.reset,
         lambda: sequence.decode(1),
         lambda: sequence.position,
@@ -348,14 +341,11 @@ def test_an_engine_has_one_sequence_at_a_time(tiny_gguf: Tiny) -> None:
     with pytest.raises(Error, match="the engine has 1 sequence already, and holds 1 at a time"):
         Sequence(engine)
     first.prefill(PROMPT[3:])
-    checkpoint = first.take()
     first.verify([1, 2, 3])  # is left open
     first.close()
     second = Sequence(engine)
     engine.close()
-    assert second.position == 0 and not second.holds(checkpoint)
-    with pytest.raises(Error, match="of another sequence"):
-        second.restore(checkpoint)
+    assert second.position == 0
     np.testing.assert_array_equal(second.logits(PROMPT), Sequence(fresh).logits(PROMPT))
 
 
@@ -369,90 +359,33 @@ def test_memory_is_told_by_use_and_place(tiny_gguf: Tiny) -> None:
         _ffi.call("engine_get_memory", engine.handle, 4, _ffi.new("dfl_memory *"))
 
 
-# --- checkpoints ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["llama", "qwen3moe", "qwen35", "qwen35moe"])
-def test_a_restored_checkpoint_continues_as_a_fresh_run(tiny_gguf: Tiny, kind: str) -> None:
-    sequence = start(tiny_gguf(kind))
-    sequence.prefill(PROMPT[:21])
-    checkpoint = sequence.take()
-    assert checkpoint.position == 21
-    fresh = start(tiny_gguf(kind))
-    fresh.prefill(PROMPT[:21])
-    expected = [fresh.decode(token).logits() for token in PROMPT[21:25]]
-    for detour in ([], [3], PROMPT[5:38], []):
-        for token in detour:
-            sequence.decode(token)
-        sequence.restore(checkpoint)
-        assert sequence.position == 21
-        found = [sequence.decode(token).logits() for token in PROMPT[21:25]]
-        np.testing.assert_array_equal(found, expected)
+# --- ways back -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen35"])
-def test_a_checkpoint_holds_while_its_tokens_do(tiny_gguf: Tiny, kind: str) -> None:
-    sequence = start(tiny_gguf(kind))
-    empty = sequence.take()
-    sequence.prefill(PROMPT[:10])
-    early = sequence.take()
-    sequence.prefill(PROMPT[10:20])
-    late = sequence.take()
-    assert all(sequence.holds(x) for x in (empty, early, late))
-    sequence.restore(early)
-    assert [sequence.holds(x) for x in (empty, early, late)] == [True, True, False]
-    message = "the checkpoint of 20 tokens is not a beginning of this sequence's 10 tokens"
-    with pytest.raises(Error, match=message):
-        sequence.restore(late)
-    sequence.prefill([(PROMPT[10] + 1) % VOCAB_SIZE, *PROMPT[11:20]])
-    assert not sequence.holds(late)
-    sequence.reset()
-    assert [sequence.holds(x) for x in (empty, early, late)] == [True, False, False]
-
-
-@pytest.mark.parametrize("kind", ["llama", "qwen35"])
-@pytest.mark.parametrize("other", ["llama", "qwen35", "qwen3"])
-def test_a_checkpoint_of_another_sequence_is_refused(
-    tiny_gguf: Tiny, kind: str, other: str
-) -> None:
-    sequence, another = start(tiny_gguf(kind)), start(tiny_gguf(other))
+def test_a_prefix_that_does_not_fit_is_refused(tiny_gguf: Tiny, kind: str) -> None:
+    sequence, another = start(tiny_gguf(kind)), start(tiny_gguf(kind))
     for each in (sequence, another):
-        each.prefill(PROMPT[:21])
-    checkpoint = another.take()
-    assert another.holds(checkpoint)
-    assert not sequence.holds(checkpoint)
-    with pytest.raises(Error, match="of 21 tokens was taken of another sequence") as caught:
-        sequence.restore(checkpoint)
-    assert_one_sentence(str(caught.value))
-    fresh = start(tiny_gguf(kind))
-    fresh.prefill(PROMPT[:21])
-    np.testing.assert_array_equal(last_row(sequence), last_row(fresh))
-
-
-def test_truncation_where_nothing_is_recurrent(tiny_gguf: Tiny) -> None:
-    sequence = start(tiny_gguf("qwen3"))
-    sequence.prefill(PROMPT)
-    sequence.truncate(23)
-    fresh = start(tiny_gguf("qwen3"))
-    fresh.prefill(PROMPT[:23])
-    np.testing.assert_allclose(last_row(sequence), last_row(fresh), atol=1e-4)
-    for position in (-1, 25):
-        with pytest.raises(Error, match=f"position {position}: the sequence holds 24 tokens"):
-            sequence.truncate(position)
-
-
-def test_truncation_of_a_hybrid_goes_to_its_ends_only(tiny_gguf: Tiny) -> None:
-    sequence = start(tiny_gguf("qwen35"))
-    sequence.prefill(PROMPT)
-    sequence.truncate(40)
-    with pytest.raises(Error, match="goes back only to a checkpoint, not to position 39"):
-        sequence.truncate(39)
-    assert sequence.position == 40
-    sequence.truncate(0)
-    sequence.prefill(PROMPT[:5])
-    fresh = start(tiny_gguf("qwen35"))
-    fresh.prefill(PROMPT[:5])
-    np.testing.assert_array_equal(last_row(sequence), last_row(fresh))
+        each.prefill(PROMPT[:20])
+    kept = sequence.snapshot()
+    for prefix, n, message in (
+        (another.snapshot(), 20, "the prefix of 20 tokens is of another engine"),
+        (kept, 0, "0 tokens of a prefix of 20"),
+        (kept, 21, "21 tokens of a prefix of 20"),
+    ):
+        with pytest.raises(Error, match=message) as caught:
+            sequence.attach(prefix, n)
+        assert_one_sentence(str(caught.value))
+    if kind == "qwen35":
+        with pytest.raises(Error, match="takes a prefix whole: 19 tokens of 20"):
+            sequence.attach(kept, 19)
+    np.testing.assert_array_equal(last_row(sequence), last_row(another))
+    sequence.reset()
+    sequence.prefill([(PROMPT[0] + 1) % VOCAB_SIZE, *PROMPT[1:20]])
+    with pytest.raises(Error, match="it must be empty or begin with those of the prefix"):
+        sequence.attach(kept, 20)
+    with pytest.raises(Error, match="the sequence holds no tokens for a snapshot"):
+        start(tiny_gguf(kind)).snapshot()
 
 
 # --- interruptions -------------------------------------------------------------------------------
@@ -476,25 +409,6 @@ def test_a_load_reports_every_byte(tiny_gguf: Tiny) -> None:
     assert set(total) == {done[-1]} == {model.mapped_bytes + model.copied_bytes}
 
 
-@pytest.mark.parametrize("error", [RuntimeError("enough"), KeyboardInterrupt()])
-@pytest.mark.parametrize("kind", ["llama", "qwen35"])
-def test_an_interrupted_prefill_ends_after_a_micro_batch(
-    tiny_gguf: Tiny, kind: str, error: BaseException
-) -> None:
-    def progress(done: int, _total: int) -> None:
-        if done >= 32:
-            raise error
-
-    sequence = start(tiny_gguf(kind))
-    with pytest.raises(type(error)):
-        sequence.prefill(PROMPT, progress)
-    assert sequence.position == 32
-    sequence.prefill(PROMPT[32:])
-    fresh = start(tiny_gguf(kind))
-    fresh.prefill(PROMPT)
-    np.testing.assert_array_equal(last_row(sequence), last_row(fresh))
-
-
 def test_prefill_reports_every_micro_batch(tiny_gguf: Tiny) -> None:
     seen: list[tuple[int, int]] = []
     start(tiny_gguf("llama")).prefill(PROMPT, lambda *x: seen.append(x))
@@ -503,7 +417,9 @@ def test_prefill_reports_every_micro_batch(tiny_gguf: Tiny) -> None:
 
 def test_a_callback_cannot_use_its_sequence(tiny_gguf: Tiny) -> None:
     sequence = start(tiny_gguf("qwen35"))
-    checkpoint = sequence.take()
+    sequence.prefill(PROMPT)
+    kept = sequence.snapshot()
+    sequence.reset()
     calls: dict[str, Callable[[], object]] = {
         "prefill": lambda: sequence.prefill([1]),
         "decode": lambda: sequence.decode(1),
@@ -513,9 +429,8 @@ def test_a_callback_cannot_use_its_sequence(tiny_gguf: Tiny) -> None:
         "commit": lambda: sequence.commit(0),
         "set_top_k": lambda: sequence.engine.set_top_k(0),
         "reset": sequence.reset,
-        "truncate": lambda: sequence.truncate(0),
-        "take": sequence.take,
-        "restore": lambda: sequence.restore(checkpoint),
+        "snapshot": sequence.snapshot,
+        "attach": lambda: sequence.attach(kept, 40),
     }
     refused: list[str] = []
 
@@ -603,9 +518,9 @@ def test_models_and_sequences_leave_no_memory_behind(tiny_gguf: Tiny, kind: str)
     def cycle() -> None:
         sequence = start(tiny_gguf(kind))
         sequence.prefill(PROMPT[:20])
-        checkpoint = sequence.take()
+        kept = sequence.snapshot()
         sequence.decode(1)
-        sequence.restore(checkpoint)
+        sequence.attach(kept, 20)
 
     for _ in range(20):
         cycle()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -85,29 +84,3 @@ def test_a_conversation_computes_only_what_is_new(decoder: dflash_gguf.Decoder) 
     second = decoder.chat(messages, max_tokens=16)
     assert second.n_prefilled < second.n_prompt - first.n_prompt
     assert second.text
-
-
-def test_two_decoders_in_two_threads_give_their_solo_answers(
-    decoder: dflash_gguf.Decoder,
-) -> None:
-    prompts = ("The sun is", "import numpy as np\n")
-    solo = []
-    for prompt in prompts:
-        decoder.reset()
-        solo.append(decoder.generate(prompt, max_tokens=16).text)
-    together = ["", ""]
-    with dflash_gguf.load(smollm2_file(), n_ctx=256, n_threads=1) as other:
-        decoder.reset()
-
-        def answer(index: int, who: dflash_gguf.Decoder) -> None:
-            together[index] = who.generate(prompts[index], max_tokens=16).text
-
-        threads = [
-            threading.Thread(target=answer, args=(index, who))
-            for index, who in enumerate((decoder, other))
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert together == solo

@@ -180,63 +180,13 @@ def test_bytes_read_counts_what_is_copied(pair_of: Callable[[str], Pair]) -> Non
     rows.logits()
     assert sequence.engine.info().bytes_read - before == 4 * sequence.engine.model.n_vocab
     before = sequence.engine.info().bytes_read
-    sequence.take()
+    sequence.snapshot()
     assert sequence.engine.info().bytes_read - before == sequence.engine.bytes_of("recurrent")
 
 
-@pytest.mark.parametrize("kind", ["llama", *HYBRIDS])
-def test_an_abandoned_round_leaves_no_trace(pair_of: Callable[[str], Pair], kind: str) -> None:
-    """Cancelled between any two phases, by any way out of it."""
-    sequence = open_pair(pair_of(kind))
-    prompt = random_tokens(23)
-    known = plain(sequence, prompt, 30)
-
-    def to_the_end(root: int) -> list[int]:
-        """The rest of the answer, drafting; the sequence stands just after `root`'s left side."""
-        tokens = [root]
-        while len(tokens) < 12:
-            drafts = sequence.draft(tokens[-1], 5)[0][:, 0].tolist()
-            tokens += run_round(sequence, tokens[-1], drafts)
-        return tokens[:12]
-
-    sequence.reset()
-    sequence.prefill(prompt)
-    sequence.draft(known[0], 4)  # drafted, never verified
-    assert to_the_end(known[0]) == known[:12]
-
-    sequence.reset()
-    sequence.prefill(prompt)
-    checkpoint = sequence.take()
-    first = sequence.draft(known[0], 6)
-
-    def abandoned() -> None:
-        sequence.draft(known[0], 4)
-        sequence.verify([known[0], 1, 2, 3])
-
-    for way_out in (
-        lambda: sequence.commit(0),
-        lambda: sequence.restore(checkpoint),
-        lambda: sequence.truncate(sequence.position),
-        lambda: (sequence.reset(), sequence.prefill(prompt)),
-    ):
-        abandoned()
-        assert sequence.position == len(prompt)
-        way_out()
-        assert sequence.position == len(prompt)
-        sequence.commit(0)  # nothing is open any more
-        again = sequence.draft(known[0], 6)
-        np.testing.assert_array_equal(again[0], first[0])
-        np.testing.assert_allclose(again[1], first[1], atol=1e-5)
-        assert to_the_end(known[0]) == known[:12]
-        sequence.commit(0)
-        sequence.restore(checkpoint)
-        assert to_the_end(known[0]) == known[:12]
-        sequence.restore(checkpoint)
-
-
 @pytest.mark.parametrize("kind", ["qwen3", "qwen35"])
-def test_a_checkpoint_among_rounds(pair_of: Callable[[str], Pair], kind: str) -> None:
-    """With features still pending, gone back to twice: equal drafts, equal tokens."""
+def test_a_snapshot_among_rounds(pair_of: Callable[[str], Pair], kind: str) -> None:
+    """Taken with features still pending, gone back to: equal drafts, equal tokens."""
     sequence = open_pair(pair_of(kind))
     prompt = random_tokens(40)
     known = plain(sequence, prompt, 90)
@@ -244,7 +194,7 @@ def test_a_checkpoint_among_rounds(pair_of: Callable[[str], Pair], kind: str) ->
     sequence.reset()
     sequence.prefill(prompt)
     assert run_round(sequence, known[0], known[1:6]) == known[1:7]
-    checkpoint = sequence.take()
+    kept = sequence.snapshot()
 
     def onward() -> tuple[list[int], list[list[int]]]:
         tokens, drafted = known[:7], []
@@ -256,8 +206,8 @@ def test_a_checkpoint_among_rounds(pair_of: Callable[[str], Pair], kind: str) ->
 
     first = onward()
     assert first[0] == known[: len(first[0])]
-    sequence.restore(checkpoint)
-    assert sequence.position == checkpoint.position
+    sequence.attach(kept, kept.n_tokens)
+    assert sequence.position == kept.n_tokens
     second = onward()
     assert second[0] == known[: len(second[0])]
     assert second[1][0] == first[1][0]
@@ -288,23 +238,26 @@ def test_rounds_out_of_order_are_refused_by_name(pair_of: Callable[[str], Pair])
     sequence.prefill(random_tokens(5))
     with pytest.raises(Error, match="1 rows to commit, the pending verify has 0"):
         sequence.commit(1)
+    kept = sequence.snapshot()
     rows = sequence.verify([1, 2, 3])
-    waiting = "a verify of 3 rows waits for its commit"
-    with pytest.raises(Error, match=waiting):
-        sequence.verify([1])
-    with pytest.raises(Error, match=waiting):
-        sequence.draft(1, 1)
-    with pytest.raises(Error, match=waiting):
-        sequence.prefill([1])
-    with pytest.raises(Error, match=waiting):
-        sequence.decode(1)
+    calls: list[Callable[[], object]] = [
+        lambda: sequence.verify([1]),
+        lambda: sequence.draft(1, 1),
+        lambda: sequence.prefill([1]),
+        sequence.snapshot,
+        lambda: sequence.attach(kept, 5),
+    ]
+    for call in calls:
+        with pytest.raises(Error, match="a verify of 3 rows waits for its commit"):
+            call()
     with pytest.raises(Error, match="4 rows to commit, the pending verify has 3"):
         sequence.commit(4)
     with pytest.raises(Error, match="-1 rows to commit"):
         sequence.commit(-1)
+    rows.argmax(0)
+    sequence.commit(2)
     with pytest.raises(Error, match="these rows are gone"):
         rows.argmax(0)
-    sequence.commit(2)
     assert sequence.position == 7
     for n_draft in (0, 16, -1):
         with pytest.raises(Error, match=f"{n_draft} drafted tokens: the drafter gives 1 to 15"):

@@ -251,7 +251,7 @@ def test_bad_items_run_nothing(tmp_path: Path) -> None:
             engine.run(items)
         assert (a.position, b.position) == (200, 0)
     other = engine_of(make_pair(tmp_path / "other", "llama"), 1)
-    with pytest.raises(Error, match="entry 0 is of a sequence of another engine"):
+    with pytest.raises(Error, match="entries: number 0 is of a sequence of another engine"):
         other.run([BatchEntry(a, [1])])
     rows = engine.run([BatchEntry(a, [1]), BatchEntry(b, [1, 2], True)])
     with pytest.raises(Error, match="a verify of 2 rows waits for its commit"):

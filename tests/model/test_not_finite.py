@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 from gguf_files import Parts, edited
-from pairs import Pair, go_back, make_pair, n_left, random_tokens
+from pairs import Pair, make_pair, random_tokens
 
 from dflash_gguf.config import DecodeConfig, LoadConfig
 from dflash_gguf.decoder import Decoder
-from dflash_gguf.native import Drafter, Engine, Error, Model, Sequence
+from dflash_gguf.native import BatchEntry, Drafter, Engine, Error, Model, Sequence
 from dflash_gguf.sampling.sampler import Sampler
 from dflash_gguf.speculative.controller_state import MAX_TTL_ROUNDS
 from dflash_gguf.speculative.cost_model import Round
@@ -89,16 +89,10 @@ def test_the_next_prompt_is_right(poisoned: Pair, cache_type: str, read: str) ->
     settings = {"cache_type_k": cache_type, "cache_type_v": cache_type}
     sequence = start(poisoned, **settings)
     sequence.prefill(CLEAN[:8]).argmax()
-    before = sequence.take()
     with pytest.raises(Error, match=NOT_FINITE):
         READS[read](sequence)
     assert sequence.position == 0
     assert_like_fresh(sequence, poisoned, **settings)
-    sequence.reset()
-    sequence.prefill(CLEAN[:8])
-    assert not sequence.holds(before)
-    with pytest.raises(Error, match="before this one forgot all it held"):
-        sequence.restore(before)
 
 
 def test_rows_of_all_tokens_are_checked(poisoned: Pair) -> None:
@@ -109,84 +103,44 @@ def test_rows_of_all_tokens_are_checked(poisoned: Pair) -> None:
     assert_like_fresh(sequence, poisoned)
 
 
-@pytest.mark.parametrize("n_kept", [0, 8])
-def test_what_was_never_read_goes_with_its_tokens(poisoned: Pair, n_kept: int) -> None:
-    """A prefill was cancelled, so that nobody saw that it was not finite."""
-    sequence = start(poisoned, n_ubatch=100)
-
-    def cancel(_done: int, _total: int) -> None:
-        raise KeyboardInterrupt
-
-    sequence.prefill(CLEAN[:8]).argmax()
-    kept = sequence.take()
-    with pytest.raises(KeyboardInterrupt):
-        sequence.prefill(POISONED, cancel)
-    assert sequence.position == 108
-    fresh = start(poisoned, n_ubatch=100)
-    if n_kept:
-        sequence.restore(kept)
-        fresh.prefill(CLEAN[:8])
-    else:
-        sequence.reset()
-    found, expected = (x.prefill(CLEAN).logits() for x in (sequence, fresh))
-    np.testing.assert_array_equal(found, expected)
-    assert np.isfinite(sequence.draft(7, 3, 4).logits).all()
-
-
-def test_rows_before_what_was_never_read_are_right(poisoned: Pair) -> None:
-    """Attention of many rows spoils those before the token too."""
-    sequence, fresh = (start(poisoned, n_ubatch=100) for _ in range(2))
-
-    def cancel(_done: int, _total: int) -> None:
-        raise KeyboardInterrupt
-
-    for one in (sequence, fresh):
-        one.prefill(CLEAN[:8]).argmax()
-    with pytest.raises(KeyboardInterrupt):
-        sequence.prefill(POISONED, cancel)
-    tokens = [*CLEAN[:8], *POISONED[:12], *CLEAN[30:40]]
-    n_kept = go_back(sequence, tokens)
-    # What may be spoiled is run again, from 8 on.
-    assert n_kept == (0 if sequence.engine.model.n_recurrent else 20)
-    fresh.truncate(min(n_kept, 8))
-    found, expected = (x.prefill(tokens[x.position :]).logits() for x in (sequence, fresh))
-    np.testing.assert_array_equal(found, expected)
-    for one, two in zip(sequence.draft(7, 3, 4), fresh.draft(7, 3, 4), strict=True):
-        np.testing.assert_array_equal(one, two)
-
-
 @pytest.mark.parametrize("n_ubatch", [7, 100])
-def test_truncation_runs_spoiled_rows_again(poisoned: Pair, n_ubatch: int) -> None:
+def test_a_prompt_ends_at_the_first_rows_that_are_not_finite(poisoned: Pair, n_ubatch: int) -> None:
+    """Nobody needs to read them, and what was finite before them goes too."""
     sequence = start(poisoned, n_ubatch=n_ubatch)
-    if sequence.engine.model.n_recurrent:  # goes back to between passes only
-        sequence.prefill(CLEAN[:9])
-        with pytest.raises(Error, match="goes back only to a checkpoint"):
-            sequence.truncate(1)
-        return
-
-    def cancel(done: int, _total: int) -> None:
-        if done > 20:  # the bad one is among them
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        sequence.prefill(POISONED, cancel)
-    sequence.truncate(18)
-    assert sequence.position == 18
-    found = sequence.prefill(CLEAN[30:33]).logits()
-    fresh = start(poisoned, n_ubatch=n_ubatch)
-    fresh.prefill(POISONED[:18])
-    np.testing.assert_array_equal(found, fresh.prefill(CLEAN[30:33]).logits())
-    assert np.isfinite(sequence.draft(7, 3, 4).logits).all()
+    sequence.prefill(CLEAN[:8])
+    done: list[int] = []
+    with pytest.raises(Error, match=NOT_FINITE):
+        sequence.prefill(POISONED, lambda n, _: done.append(n))
+    assert done == list(range(n_ubatch, 21, n_ubatch))
+    assert sequence.position == 0
+    assert_like_fresh(sequence, poisoned, n_ubatch=n_ubatch)
 
 
-def test_a_prompt_that_begins_like_a_cancelled_one_is_answered(poisoned: Pair) -> None:
-    decoder, fresh = (Decoder(start(poisoned), None) for _ in range(2))
-    n_asked = iter(range(100))
-    cancelled = decoder.generate(POISONED, cancelled=lambda: next(n_asked) == 1, max_tokens=4)
-    assert cancelled.stop_reason == "cancelled" and n_left(decoder) == 128
-    prompt = [*POISONED[:15], *CLEAN[40:60]]
-    found, expected = (x.generate(prompt, max_tokens=8, draft="tree") for x in (decoder, fresh))
-    assert found.tokens == expected.tokens
+def test_a_piece_of_a_prompt_is_not_finite_beside_others(poisoned: Pair) -> None:
+    """Its sequence alone forgets what it held, and its row says so once."""
+    settings = {"n_parallel": 3, "n_ctx": 768}
+    sequence = start(poisoned, **settings)
+    others = [Sequence(sequence.engine) for _ in range(2)]
+    fresh = start(poisoned, **settings)
+    for one in (sequence, *others, fresh):
+        one.prefill(CLEAN[:9])
+    kept = others[0].snapshot()
+    sequence.attach(kept, 9)
+    pieces = [BatchEntry(sequence, POISONED[:30], n_remaining=9), BatchEntry(others[1], [4])]
+    bad, good = sequence.engine.run([*pieces, BatchEntry(others[0], [4, 5], is_verify=True)])[:2]
+    good.check()
+    expected = fresh.decode(4).logits()
+    np.testing.assert_array_equal(good.logits(), expected)
+    assert (sequence.position, others[1].position) == (0, 10)
+    with pytest.raises(Error, match=NOT_FINITE):
+        bad.check()
+    bad.check()
+    others[0].commit(1)
+    sequence.attach(kept, 9)
+    np.testing.assert_array_equal(sequence.decode(4).logits(), expected)
+    expected = fresh.decode(6).logits()
+    for one in (sequence, *others):
+        np.testing.assert_array_equal(one.decode(6).logits(), expected)
 
 
 @pytest.mark.parametrize("cache_type", ["f16", "f32", "q8_0"])
@@ -226,8 +180,8 @@ def test_minus_infinity_bans_a_token(pair: Pair, tmp_path: Path) -> None:
     sequence = start(banned)
     seen = set()
     for token in CLEAN[:8]:
-        rows = sequence.decode(token)
         try:
+            rows = sequence.decode(token)
             row = rows.logits()
         except Error:  # the first value of the hidden state is below 0
             seen.add("inf")
@@ -282,7 +236,7 @@ def test_a_drafter_that_fails_is_said_once_and_left(
 
 
 def test_a_draw_stops_before_a_row_that_is_not_finite(poisoned: Pair) -> None:
-    """The core draws nothing of it and forgets nothing; whoever reads it is told."""
+    """The core draws nothing of it and forgets nothing; whoever reads or commits it is told."""
     sequence = start(poisoned)
     last = sequence.prefill(CLEAN[:9]).argmax()
     greedy, sampled = Sampler(DecodeConfig()), Sampler(DecodeConfig(temperature=1.0, seed=1))
@@ -300,4 +254,9 @@ def test_a_draw_stops_before_a_row_that_is_not_finite(poisoned: Pair) -> None:
             sequence.commit(0)
     with pytest.raises(Error, match="the logits of row 0 are not finite numbers"):
         rows.logits(0)
+    assert sequence.position == 0
+    sequence.prefill(CLEAN[:9])
+    sequence.verify([last, BAD])
+    with pytest.raises(Error, match="the logits of row 1 are not finite numbers"):
+        sequence.commit(2)
     assert sequence.position == 0

@@ -73,7 +73,8 @@ def test_drafts_after_a_hit_are_those_of_a_fresh_sequence(tmp_path: Path, kind: 
         found.generate(prompt, **SETTINGS)
         found.generate(random_tokens(20, seed=1), **SETTINGS)
         for tokens in (prompt, [*prompt[:-1], *longer]):
-            begun = found._prefix_cache.start(found.sequence, tokens)
+            match = found._prefix_cache.match(tokens)
+            begun = found._prefix_cache.start(found.sequence, match)
             assert begun.n_cached == begun.n_draft_context == len(prompt) - 1
             fresh.sequence.reset()
             rows = [
@@ -255,8 +256,10 @@ def test_rows_that_two_sequences_kept_are_idle_when_both_are_gone(
             one.reset()
         assert engine.n_free_cells == 512 - 192
         assert not engine.offload(512, 0)
-        assert engine.offload(512, 1 << 30, kept[0])
+        kept[0].keep_in_cells(True)
+        assert engine.offload(512, 1 << 30)
         assert engine.n_free_cells == 512 - 192
+        kept[0].keep_in_cells(False)
         assert engine.offload(64, 1 << 30)
         assert engine.n_free_cells == 512 - 128
         assert [prefix.cells_needed(192) for prefix in kept] == [64, 64]
@@ -272,22 +275,27 @@ def test_rows_that_two_sequences_kept_are_idle_when_both_are_gone(
         assert (engine.prefix_bytes, engine.n_free_cells) == (0, 512)
 
 
-def test_of_rows_in_cells_the_longest_unused_go_first(tmp_path: Path) -> None:
+def test_of_prefixes_in_cells_the_longest_unused_go_first(tmp_path: Path) -> None:
+    """But for rows that they have in common with one that stays."""
     with open_decoder(make_pair(tmp_path, "llama")) as decoder:
-        engine, sequence = decoder.engine, decoder.sequence
-        kept = []
-        for seed in range(3):
-            sequence.prefill(random_tokens(128, seed=seed)).argmax()
-            kept.append(sequence.snapshot())
-            sequence.reset()
-        sequence.attach(kept[0], 64)  # of it the first page alone
-        sequence.reset()
+        store, sequence = decoder._prefix_cache, decoder.sequence
+        texts = [random_tokens(128, seed=seed) for seed in range(3)]
+        texts.append([*texts[0][:64], *random_tokens(64, seed=3)])
+        for text in texts:
+            start = store.start(sequence, store.match(text)).n_cached
+            sequence.prefill(text[start:]).argmax()
+            store.release(sequence)
+        kept = [store.find(text) for text in texts]
 
         def moved() -> list[int]:
-            return [prefix.cells_needed(128) for prefix in kept]
+            return [-1 if prefix is None else prefix.cells_needed(128) for prefix in kept]
 
-        for expected in ([64, 0, 0], [64, 64, 0], [64, 128, 0], [64, 128, 64], [64, 128, 128]):
-            assert engine.offload(1, 1 << 30)
+        n_free = decoder.engine.n_free_cells
+        for n, expected in (
+            (64, [0, 64, 0, 0]),
+            (256, [0, 128, 128, 0]),
+            (320, [64, 128, 128, 0]),
+            (448, [128, 128, 128, 128]),
+        ):
+            assert store.make_room(n_free + n)
             assert moved() == expected
-        for prefix in kept:
-            prefix.close()

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 import threading
-import time
 from asyncio import CancelledError
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +17,9 @@ from schedules import built_anew, play
 
 from dflash_gguf.config import LoadConfig
 from dflash_gguf.decoder import Decoder
-from dflash_gguf.engine import jobs
-from dflash_gguf.engine.jobs import Job
+from dflash_gguf.engine import request
 from dflash_gguf.engine.prefill_budget import PrefillBudget
+from dflash_gguf.engine.request import RequestState
 from dflash_gguf.kv_cache.prefix_cache import PrefixCache
 from dflash_gguf.native import BatchEntry, Error
 from dflash_gguf.speculative.controller import AutoController, Controller
@@ -87,7 +84,7 @@ class Use:
         self.random = np.random.default_rng(seed)
         self.streams: dict[Stream, tuple[list[int], list[int], dict[str, Any]]] = {}
         self.stopped: set[Stream] = set()
-        self.n_answers = self.n_interrupted = self.n_rounds = 0
+        self.n_answers = 0
 
     def below(self, n: int) -> int:
         return int(self.random.integers(n))
@@ -106,9 +103,7 @@ class Use:
         }
         stop: list[bool] = []
         draft = DRAFTS[self.below(4)]
-        stream = self.insist(
-            lambda: self.many.stream(prompt, cancelled=lambda: bool(stop), draft=draft, **settings)
-        )
+        stream = self.many.stream(prompt, cancelled=lambda: bool(stop), draft=draft, **settings)
         stream.stop = stop  # type: ignore[attr-defined]
         self.streams[stream] = (prompt, [], settings)
 
@@ -128,22 +123,9 @@ class Use:
             found |= way if self.below(3) == 0 else {}
         return found
 
-    def insist(self, call: Callable[[], Any]) -> Any:
-        """As often as it is interrupted: it may have to end an interrupted round."""
-        while True:
-            try:
-                return call()
-            except KeyboardInterrupt:
-                self.n_interrupted += 1
-
     def read(self, stream: Stream) -> None:
         prompt, drawn, settings = self.streams[stream]
-        try:
-            step = next(stream, None)
-        except KeyboardInterrupt:
-            self.n_interrupted += 1
-            return
-        self.n_rounds += 1
+        step = next(stream, None)
         if step is not None:
             drawn.extend(step.tokens)
             return
@@ -161,7 +143,7 @@ class Use:
             stream.stop.append(True)  # type: ignore[attr-defined]
         elif self.below(2):
             prompt, drawn, settings = self.streams.pop(stream)
-            self.insist(stream.close)
+            stream.close()
             expected = self.alone.generate(prompt, draft="none", **settings).tokens
             assert stream.result().tokens[: len(drawn)] == tuple(drawn)
             assert stream.result().tokens == expected[: len(stream.result().tokens)]
@@ -172,34 +154,23 @@ class Use:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_random_use(pair: Pair, alone: Decoder, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """A pool (256 cells) that six outgrow: joins, leaves, cancels, interruptions, slow readers."""
-    monkeypatch.setattr(jobs, "MAX_UNREAD_TOKENS", 24)
+    """A pool (256 cells) that six outgrow: joins, leaves, cancels, slow readers."""
+    monkeypatch.setattr(request, "MAX_UNREAD_TOKENS", 24)
     with open_decoder(pair, 6, n_ctx=128) as many:
         use = Use(many, alone, seed)
         scheduler, happened = many._scheduler, Counter[str]()
 
-        def interrupted(name: str, call: Any) -> Any:
+        def counted(name: str, call: Any) -> Any:
             def calls(*args: Any) -> Any:
                 happened[name] += 1
-                happened["pauses"] += any(job.is_throttled for job in scheduler.running)
-                way = use.below(80)
-                if way == 0:
-                    raise KeyboardInterrupt
-                found = call(*args)
-                if way == 1:
-                    raise KeyboardInterrupt
-                return found
+                happened["pauses"] += any(state.is_throttled for state in scheduler.running)
+                return call(*args)
 
             return calls
 
-        monkeypatch.setattr(many.engine, "commit", interrupted("commits", many.engine.commit))
-        monkeypatch.setattr(many.engine, "sample", interrupted("draws", many.engine.sample))
-        monkeypatch.setattr(many.engine, "run", interrupted("rounds", many.engine.run))
-        preempt = scheduler._preempt
-        monkeypatch.setattr(
-            scheduler, "_preempt", lambda job: (happened.update(["preempted"]), preempt(job))
-        )
-        while happened["rounds"] < N_ROUNDS or use.n_answers <= 50:
+        for of, name in ((many.engine, "commit"), (many.engine, "run"), (scheduler, "_preempt")):
+            monkeypatch.setattr(of, name, counted(name, getattr(of, name)))
+        while happened["run"] < N_ROUNDS or use.n_answers <= 50:
             if len(use.streams) < 9 and use.below(3) == 0:
                 use.join()
             if use.streams:
@@ -211,8 +182,8 @@ def test_random_use(pair: Pair, alone: Decoder, monkeypatch: pytest.MonkeyPatch,
             stream = None  # type: ignore[assignment]
         while use.streams:
             use.read(next(iter(use.streams)))
-        assert use.n_answers > 50 and use.n_interrupted > 20
-        assert min(happened[name] for name in ("commits", "draws", "pauses", "preempted")) > 20
+        assert use.n_answers > 50
+        assert min(happened[name] for name in ("commit", "pauses", "_preempt")) > 20
         many.reset()
         assert len(scheduler.running) <= 6 and not scheduler.waiting
 
@@ -239,7 +210,7 @@ def test_many_rounds_leave_what_a_prefill_does(tmp_path: Path, kind: str) -> Non
             for stream in streams:
                 next(stream)
         for stream in streams:
-            job = stream._job
+            job = stream.state
             assert stream.result().rounds >= N_ROUNDS
             rest, last = job.history[: job.sequence.position], job.history[-1]
             rows = fresh.engine.run([BatchEntry(fresh.sequence, rest)])
@@ -263,26 +234,26 @@ def test_the_newest_give_way(pair: Pair, monkeypatch: pytest.MonkeyPatch, draft:
         scheduler, preempted = many._scheduler, []
         preempt = scheduler._preempt
         monkeypatch.setattr(
-            scheduler, "_preempt", lambda job: (preempted.append(job.number), preempt(job))
+            scheduler,
+            "_preempt",
+            lambda state: (preempted.append(state.request.prompt), preempt(state)),
         )
         found = many.generate_batch(prompts, draft=draft, seed=[1, 2, 3], **settings)
         assert [result.tokens for result in found] == [result.tokens for result in expected]
-        assert preempted and 1 not in preempted
+        assert preempted and tuple(prompts[0]) not in preempted
 
 
 def test_what_is_computed_anew_is_in_no_phase(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prompts, filled = [random_tokens(10, seed=i) for i in range(3)], list[bool]()
-    count = Job.filled
-    monkeypatch.setattr(
-        Job,
-        "filled",
-        lambda *args, is_first: (filled.append(is_first), count(*args, is_first=is_first)),
-    )
+    prompts, preempted = [random_tokens(10, seed=i) for i in range(3)], list[RequestState]()
     with open_decoder(make_pair(tmp_path, "llama"), 4, n_bytes=0, n_ubatch=15) as many:
+        preempt = many._scheduler._preempt
+        monkeypatch.setattr(
+            many._scheduler, "_preempt", lambda x: (preempted.append(x), preempt(x))
+        )
         results = many.generate_batch(prompts, max_tokens=200, draft="none", ignore_eos=True)
-    assert not all(filled)
+    assert preempted
     for result in results:
         total_s = result.prefill_s + result.decode_s
         assert sum(result.seconds_by_phase.values()) == pytest.approx(total_s, abs=1e-7, rel=0)
@@ -304,18 +275,18 @@ def test_prompts_that_hold_all_cells_come_further(pair: Pair) -> None:
     with open_decoder(pair, 2) as many:
         scheduler, held_all = many._scheduler, 0
         streams = [many.stream(prompt, draft="none", **settings) for prompt in prompts]
-        jobs = [stream._job for stream in streams]
+        jobs = [stream.state for stream in streams]
         for _ in range(200):  # some 60 do
-            if all(job.is_over for job in jobs):
+            if all(job.is_finished for job in jobs):
                 break
-            scheduler.round(next(job for job in jobs if not job.is_over))
+            scheduler.step()
             held = [
                 job for job in scheduler.running if not job.is_decoding and job.sequence.position
             ]
             held_all += len(held) == 2 and many.engine.n_free_cells == 0
         assert held_all > 0
-        assert all(job.is_over for job in jobs)
-        assert [tuple(job.answer.tokens) for job in jobs] == expected
+        assert all(job.is_finished for job in jobs)
+        assert [tuple(job.output.tokens) for job in jobs] == expected
 
 
 def test_threads_read_at_once(pair: Pair, alone: Decoder) -> None:
@@ -370,9 +341,16 @@ def test_all_places_pause_and_one_waits(pair: Pair) -> None:
             assert stream.result().tokens == expected
 
 
-@pytest.mark.parametrize("name", ["on_prefill", "cancelled"])
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("on_prefill", OSError("mine")),
+        ("cancelled", CancelledError("mine")),
+        ("cancelled", SystemExit(3)),
+    ],
+)
 def test_what_a_callback_raises_is_for_its_own_reader(
-    pair: Pair, alone: Decoder, name: str
+    pair: Pair, alone: Decoder, name: str, error: BaseException
 ) -> None:
     """Whoever runs the round in which it is called."""
     settings = {"max_tokens": 30, "ignore_eos": True, "draft": "none"}
@@ -382,7 +360,7 @@ def test_what_a_callback_raises_is_for_its_own_reader(
         nonlocal n_calls
         n_calls += 1
         if n_calls > 2:
-            raise OSError("the disk is full")
+            raise error
         return False
 
     with open_decoder(pair, 2) as many:
@@ -393,7 +371,7 @@ def test_what_a_callback_raises_is_for_its_own_reader(
         tokens = [token for step in running for token in step.tokens]
         assert (*running.result().tokens[:1], *tokens) == running.result().tokens
         assert running.result().tokens == alone.generate([1, 2, 3], **settings).tokens
-        with pytest.raises(OSError, match="the disk is full"):
+        with pytest.raises(type(error)):
             list(failing)
         assert list(failing) == [] and failing.result().stop_reason == "cancelled"
 
@@ -410,7 +388,7 @@ def test_what_cannot_be(pair: Pair) -> None:
             many.stream([1] * 65)
         with pytest.raises(ValueError, match="seed: 2 values for 3 prompts"):
             many.generate_batch([[1], [2], [3]], seed=[1, 2])
-        n_passes = many.engine.n_passes
+        n_passes = many.engine.info().n_passes
         for prompts, settings, sentence in (
             ([[1], [1] * 65], {}, "prompt 2 of 2: the prompt has 65 tokens, the context holds 64"),
             ([[1], [1], [1], []], {}, "prompt 4 of 4: the prompt is empty, it must hold at least"),
@@ -429,7 +407,7 @@ def test_what_cannot_be(pair: Pair) -> None:
         ):
             with pytest.raises(ValueError, match=sentence):
                 many.generate_batch(prompts, **{"max_tokens": 3, **settings})
-        assert many.engine.n_passes == n_passes
+        assert many.engine.info().n_passes == n_passes
         assert many.generate_batch([np.array([1, 2], dtype=np.int64)], max_tokens=3)
         assert many.generate_batch([]) == []
         stop: list[bool] = []
@@ -561,9 +539,9 @@ def test_drafts_are_filed_under_the_rows_that_they_had(
 
 def test_a_batch_keeps_all_slots_busy(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also with more prompts than slots, and answers longer than a reader may be behind."""
-    monkeypatch.setattr(jobs, "MAX_UNREAD_TOKENS", 8)
+    monkeypatch.setattr(request, "MAX_UNREAD_TOKENS", 8)
     with open_decoder(pair, 3) as many:
-        before, done = many.engine.n_passes, list[int]()
+        before, done = many.engine.info().n_passes, list[int]()
         many.generate_batch(
             [[i + 1] for i in range(6)],
             max_tokens=60,
@@ -571,22 +549,22 @@ def test_a_batch_keeps_all_slots_busy(pair: Pair, monkeypatch: pytest.MonkeyPatc
             ignore_eos=True,
             progress=lambda n, _: done.append(n),
         )
-        assert many.engine.n_passes - before < 2 * 60 + 20
+        assert many.engine.info().n_passes - before < 2 * 60 + 20
         assert done == [1, 2, 3, 4, 5, 6]
 
 
 def test_of_a_batch_as_many_join_as_run(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else who waits would be looked at in each round; and streams that come wait for all."""
     with open_decoder(pair, 3) as many:
-        most, n_rounds, ran = 0, 0, many._scheduler.round
+        most, n_rounds, step = 0, 0, many._scheduler.step
 
-        def round_of(job: Any) -> None:
+        def stepped() -> None:
             nonlocal most, n_rounds
-            most = max(most, len(many._scheduler._jobs))
+            most = max(most, len(many._scheduler._states))
             n_rounds += 1
-            ran(job)
+            step()
 
-        monkeypatch.setattr(many._scheduler, "round", round_of)
+        monkeypatch.setattr(many._scheduler, "step", stepped)
         ended: dict[int, Any] = {}
         results = many.generate_batch(
             [[i + 1] for i in range(200)],
@@ -599,7 +577,7 @@ def test_of_a_batch_as_many_join_as_run(pair: Pair, monkeypatch: pytest.MonkeyPa
         assert most == 3
         assert n_rounds < 200 * 3 / 3 + 10
         assert {len(result.tokens) for result in results} == {2, 3}
-        assert not many._scheduler._jobs
+        assert not many._scheduler._states
 
 
 def test_a_batch_of_one_at_a_time_ends_no_stream_that_came_later(pair: Pair) -> None:
@@ -648,22 +626,7 @@ def test_who_drops_a_stream_ends_its_answer(pair: Pair) -> None:
         next(dropped)
         del dropped
         many.generate([3, 4], max_tokens=3)
-        assert not many._scheduler._jobs
-
-
-def test_an_interrupted_batch_leaves_no_answer(pair: Pair) -> None:
-    with open_decoder(pair, 3) as many:
-
-        def stop(done: int, _: int) -> None:
-            if done == 2:
-                raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            many.generate_batch(
-                [[i + 1] for i in range(9)], max_tokens=[3, 4, *[30] * 7], progress=stop
-            )
-        assert not many._scheduler._jobs
-        assert len(many._scheduler._free) == len(many._scheduler._sequences)
+        assert not many._scheduler._states
 
 
 def test_logits_take_the_room_of_what_is_merely_kept(pair: Pair) -> None:
@@ -672,118 +635,3 @@ def test_logits_take_the_room_of_what_is_merely_kept(pair: Pair) -> None:
         expected = decoder.logits(prompt)
         decoder.generate(random_tokens(150, seed=2), max_tokens=8, ignore_eos=True)
         assert np.array_equal(decoder.logits(prompt), expected)
-
-
-@pytest.mark.parametrize("error", [CancelledError("mine"), SystemExit(3)])
-def test_what_a_callback_raises_is_its_own_readers(pair: Pair, error: BaseException) -> None:
-    def fails() -> bool:
-        raise error
-
-    with open_decoder(pair, 2) as many:
-        bad = many.stream([1, 2, 3], max_tokens=9, ignore_eos=True, cancelled=fails)
-        good = many.stream([4, 5, 6], max_tokens=9, ignore_eos=True)
-        assert len(list(good)) >= 1
-        assert len(good.result().tokens) == 9
-        with pytest.raises(type(error)):
-            list(bad)
-
-
-class Stop(Exception):
-    """What a program's own handler of a signal raises."""
-
-
-def stops(*_: object) -> None:
-    raise Stop
-
-
-HANDLERS = [(signal.default_int_handler, KeyboardInterrupt), (stops, Stop)]
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize(("handler", "error"), HANDLERS)
-def test_ctrl_c_at_any_moment_damages_nothing(pair: Pair, handler: Any, error: Any) -> None:
-    """Real signals; nothing is patched. A finalizer that one falls into tells Python only."""
-    prompts = [random_tokens(20, seed=i) for i in range(3)] + [[*random_tokens(20), 7, 8]]
-    settings: dict[str, Any] = {"max_tokens": 8, "ignore_eos": True, "draft": "none"}
-    random, n_came = np.random.default_rng(3), 0
-    before = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
-    handled = signal.signal(signal.SIGINT, handler)
-    try:
-        with open_decoder(pair, 2, n_bytes=1 << 18) as many:
-            expected = [result.tokens for result in many.generate_batch(prompts, **settings)]
-            started = time.perf_counter()
-            many.generate_batch([[9, *prompt] for prompt in prompts], **settings)
-            most_s = (time.perf_counter() - started) / 2
-            for i in range(40):
-                others = [[i, *prompt] for prompt in prompts]
-                try:
-                    signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, most_s))
-                    many.generate_batch(others, **settings)
-                    signal.setitimer(signal.ITIMER_REAL, 0)
-                    most_s *= 0.7  # too late: the machine was slower while it was measured
-                except error:
-                    n_came += 1
-                found = many.generate_batch(prompts, **settings)
-                assert [result.tokens for result in found] == expected, i
-    finally:
-        signal.signal(signal.SIGALRM, before)
-        assert signal.signal(signal.SIGINT, handled) is handler
-    assert n_came > 7
-
-
-def test_an_answer_that_ctrl_c_came_upon_as_it_joined_keeps_no_place(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with open_decoder(pair, 2) as many:
-        add = many._scheduler.add
-
-        def interrupted(*args: Any, **more: Any) -> Any:
-            signal.raise_signal(signal.SIGINT)
-            return add(*args, **more)
-
-        monkeypatch.setattr(many._scheduler, "add", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            many.stream([1, 2, 3], max_tokens=200, ignore_eos=True)
-        monkeypatch.undo()
-        many.generate([4, 5], max_tokens=4, ignore_eos=True)
-        assert not many._scheduler._jobs
-
-
-@pytest.mark.parametrize("is_late", [False, True])
-@pytest.mark.parametrize(("handler", "error"), [*HANDLERS, (lambda *_: None, None)])
-def test_a_step_that_ctrl_c_came_upon_is_not_lost(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, handler: Any, error: Any, is_late: bool
-) -> None:
-    """Nor given twice, where a program goes on."""
-    prompt = random_tokens(5)
-    with open_decoder(pair, 1) as decoder:
-        expected = decoder.generate(prompt, draft="none", max_tokens=6, ignore_eos=True).tokens
-        stream = decoder.stream(prompt, draft="none", max_tokens=6, ignore_eos=True)
-        found, step = list(next(stream).tokens), decoder._scheduler.step
-
-        def interrupted(*args: Any, **more: Any) -> Any:
-            monkeypatch.undo()
-            done = step(*args, **more)
-            signal.raise_signal(signal.SIGINT)
-            return done
-
-        monkeypatch.setattr(decoder._scheduler, "step", interrupted)
-        handled = signal.signal(signal.SIGINT, handler)
-        if is_late:  # the round is over, and the step is on its way
-            monkeypatch.undo()
-            close = stream._raise_error
-            monkeypatch.setattr(
-                stream, "_raise_error", lambda: (signal.raise_signal(signal.SIGINT), close())
-            )
-        try:
-            if error is None:
-                found.extend(next(stream).tokens)
-            else:
-                with pytest.raises(error):
-                    next(stream)
-        finally:
-            signal.signal(signal.SIGINT, handled)
-            monkeypatch.undo()
-        for one in stream:
-            found.extend(one.tokens)
-    assert found == list(expected)

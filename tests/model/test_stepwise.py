@@ -12,7 +12,7 @@ from stepwise import Stepwise
 from dflash_gguf.config import DecodeConfig
 from dflash_gguf.decoder import Decoder
 from dflash_gguf.sampling.noise import DraftScorer
-from dflash_gguf.speculative.proposers.proposer import Proposer, Request
+from dflash_gguf.speculative.proposers.proposer import Proposer, SpeculativeState
 from dflash_gguf.speculative.tree import Tree
 
 N_VOCAB = 300
@@ -26,7 +26,7 @@ def ask(proposer: Proposer, texts: list[list[int]], timelines: list[Timeline]) -
     sampler = DraftScorer(DecodeConfig())
     return proposer.propose(
         [
-            Request(timeline, text, sampler, 99, 99, n_positions=4, n_nodes=9)
+            SpeculativeState(timeline, text, sampler, 99, 99, n_positions=4, n_nodes=9)
             for text, timeline in zip(texts, timelines, strict=True)
         ]
     )
@@ -43,30 +43,13 @@ def test_several_sequences_take_the_passes_of_one() -> None:
     assert len({tuple(tree.tokens) for tree in together if tree is not None}) == 3
 
 
-def test_a_state_is_saved_cut_and_put_back() -> None:
-    text, timeline, proposer = random_tokens(20), Timeline(), Stepwise(N_VOCAB)
-    expected = ask(proposer, [text], [timeline])
-    state = proposer.state
-    assert state.position(timeline) == 19
-    saved = [state.save(timeline, first, last) for first, last in ((0, 7), (7, 12))]
-    assert list(map(len, saved)) == [7 * state.bytes_a_position, 5 * state.bytes_a_position]
-    state.truncate(timeline, 0)
-    for first, part in zip((0, 7), saved, strict=True):
-        state.load(timeline, first, part)
-    assert state.position(timeline) == 12
-    assert ask(proposer, [text], [timeline]) == expected
-    state.truncate(timeline, 3)
-    assert state.position(timeline) == 3
-    assert ask(proposer, [text], [timeline]) == expected
-
-
 @pytest.mark.parametrize("kind", ["llama", "qwen35"])
 def test_it_drafts_from_the_present_prompt_alone(tmp_path: Path, kind: str) -> None:
     """Prompts that go on, part, and come back: what is proposed is what a new state proposes."""
     proposed: list[tuple[list[int], Tree]] = []
 
     class Watched(Stepwise):
-        def propose(self, requests: Tokens[Request]) -> list[Tree | None]:
+        def propose(self, requests: Tokens[SpeculativeState]) -> list[Tree | None]:
             found = super().propose(requests)
             for request, tree in zip(requests, found, strict=True):
                 assert tree is not None
@@ -84,11 +67,11 @@ def test_it_drafts_from_the_present_prompt_alone(tmp_path: Path, kind: str) -> N
                 decoder._speculative.proposers = [proposer]
                 found = decoder.generate(prompt, draft=draft, max_tokens=20)
                 assert found.tokens == plain.tokens
-                assert proposer.state.position(decoder.sequence) <= len(prompt) + 20
-        assert proposer.state.n_truncated > 3
+                assert proposer.kept.position(decoder.sequence) <= len(prompt) + 20
+        assert proposer.kept.n_truncated > 3
     assert len(proposed) > 50
     for seen, tree in proposed:
         fresh = Stepwise(n_vocab)
-        request = Request(Timeline(), seen, DraftScorer(DecodeConfig()), 99, 99)
+        request = SpeculativeState(Timeline(), seen, DraftScorer(DecodeConfig()), 99, 99)
         request.n_positions, request.n_nodes = max(tree.depths), len(tree) - 1
         assert fresh.propose([request]) == [tree]

@@ -15,17 +15,17 @@ from dflash_gguf.config import DecodeConfig, LoadConfig
 from dflash_gguf.decoder import Decoder
 from dflash_gguf.native import Engine, Model, Sequence
 from dflash_gguf.sampling.noise import DraftScorer
-from dflash_gguf.speculative.proposers.proposer import Request
+from dflash_gguf.speculative.proposers.proposer import SpeculativeState
 
 
 class Timeline:
     """Something to have texts of."""
 
 
-def request_of(seen: list[int], sequence: Any = None) -> Request:
+def request_of(seen: list[int], sequence: Any = None) -> SpeculativeState:
     sampler = DraftScorer(DecodeConfig())
     sequence = sequence or Timeline()
-    return Request(sequence, seen, sampler, n_left=99, n_room=99, n_positions=9, n_nodes=9)
+    return SpeculativeState(sequence, seen, sampler, n_left=99, n_room=99, n_positions=9, n_nodes=9)
 
 
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -13,7 +13,7 @@ from pairs import Pair, go_back, make_pair, open_pair, random_tokens
 
 from dflash_gguf.config import LoadConfig
 from dflash_gguf.decoder import Decoder
-from dflash_gguf.native import Engine, Error, Model, Prefix, Sequence
+from dflash_gguf.native import Engine, Model, Prefix, Sequence
 
 Tiny = Callable[[str], Path]
 PROMPT = random_tokens(40)
@@ -40,66 +40,6 @@ def other(token: int) -> int:
     return (token + 1) % VOCAB_SIZE
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_open_verify_is_closed(tiny_gguf: Tiny, kind: str) -> None:
-    sequence, fresh = start(tiny_gguf(kind)), start(tiny_gguf(kind))
-    sequence.engine.reserve_verify(4)
-    expected = fresh.prefill(PROMPT).logits()
-    recurs = sequence.engine.model.n_recurrent > 0
-    for there in (0, 0 if recurs else 39, 0 if recurs else 39):
-        sequence.verify([1, 2, 3])
-        assert go_back(sequence, PROMPT) == there
-        row = sequence.prefill(PROMPT[there:]).logits()
-        np.testing.assert_allclose(row, expected, atol=1e-4)
-    sequence.verify([1, 2, 3])
-    with pytest.raises(Error, match="a verify of 3 rows waits for its commit"):
-        sequence.snapshot()
-    sequence.truncate(40)  # not committed
-    assert sequence.position == 40
-    sequence.decode(1)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_bad_tokens_change_nothing(tiny_gguf: Tiny, kind: str) -> None:
-    sequence = start(tiny_gguf(kind))
-    sequence.engine.reserve_verify(2)
-    sequence.prefill(PROMPT)
-    for tokens, sentence in (
-        ([], "there are no tokens to run"),
-        ([*PROMPT[:5], VOCAB_SIZE], "token id 421 is outside the vocabulary of 421"),
-        ([-1], "token id -1 is outside the vocabulary of 421"),
-        ([1] * 25, "25 tokens after 40 do not fit into a context of 64"),
-    ):
-        with pytest.raises(Error, match=sentence):
-            sequence.prefill(tokens)
-    for position in (-1, 41):
-        with pytest.raises(Error, match=f"position {position}: the sequence holds 40 tokens"):
-            sequence.truncate(position)
-    sequence.verify([1, 2])
-    sequence.commit(2)
-    assert sequence.tokens.tolist() == [*PROMPT, 1, 2]
-
-
-def test_a_callback_cannot_go_back(tiny_gguf: Tiny) -> None:
-    sequence = start(tiny_gguf("qwen35"))
-    prefix = start(tiny_gguf("qwen35"))
-    prefix.prefill(PROMPT)
-    kept = prefix.snapshot()
-
-    def progress(_done: int, _total: int) -> None:
-        for call in (
-            sequence.reset,
-            sequence.snapshot,
-            lambda: sequence.truncate(0),
-            lambda: sequence.attach(kept, 40),
-        ):
-            with pytest.raises(Error, match="the engine is busy: an earlier call of it has not"):
-                call()
-
-    sequence.prefill(PROMPT, progress)
-    assert sequence.position == 40
-
-
 def test_what_waits_for_the_drafter_gives_way_to_a_prefix(tmp_path: Path) -> None:
     pair = make_pair(tmp_path, "llama")
     sequence, fresh = open_pair(pair), open_pair(pair)
@@ -117,14 +57,6 @@ def test_what_waits_for_the_drafter_gives_way_to_a_prefix(tmp_path: Path) -> Non
     sequence.snapshot()
     sequence.reset()
     assert sequence.position == 0
-
-
-def test_rows_are_gone_with_what_led_to_them(tiny_gguf: Tiny) -> None:
-    sequence = start(tiny_gguf("llama"))
-    rows = sequence.prefill(PROMPT)
-    sequence.truncate(39)
-    with pytest.raises(Error, match="these rows are gone"):
-        rows.argmax()
 
 
 def test_a_conversation_computes_each_token_once(tiny_gguf: Tiny) -> None:
@@ -157,7 +89,7 @@ def n_common(tokens: list[int], prompt: list[int]) -> int:
     return next((i for i, (a, b) in enumerate(pairs) if a != b), most)
 
 
-class SampleRequest:
+class Walk:
     """Calls in a random order, with the timeline as they should leave it."""
 
     def __init__(self, pair: Pair, seed: int) -> None:
@@ -201,7 +133,6 @@ class SampleRequest:
         if self.sequence.engine.model.n_recurrent and common < len(self.timeline):
             assert there == 0
         else:
-            # Rows that were never read may be spoiled by what came after: then they are run again.
             assert there == common
         divides = self.sequence.engine.partial_prefix_ok
         for tokens, prefix in self.kept:
@@ -273,7 +204,7 @@ class SampleRequest:
 
 @pytest.mark.parametrize("seed", range(N_WALKS))
 def test_any_walk_leaves_what_a_fresh_sequence_has(pair: Pair, seed: int) -> None:
-    walk = SampleRequest(pair, seed)
+    walk = Walk(pair, seed)
     walk.run(120)
     assert walk.n_adopted > 3
     assert walk.n_back > 3

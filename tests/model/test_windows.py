@@ -32,7 +32,7 @@ KINDS = tuple(KEPT_BY)
 ROW = 2 * 4 * 64
 """Bytes of a key and a value."""
 REACH = 64
-"""Tokens that a timeline can go back at any time."""
+"""Tokens that a sequence goes back without a copy."""
 N_CTX = 2048
 KEEP_ALL = 12
 """So many sequences' windows are more than N_CTX: then nothing is forgotten."""
@@ -123,48 +123,38 @@ def answer(sequence: Sequence, n: int) -> list[int]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_ways_back(tiny_gguf: Tiny, kind: str) -> None:
-    """Within reach anywhere, beyond it to prefixes that were kept, else to the start."""
+    """In place to a prefix near or far, and to one of another text that is kept meanwhile."""
     sequence, keeping = both(tiny_gguf(kind))
 
-    def ask(prompt: list[int], there: int, kept: Prefix | None = None) -> Prefix:
-        if kept is not None:
+    def ask(prompt: list[int], kept: Prefix | None = None) -> Prefix:
+        if kept is None:
             sequence.reset()
-            sequence.attach(kept, there)
         else:
-            assert go_back(sequence, prompt) == there
+            sequence.attach(kept, kept.n_tokens)
         keeping.reset()
         keeping.prefill(prompt[:-1])
-        if there < len(prompt) - 1:
-            sequence.prefill(prompt[there:-1])
+        if sequence.position < len(prompt) - 1:
+            sequence.prefill(prompt[sequence.position : -1])
         kept = sequence.snapshot()
         found, expected = (x.prefill(prompt[-1:]).logits() for x in (sequence, keeping))
         np.testing.assert_array_equal(found, expected)
         return kept
 
     prompt = TEXT[:300]
-    kept = ask(prompt, 0)
-    seen = prompt + answer(sequence, 30)
-    ask([*seen[:305], 7], 305)  # in reach
-    ask(prompt, 299)
-    seen = prompt + answer(sequence, 200)
-    ask(prompt, 299, kept)
-    seen = prompt + answer(sequence, 200)
-    ask([*seen[: 500 - REACH], 7], 500 - REACH)
     longer = prompt + TEXT[600:900]
-    ask(prompt[:200], 0)  # too far
-    kept_longer = ask(longer, 299, kept)
-    answer(sequence, 150)
-    ask(longer, len(longer) - 1, kept_longer)
-    answer(sequence, 150)
-    ask(prompt, 299, kept)
-    answer(sequence, 300)
-    ask([*prompt[:200], *TEXT[800:850]], 0)
-    go_back(sequence, TEXT[:60])
-    ask(TEXT[:60], 0 if sequence.position == 0 else 59)
-    ask(TEXT[:30], 29)
-    ask(TEXT[:1000], 30)
-    ask(TEXT[:960], 959)  # in reach
-    ask(TEXT[:800], 0)
+    kept = ask(prompt)
+    kept_longer = ask(longer, kept)
+    for n_after in (1, 30, REACH, REACH + 70, 300):
+        for text, prefix in ((longer, kept_longer), (prompt, kept)):
+            answer(sequence, n_after)
+            ask(text, prefix)
+        ask([*prompt[:-1], *TEXT[800:850]], kept)
+        sequence.reset()
+        ask(longer, kept_longer)
+    for n in (2, 8, 9, 60, 101, 1000):
+        kept = ask(TEXT[:n])
+        answer(sequence, 40)
+        ask(TEXT[:n], kept)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -196,68 +186,6 @@ def test_a_prefix_is_the_same_whatever_passes_came_to_it(tiny_gguf: Tiny, kind: 
     sequence.reset()
     sequence.attach(kept, 353)
     np.testing.assert_array_equal(sequence.decode(9).logits(), expected)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_checkpoints_bring_their_windows_along(tiny_gguf: Tiny, kind: str) -> None:
-    sequence, keeping = both(tiny_gguf(kind))
-    for n in (1, 7, 8, 64, 100, 650):
-        for x in (sequence, keeping):
-            x.reset()
-            x.prefill(TEXT[:n])
-        checkpoint, others = sequence.take(), keeping.take()
-        for n_after in (1, 40, 300, 700):
-            answer(sequence, n_after)
-            assert sequence.holds(checkpoint)
-            sequence.verify([1, 2, 3])  # open: it is closed
-            sequence.restore(checkpoint)
-            keeping.restore(others)
-            for token in TEXT[n : n + 30]:
-                found, expected = (x.decode(token).logits() for x in (sequence, keeping))
-                np.testing.assert_array_equal(found, expected)
-            sequence.restore(checkpoint)
-            assert sequence.position == n
-
-
-def test_truncate_goes_back_within_reach(tiny_gguf: Tiny) -> None:
-    sequence, keeping = both(tiny_gguf("gpt-oss"))
-    for x in (sequence, keeping):
-        x.prefill(TEXT[:1000]).argmax()
-        x.truncate(1000 - REACH)
-    for token in TEXT[:100]:
-        found, expected = (x.decode(token).logits() for x in (sequence, keeping))
-        np.testing.assert_array_equal(found, expected)
-    sentence = (
-        "a model with windows goes back from 1036 tokens to 967 at the earliest, or to a "
-        "checkpoint, not to position 966"
-    )
-    with pytest.raises(Error, match=sentence):
-        sequence.truncate(966)
-    assert sequence.position == 1036
-    np.testing.assert_array_equal(sequence.decode(5).logits(), keeping.decode(5).logits())
-    sequence.truncate(967)
-    sequence.truncate(0)
-    sequence.prefill(TEXT[:REACH]).argmax()
-    sequence.truncate(3)
-    keeping.truncate(3)
-    np.testing.assert_array_equal(
-        sequence.prefill(TEXT[9:99]).logits(),
-        (keeping.reset(), keeping.prefill(TEXT[:3] + TEXT[9:99]).logits())[1],
-    )
-
-
-def test_a_row_that_was_not_read_does_not_lead_to_rows_that_are_gone(tiny_gguf: Tiny) -> None:
-    """What nobody read a row after may be spoiled: it would be run again, from too far back."""
-    engine = engine_of(tiny_gguf("gpt-oss"), 2, n_ubatch=256)
-    a, b = Sequence(engine), Sequence(engine)
-    a.prefill(TEXT[:700]).argmax()
-    engine.run([BatchEntry(a, TEXT[700:950], n_remaining=1)])
-    b.prefill(TEXT[:3])  # takes the rows of the other's pass
-    with pytest.raises(
-        Error, match=r"from 950 tokens to .* at the earliest, .* not to position 949"
-    ):
-        a.truncate(949)
-    assert go_back(a, TEXT[:950]) == 0
 
 
 class Beside:
@@ -326,20 +254,13 @@ class Beside:
     def move(self) -> None:
         i = self.below(len(self.sequences))
         sequence, tokens = self.sequences[i], self.tokens[i]
-        way = self.below(4)
-        if way == 0 and tokens:
-            prompt = [*tokens[: self.below(len(tokens)) + 1], *self.draw(2)]
-            self.tokens[i] = prompt[: go_back(sequence, prompt)]
-        elif way == 1:
+        if self.below(3) == 0:
             sequence.close()
             self.sequences[i], self.tokens[i] = Sequence(self.engine), []
-        elif way == 2 and len(tokens) > REACH:
-            sequence.truncate(len(tokens) - self.below(20))
-            self.tokens[i] = tokens[: sequence.position]
         elif tokens:
-            checkpoint = sequence.take()
+            kept = sequence.snapshot()
             sequence.prefill(self.draw(1 + self.below(100)))
-            sequence.restore(checkpoint)
+            sequence.attach(kept, len(tokens))
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dflash_gguf.bench.measure import verify
 from dflash_gguf.native import Sequence
-from dflash_gguf.speculative.tree import Tree
 
 # From the drafted tokens and how many tokens stand already, the tokens to verify.
 Propose = Callable[[list[int], int], list[int]]
@@ -23,13 +21,11 @@ def plain(sequence: Sequence, prompt: list[int], n: int) -> list[int]:
 
 def run_round(sequence: Sequence, root: int, drafts: list[int]) -> list[int]:
     """Verifies and commits; returns the target's own tokens, one more than drafts were accepted."""
-    new: list[int] = []
-
-    def take(token: int) -> bool:
-        new.append(token)
-        return False
-
-    verify(sequence, Tree.of([root, *drafts]), lambda rows, node: rows.argmax(node), take)
+    rows = sequence.verify([root, *drafts])
+    new = [rows.argmax(0)]
+    while len(new) <= len(drafts) and new[-1] == drafts[len(new) - 1]:
+        new.append(rows.argmax(len(new)))
+    sequence.commit(len(new))
     return new
 
 

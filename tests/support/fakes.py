@@ -46,7 +46,6 @@ class FakeSequence(Scripted):
         super().__init__(script, n_ctx, model=model)
         self.model, self.mark = model, mark
         self.fed: list[int] = []
-        self.interrupt_at: int | None = None
         self.engine.drafter = FakeDrafter(block_size) if block_size > 1 else None
         self.engine.max_verify = max(block_size, 1)
         self.max_draft = block_size - 1
@@ -82,9 +81,6 @@ class FakeSequence(Scripted):
         for token in tokens:
             self.fed.append(token)
             super().append([token])
-            if self.position == self.interrupt_at:
-                self.interrupt_at = None
-                raise KeyboardInterrupt
 
     def logits(self, tokens: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
         self.tokens += tokens

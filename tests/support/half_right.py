@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
+from proposers import MadeUpProposer
 
-from dflash_gguf.sampling.noise import DraftScorer
 from dflash_gguf.speculative.ddtree import PositionCandidates, best_first_tree, chain
-from dflash_gguf.speculative.proposers.proposer import CHAIN, MAIN_CHAIN, TOP1, Request
+from dflash_gguf.speculative.proposers.proposer import CHAIN, MAIN_CHAIN, TOP1, SpeculativeState
 from dflash_gguf.speculative.tree import Tree
 
 
-class HalfRight:
+class HalfRight(MadeUpProposer):
     """Proposes a known continuation; in round r the candidate `wrong(r)` is another token.
 
     The right token of position i is the `rank(i)`-th of `width` candidates, all others are wrong.
     """
 
     name = "half right"
-    needs_forward = True
-    state = None
+    chance = 0.8
 
     def __init__(
         self,
@@ -40,13 +38,10 @@ class HalfRight:
         self._width, self._rank, self._n_vocab = width, rank, n_vocab
         self._n_rounds = 0
 
-    def start(self, request: Request) -> None:
-        pass
-
-    def propose(self, requests: Sequence[Request]) -> list[Tree | None]:
+    def propose(self, requests: Sequence[SpeculativeState]) -> list[Tree | None]:
         return [self._tree(request) for request in requests]
 
-    def _tree(self, request: Request) -> Tree:
+    def _tree(self, request: SpeculativeState) -> Tree:
         candidates = self._candidates(len(request.history) - self._n_prompt, request.n_positions)
         root, n = request.history[-1], request.n_nodes
         if request.shape in (TOP1, CHAIN):
@@ -64,17 +59,5 @@ class HalfRight:
         probs = np.log(0.9 / self._width - 0.01 * np.arange(self._width) / self._width)
         return PositionCandidates(tokens, np.tile(probs, (n, 1)))
 
-    def observe(self, request: Request, tokens: Sequence[int]) -> None:  # noqa: ARG002
+    def observe(self, request: SpeculativeState, tokens: Sequence[int]) -> None:  # noqa: ARG002
         self.observed += tokens
-
-    def expected_path_probs(self, sampler: DraftScorer) -> list[float]:  # noqa: ARG002
-        return [0.8**n for n in range(1, self.max_draft + 1)]
-
-    def forget(self, sequence: Any) -> None:
-        pass
-
-    def to_dict(self) -> dict[str, Any]:
-        return {}
-
-    def learn(self, stored: Mapping[str, Any]) -> None:
-        pass

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dflash_gguf.config import LoadConfig
 from dflash_gguf.decoder import Decoder
-from dflash_gguf.native import Drafter, Engine, Error, Model, Sequence
+from dflash_gguf.native import Drafter, Engine, Model, Sequence
 
 N_UBATCH = 16
 N_CTX = 512
@@ -103,17 +103,17 @@ def open_pair(
 
 
 def go_back(sequence: Sequence, tokens: list[int]) -> int:
-    """Takes a timeline to where it agrees with tokens, less the last: how many of them are there.
+    """Goes back to where a sequence agrees with tokens, less the last, and returns that position.
 
-    Where layers have forgotten what they knew there, to the start.
+    That is the start where only whole prefixes can be attached.
     """
+    sequence.commit(0)
     most = min(sequence.position, len(tokens) - 1)
     held = sequence.tokens
     same = next((i for i in range(most) if held[i] != tokens[i]), most)
-    try:
-        sequence.truncate(same)
-    except Error as error:
-        assert "goes back" in str(error)
+    if same and same < sequence.position and sequence.engine.partial_prefix_ok:
+        sequence.attach(sequence.snapshot(), same)
+    elif same < sequence.position:
         sequence.reset()
     return sequence.position
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from dflash_gguf import native
 from dflash_gguf.config import DecodeConfig
+from dflash_gguf.engine.request import Request
 from dflash_gguf.engine.scheduler import Scheduler
-from dflash_gguf.engine.writing import Writing
 from dflash_gguf.kv_cache.prefix_cache import PrefixCache
 from dflash_gguf.native import BatchEntry, SampleRequest
 from dflash_gguf.outputs import Result, Step
@@ -25,12 +25,6 @@ N_VOCAB = 300
 STOP = 256
 N_TOP = 64
 Floats = np.ndarray[Any, np.dtype[np.float32]]
-
-
-def common_start(a: Sequence[int], b: Sequence[int]) -> list[int]:
-    """What two lists of tokens begin with alike."""
-    n = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-    return list(a[:n])
 
 
 class Bytes:
@@ -50,6 +44,9 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def check(self) -> None:
+        assert np.isfinite(self._rows).all()
 
     @property
     def has_top(self) -> bool:
@@ -155,10 +152,10 @@ class Kept:
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self.tokens = list(tokens)
-        self.n_tokens = self.n_verified_finite = len(tokens)
+        self.n_tokens = len(tokens)
 
-    def info(self) -> Kept:
-        return self
+    def keep_in_cells(self, _keeps: bool) -> None:
+        pass
 
     def cells_needed(self, n: int) -> int:  # noqa: ARG002
         return 0
@@ -170,9 +167,8 @@ class Kept:
 class Scripted:
     """Says the bytes of a script, then STOP, whatever it is fed.
 
-    Logits below the best are noise that depends on the whole path. `fail_at` interrupts the
-    pass that follows that position; `fail_in` the named call, before or after it has worked.
-    `left` is what it holds, or held when it was last emptied.
+    Logits below the best are noise that depends on the whole path. `left` is what it holds, or
+    held when it was last emptied.
     """
 
     def __init__(
@@ -195,8 +191,6 @@ class Scripted:
         self.parents: list[int] = []
         self.rows: list[Rows] = []
         self.verified: list[int] = []
-        self.fail_at: int | None = None
-        self.fail_in: tuple[str, str] | None = None
         self.n_closed = 0
 
     @property
@@ -217,11 +211,6 @@ class Scripted:
     def _rows(self, paths: Sequence[Sequence[int]]) -> Rows:
         self.rows.append(Rows(self.engine, [self.row(path) for path in paths]))
         return self.rows[-1]
-
-    def _fail(self, name: str, when: str) -> None:
-        if self.fail_in == (name, when):
-            self.fail_in = None
-            raise KeyboardInterrupt
 
     # ---- what it leaves behind
 
@@ -252,16 +241,12 @@ class Scripted:
     def append(self, tokens: Sequence[int]) -> None:
         assert not self.open
         assert self.position + len(tokens) <= self.n_ctx
-        if self.position == self.fail_at:
-            self.fail_at = None
-            raise KeyboardInterrupt
         self.tokens += tokens
 
     def last_row(self) -> Rows:
         return self._rows([self.tokens])
 
     def verify_tree(self, tokens: Sequence[int], parents: Sequence[int] | None) -> Rows:
-        self._fail("verify", "before")
         parents = range(-1, len(tokens) - 1) if parents is None else parents
         assert not self.open
         assert len(parents) == len(tokens) <= self.engine.max_verify
@@ -270,7 +255,6 @@ class Scripted:
         assert self.position + len(tokens) <= self.n_ctx
         self.open, self.parents = list(tokens), list(parents)
         self.verified.append(len(tokens))
-        self._fail("verify", "after")
         paths: list[list[int]] = []
         for token, parent in zip(tokens, parents, strict=True):
             paths.append([*(paths[parent] if parent >= 0 else self.tokens), token])
@@ -280,13 +264,9 @@ class Scripted:
         self.commit_path(range(n))
 
     def commit_path(self, nodes: Sequence[int]) -> None:
-        if nodes:
-            self._fail("commit", "before")
         assert [self.parents[node] for node in nodes] == [-1, *nodes[:-1]][: len(nodes)]
         self.tokens += [self.open[node] for node in nodes]
         self.open = []
-        if nodes:
-            self._fail("commit", "after")
 
 
 class Said:
@@ -304,28 +284,28 @@ class Said:
         cancelled: Callable[[], bool] | None = None,
         on_prefill: Progress | None = None,
     ) -> None:
-        self.scheduler = Scheduler(sequence, PrefixCache(sequence.engine, 1 << 20))
-        self.writing = Writing(
-            vocabulary or Bytes(),
-            prompt,
-            sequence.n_ctx,
-            config,
-            is_drafted=controller is not None,
-            cancelled=cancelled,
+        cache = PrefixCache(sequence.engine, 1 << 20)
+        self.scheduler = Scheduler(sequence, cache, vocabulary or Bytes())
+        request = Request(tuple(prompt), config)
+        self.state = self.scheduler.add_request(
+            request, proposers, controller, cancelled, on_prefill
         )
-        self.job = self.scheduler.add(self.writing, proposers, controller, on_prefill)
-        self.history = self.writing.history
+        self.history = self.state.history
 
     def __iter__(self) -> Iterator[Step]:
         return self
 
     def __next__(self) -> Step:
-        while True:
-            if (step := self.scheduler.step(self.job)) is not None:
-                return step
+        while not self.state.steps:
+            if self.state.error is not None:
+                raise self.state.error
+            if self.state.is_finished:
+                raise StopIteration
+            self.scheduler.step()
+        return self.state.steps.pop(0)
 
     def close(self) -> None:
-        self.scheduler.end(self.job)
+        self.scheduler.abort(self.state)
 
     def result(self) -> Result:
-        return self.writing.result()
+        return self.state.result()

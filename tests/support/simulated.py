@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
+from proposers import MadeUpProposer
 
 from dflash_gguf.config import DecodeConfig
 from dflash_gguf.sampling.noise import DraftScorer
@@ -15,7 +15,7 @@ from dflash_gguf.speculative.calibration import Calibration, Features, Outcome, 
 from dflash_gguf.speculative.controller import Controller
 from dflash_gguf.speculative.cost_model import Round
 from dflash_gguf.speculative.ddtree import PositionCandidates, best_first_tree, chain
-from dflash_gguf.speculative.proposers.proposer import CHAIN, TOP1, Request
+from dflash_gguf.speculative.proposers.proposer import CHAIN, TOP1, SpeculativeState
 from dflash_gguf.speculative.speculator import Speculator
 from dflash_gguf.speculative.tree import Tree
 
@@ -97,12 +97,10 @@ class Text:
         return truth, np.log(np.maximum(claims, 1e-9))
 
 
-class Drafter:
+class Drafter(MadeUpProposer):
     """Proposes by a text that stays the same for a round, in the order of what it claims."""
 
     name = "simulated"
-    needs_forward = True
-    state = None
     max_draft = BLOCK
 
     def __init__(self, text: Callable[[int], Text]):
@@ -112,13 +110,10 @@ class Drafter:
         self._open: tuple[Features | None, list[int]] | None = None
         self._truth: np.ndarray | None = None
 
-    def start(self, request: Request) -> None:
-        pass
-
-    def propose(self, requests: Sequence[Request]) -> list[Tree | None]:
+    def propose(self, requests: Sequence[SpeculativeState]) -> list[Tree | None]:
         return [self._tree(request) for request in requests]
 
-    def _tree(self, request: Request) -> Tree:
+    def _tree(self, request: SpeculativeState) -> Tree:
         n, root = request.n_positions, request.history[-1]
         self._truth, claims = self.text(len(request.history) - 1).draft(self.rng)
         order = np.argsort(-claims, kind="stable")
@@ -141,7 +136,7 @@ class Drafter:
         while True:
             yield int(self.rng.choice(K + 1, p=probs))
 
-    def observe(self, request: Request, tokens: Sequence[int]) -> None:
+    def observe(self, request: SpeculativeState, tokens: Sequence[int]) -> None:
         if self._open is None:
             return
         (features, order), self._open = self._open, None
@@ -152,15 +147,6 @@ class Drafter:
 
     def expected_path_probs(self, sampler: DraftScorer) -> Sequence[float]:  # noqa: ARG002
         return self._spine.paths(self.max_draft)
-
-    def forget(self, sequence: Any) -> None:
-        pass
-
-    def to_dict(self) -> dict[str, Any]:
-        return {}
-
-    def learn(self, stored: Mapping[str, Any]) -> None:
-        pass
 
 
 def answer(
@@ -175,7 +161,7 @@ def answer(
     rng = drafter.rng = np.random.default_rng(seed)
     speculator = Speculator([drafter], controller)
     ms, seen, rounds = 0.0, [0], []
-    request = Request(None, seen, DraftScorer(DecodeConfig()))
+    request = SpeculativeState(None, seen, DraftScorer(DecodeConfig()))
     while (n_done := len(seen) - 1) < n_tokens:
         done = Round(100 + n_done)
         request.n_left, request.n_room = n_tokens - n_done, 256

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
+from proposers import MadeUpProposer
 
-from dflash_gguf.sampling.noise import DraftScorer
-from dflash_gguf.speculative.proposers.proposer import DraftSource, Request
+from dflash_gguf.speculative.proposers.proposer import DraftSource, SpeculativeState
 from dflash_gguf.speculative.tree import Tree
 
 WIDTH = 4
@@ -31,10 +31,7 @@ def step(rows: Rows, token: int, n_vocab: int) -> tuple[int, int]:
 
 
 class KeptRows:
-    """Its state."""
-
-    bytes_a_position = WIDTH * 8
-    bytes_a_sequence = 0
+    """Rows of every sequence, one for each of its tokens."""
 
     def __init__(self) -> None:
         self.of: WeakKeyDictionary[Any, Rows] = WeakKeyDictionary()
@@ -47,41 +44,34 @@ class KeptRows:
     def position(self, sequence: DraftSource) -> int:
         return len(self.rows(sequence))
 
-    def save(self, sequence: DraftSource, first: int, last: int) -> bytes:
-        return self.rows(sequence)[first:last].tobytes()
-
-    def load(self, sequence: DraftSource, first: int, saved: bytes) -> None:
-        rows = np.frombuffer(saved).reshape(-1, WIDTH)
-        self.of[sequence] = np.concatenate([self.rows(sequence)[:first], rows])
-
     def truncate(self, sequence: DraftSource, position: int) -> None:
         rows = self.rows(sequence)
         self.n_truncated += len(rows) > position
         self.of[sequence] = rows[:position]
 
 
-class Stepwise:
+class Stepwise(MadeUpProposer):
     """Two candidates a step, the second a leaf; a pass for each step, for all sequences at once."""
 
     name = "stepwise"
-    needs_forward = True
     max_draft = 5
+    chance = 0.7
 
     def __init__(self, n_vocab: int) -> None:
-        self.state = KeptRows()
+        self.kept = KeptRows()
         self.n_passes = 0
         self._n_vocab = n_vocab
 
-    def start(self, request: Request) -> None:
-        held = self.state.tokens.get(request.sequence, [])
+    def start(self, request: SpeculativeState) -> None:
+        held = self.kept.tokens.get(request.sequence, [])
         same = itertools.takewhile(lambda x: x[0] == x[1], zip(held, request.history, strict=False))
-        self.state.truncate(request.sequence, sum(1 for _ in same))
+        self.kept.truncate(request.sequence, sum(1 for _ in same))
 
-    def propose(self, requests: Sequence[Request]) -> list[Tree | None]:
+    def propose(self, requests: Sequence[SpeculativeState]) -> list[Tree | None]:
         for request in requests:
             self._catch_up(request)
         trees = [Tree.of([request.history[-1]]) for request in requests]
-        rows = [self.state.rows(request.sequence) for request in requests]
+        rows = [self.kept.rows(request.sequence) for request in requests]
         spine = [0] * len(requests)
         for depth in range(max(request.n_positions for request in requests)):
             self.n_passes += 1
@@ -99,24 +89,9 @@ class Stepwise:
                 spine[i] = len(tree) - 2
         return [tree.first(request.n_nodes) for request, tree in zip(requests, trees, strict=True)]
 
-    def _catch_up(self, request: Request) -> None:
-        kept = self.state.rows(request.sequence)
-        new = enumerate(request.history[len(kept) : -1], len(kept))
+    def _catch_up(self, request: SpeculativeState) -> None:
+        rows = self.kept.rows(request.sequence)
+        new = enumerate(request.history[len(rows) : -1], len(rows))
         more = [row_of(token, position) for position, token in new]
-        self.state.of[request.sequence] = np.concatenate([kept, np.reshape(more, (-1, WIDTH))])
-        self.state.tokens[request.sequence] = list(request.history[:-1])
-
-    def observe(self, request: Request, tokens: Sequence[int]) -> None:
-        pass
-
-    def expected_path_probs(self, sampler: DraftScorer) -> Sequence[float]:  # noqa: ARG002
-        return [0.7**n for n in range(1, self.max_draft + 1)]
-
-    def forget(self, sequence: Any) -> None:
-        pass
-
-    def to_dict(self) -> dict[str, Any]:
-        return {}
-
-    def learn(self, stored: Mapping[str, Any]) -> None:
-        pass
+        self.kept.of[request.sequence] = np.concatenate([rows, np.reshape(more, (-1, WIDTH))])
+        self.kept.tokens[request.sequence] = list(request.history[:-1])

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from dflash_gguf.sampling.noise import DraftScorer
-from dflash_gguf.speculative.proposers.proposer import DraftSource, Request
+from proposers import MadeUpProposer
+
+from dflash_gguf.speculative.proposers.proposer import DraftSource, SpeculativeState
 from dflash_gguf.speculative.tree import Tree
 
 
-class Echo:
+class Echo(MadeUpProposer):
     """Needs no model of its own."""
 
     name = "echo"
-    needs_forward = True
-    state = None
     max_draft = 6
 
     def __init__(self) -> None:
         self.n_proposed = self.n_observed = 0
 
-    def start(self, request: Request) -> None:
-        pass
-
-    def propose(self, requests: Sequence[Request]) -> list[Tree | None]:
+    def propose(self, requests: Sequence[SpeculativeState]) -> list[Tree | None]:
         return [self._tree(request.history, request.n_positions) for request in requests]
 
     def _tree(self, seen: Sequence[int], n: int) -> Tree:
@@ -38,20 +33,8 @@ class Echo:
         self.n_proposed += n
         return Tree.chain([seen[-1], *path], [i * math.log(0.5) for i in range(n + 1)])
 
-    def observe(self, request: Request, tokens: Sequence[int]) -> None:  # noqa: ARG002
+    def observe(self, request: SpeculativeState, tokens: Sequence[int]) -> None:  # noqa: ARG002
         self.n_observed += len(tokens)
-
-    def expected_path_probs(self, sampler: DraftScorer) -> Sequence[float]:  # noqa: ARG002
-        return [0.5**n for n in range(1, self.max_draft + 1)]
-
-    def forget(self, sequence: Any) -> None:
-        pass
-
-    def to_dict(self) -> dict[str, Any]:
-        return {}
-
-    def learn(self, stored: Mapping[str, Any]) -> None:
-        pass
 
 
 def make(sequence: DraftSource) -> Echo:  # noqa: ARG001

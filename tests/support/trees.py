@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash_gguf.native import Sequence, SequenceCheckpoint
+from dflash_gguf.native import Prefix, Sequence
 
 N_CHOICES = 5
 """Tokens a tree draws from, so that cousins often agree: only their ancestors tell them apart."""
@@ -56,7 +56,7 @@ def tokens_for(parents: list[int], random: np.random.Generator, n_vocab: int) ->
 
 
 def serial_logits(
-    sequence: Sequence, start: SequenceCheckpoint, tokens: list[int], parents: list[int]
+    sequence: Sequence, start: Prefix, tokens: list[int], parents: list[int]
 ) -> NDArray[np.float32]:
     """Every node's row from a run of its path alone after `start`, float32 [n_nodes, n_vocab].
 
@@ -66,7 +66,7 @@ def serial_logits(
     leaves = set(range(len(tokens))) - set(parents)
     for leaf in leaves:
         path = path_to(parents, leaf)
-        sequence.restore(start)
+        sequence.attach(start, start.n_tokens)
         rows[path] = sequence.logits([tokens[x] for x in path])
     return rows
 

@@ -13,6 +13,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from serving import Served, tiny
 
+from dflash_gguf.serve.schemas import (
+    NEUTRAL_VALUES,
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    LlamaServerBody,
+    SlotBody,
+    TemplateBody,
+    TokenizeBody,
+)
+
 USER: Any = [{"role": "user", "content": "add two numbers"}]
 
 
@@ -109,65 +120,11 @@ VALUES = st.one_of(
     st.lists(st.one_of(st.integers(-1, 5000), st.text(max_size=3)), max_size=4),
     st.dictionaries(st.text(max_size=5), st.one_of(st.floats(), st.booleans()), max_size=3),
 )
-FIELDS = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repeat_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "repeat_last_n",
-    "seed",
-    "stop",
-    "ignore_eos",
-    "logit_bias",
-    "n_probs",
-    "post_sampling_probs",
-    "cache_prompt",
-    "id_slot",
-    "return_tokens",
-    "return_progress",
-    "response_fields",
-    "timings_per_token",
-    "stream",
-    "stream_options",
-    "n",
-    "max_tokens",
-    "max_completion_tokens",
-    "logprobs",
-    "top_logprobs",
-    "draft",
-    "draft_max",
-    "draft_min",
-    "tree_budget",
-    "verbose",
-    "chat_template_kwargs",
-    "enable_thinking",
-    "reasoning_effort",
-    "reasoning_budget",
-    "reasoning_format",
-    "echo",
-    "add_generation_prompt",
-    "continue_final_message",
-    "best_of",
-    "suffix",
-    "grammar",
-    "tools",
-    "model",
-    "sse_ping_interval",
-    "return_meta_info",
-    "n_predict",
-    "n_cmpl",
-    "response_format",
-    "tool_choice",
-    "json_schema",
-    "tokens",
-    "with_pieces",
-    "add_special",
-    "parse_special",
-    "filename",
+BODIES = (
+    *(LlamaServerBody, CompletionBody, ChatBody),
+    *(TemplateBody, TokenizeBody, DetokenizeBody, SlotBody),
 )
+FIELDS = sorted({name for kind in BODIES for name in kind.__struct_fields__} | {*NEUTRAL_VALUES})
 PROMPTS = st.one_of(
     VALUES, st.just("def f(x):\n"), st.lists(st.integers(0, 4095), min_size=1, max_size=9)
 )

@@ -30,12 +30,14 @@ def served() -> Iterator[Served]:
     found.close()
 
 
+def smollm2(*flags: str) -> Served:
+    return Served("-m", str(smollm2_file()), "-ub", "64", "-t", "1", "--temp", "0", *flags)
+
+
 @pytest.fixture(scope="module")
 def slow() -> Iterator[Served]:
     """A model that takes a while over a long prompt or answer."""
-    flags = ("-c", "8192", "-ub", "64", "-b", "1", "-t", "1", "--temp", "0")
-    flags = (*flags, "--sse-ping-interval", "0.01", "--metrics")
-    found = Served("-m", str(smollm2_file()), *flags)
+    found = smollm2("-c", "8192", "-b", "1", "--sse-ping-interval", "0.01", "--metrics")
     yield found
     found.close()
 
@@ -320,22 +322,7 @@ def try_many(served: Served) -> None:
 
 def test_a_long_prompt_of_one_does_not_silence_another() -> None:
     """Rounds are shared: between two tokens of the one comes a piece of the other's prompt."""
-    served = Served(
-        *(
-            "-m",
-            str(smollm2_file()),
-            "-c",
-            "4096",
-            "-ub",
-            "64",
-            "-np",
-            "2",
-            "-t",
-            "1",
-            "--temp",
-            "0",
-        )
-    )
+    served = smollm2("-c", "4096", "-np", "2")
     try:
         prompt = [(17 * i) % 9000 + 100 for i in range(1200)]
         with served.raw("/completion", **LONG, n_predict=1500, stream=True) as talker:

@@ -3,8 +3,8 @@
 // of which is taken, and single steps.
 //
 //     toy_core MODEL OUT TOKEN...
+#include "../cpp/passes.h"
 #include "arch/arch.h"
-#include "engine/sequence.h"
 
 #include <cstdio>
 #include <cstdlib>
@@ -45,23 +45,23 @@ int main(int argc, char ** argv) {
     std::vector<float> at_once(n * n_vocab), by_steps(n * n_vocab);
 
     Sequence whole(engine_of(model));
-    whole.prefill(tokens.data(), n, at_once.data(), nullptr);
+    prefill(whole, tokens.data(), n, at_once.data());
 
     const auto engine = engine_of(model);
     Sequence steps(engine);
     const int64_t half = n / 2;
-    steps.prefill(tokens.data(), half, by_steps.data(), nullptr);
+    prefill(steps, tokens.data(), half, by_steps.data());
     // Two nodes that lead nowhere beside three that follow the text.
     const int32_t nodes[] = {tokens[half], 1, tokens[half + 1], 2, tokens[half + 2]};
     const int32_t parents[] = {-1, 0, 0, 2, 2}, path[] = {0, 2, 4};
     engine->reserve_verify(5);
-    steps.verify(nodes, parents, 5);
+    verify(steps, nodes, parents, 5);
     for (int64_t i = 0; i < 3; ++i) {
         steps.logits(path[i], by_steps.data() + (half + i) * n_vocab);
     }
-    steps.commit_path(path, 3);
+    commit(steps, path, 3);
     for (int64_t i = half + 3; i < n; ++i) {
-        steps.prefill(&tokens[i], 1, nullptr, nullptr);
+        prefill(steps, &tokens[i], 1);
         steps.logits(0, by_steps.data() + i * n_vocab);
     }
 

@@ -15,7 +15,9 @@ from dflash_gguf.bench.prompts import Prompt, read_prompts
 from dflash_gguf.bench.settings import DEFAULT, Setting, parse_settings
 from dflash_gguf.bench.summary import ratio_interval
 from dflash_gguf.native import Draft
+from dflash_gguf.speculative.controller_state import Known
 from dflash_gguf.speculative.cost_model import CostModel, Round
+from dflash_gguf.speculative.proposers.dflash import DFlash
 
 
 def test_prompt_files_hold_texts_or_tokens(tmp_path: Path) -> None:
@@ -118,16 +120,16 @@ def recorded(hits: float, n_tokens: int = 200) -> replay.Record:
 
 def test_a_replay_takes_what_the_record_would_have_accepted() -> None:
     perfect, costs = recorded(1.0), known_costs(lambda rows: 1.0 + rows, lambda n: 0.5 * n)
-    seconds, rounds = replay.play(perfect, Setting("chain", 4), costs, replay.Learned(), 63)
+    seconds, rounds = replay.play(perfect, Setting("chain", 4), costs, Known(), DFlash(15), 63)
     assert all(done.n_accepted == done.n_drafted for done in rounds)
     assert sum(done.n_tokens for done in rounds) == 199
     assert seconds == pytest.approx(sum(6.0 + 2.0 for _ in rounds[:-1]) + rounds[-1].seconds)
-    plain, _ = replay.play(perfect, Setting("none"), costs, replay.Learned(), 63)
+    plain, _ = replay.play(perfect, Setting("none"), costs, Known(), DFlash(15), 63)
     assert plain == pytest.approx(199 * 2.0)
     second = recorded(0.0)
-    _, rounds = replay.play(second, Setting("chain", 4), costs, replay.Learned(), 63)
+    _, rounds = replay.play(second, Setting("chain", 4), costs, Known(), DFlash(15), 63)
     assert {done.n_accepted for done in rounds} == {0}
-    _, rounds = replay.play(second, Setting("tree", 40), costs, replay.Learned(), 63)
+    _, rounds = replay.play(second, Setting("tree", 40), costs, Known(), DFlash(15), 63)
     assert np.mean([done.n_accepted for done in rounds]) > 1
 
 

@@ -73,10 +73,16 @@ LOAD_REFUSALS = [
 ]
 
 
-@pytest.mark.parametrize(("values", "sentence"), DECODE_REFUSALS)
-def test_decode_config_refuses(values: dict[str, Any], sentence: str) -> None:
+@pytest.mark.parametrize(
+    ("config", "values", "sentence"),
+    [
+        *((DecodeConfig, *case) for case in DECODE_REFUSALS),
+        *((LoadConfig, *case) for case in LOAD_REFUSALS),
+    ],
+)
+def test_bad_values_are_named(config: type[Any], values: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError) as caught:
-        DecodeConfig(**values)
+        config(**values)
     assert str(caught.value).startswith(sentence)
 
 
@@ -92,13 +98,6 @@ def test_retired_names_are_taken_as_before() -> None:
 
 def test_the_least_and_the_most_are_taken() -> None:
     DecodeConfig(repeat_penalty=1e-28, presence_penalty=-1e28, logit_bias={1: 1e28})
-
-
-@pytest.mark.parametrize(("values", "sentence"), LOAD_REFUSALS)
-def test_load_config_refuses(values: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ValueError) as caught:
-        LoadConfig(**values)
-    assert str(caught.value).startswith(sentence)
 
 
 def test_the_core_has_a_place_for_every_option() -> None:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
+from proposers import MadeUpProposer
 from simulated import BLOCK, Drafter, Machine, Text, answer, fast, slow, wide
 
 from dflash_gguf.config import DecodeConfig
 from dflash_gguf.sampling.noise import DraftScorer
-from dflash_gguf.speculative.controller import AutoController, Controller, FixedController
+from dflash_gguf.speculative.controller import AutoController, Controller, FixedController, Way
 from dflash_gguf.speculative.controller_state import Known
 from dflash_gguf.speculative.cost_model import CostModel, Round
 from dflash_gguf.speculative.ddtree import PositionCandidates, best_first_tree, chain
 from dflash_gguf.speculative.promise import Promise
-from dflash_gguf.speculative.proposers.proposer import CHAIN, MAIN_CHAIN, TREE, Request
+from dflash_gguf.speculative.proposers.proposer import CHAIN, MAIN_CHAIN, TREE, SpeculativeState
 from dflash_gguf.speculative.runtime import measure
 from dflash_gguf.speculative.speculator import NEW, Speculator
 from dflash_gguf.speculative.tree import Tree
@@ -51,6 +51,32 @@ class Pair:
             controller = self._auto
             controller.start()
         return answer(self.machine, self.drafter, controller, n_tokens=n_tokens, seed=seed)
+
+
+def experienced(make: Callable[[], Machine]) -> Pair:
+    """A pair with two answers behind it, whose drafter was nearly always right."""
+    pair = Pair(make())
+    for seed in range(2):
+        pair.answer(Text(0.95), seed=seed)
+    return pair
+
+
+def first_way(
+    controller: AutoController,
+    requests: Sequence[SpeculativeState],
+    drafter: Drafter,
+    pass_s: float = 11.0,
+    n_rounds: int = 8,
+) -> Way:
+    """What is drafted first, after plain rounds that take so long."""
+    for _ in range(n_rounds):
+        done = Round(900, n_sequences=len(requests))
+        way = controller.choose(done, requests, drafter)
+        if way is not None:
+            return way
+        done.n_tokens, done.pass_s = len(requests), pass_s
+        controller.observe(done)
+    pytest.fail("it was never asked")
 
 
 def fixed_ms(
@@ -227,9 +253,7 @@ def test_an_untried_tree_promises_what_its_chain_does_and_more() -> None:
 
 
 def test_nothing_is_drafted_for_more_sequences_than_were_seen_plain() -> None:
-    pair = Pair(wide())
-    for seed in range(2):
-        pair.answer(Text(0.95), seed=seed)
+    pair = experienced(wide)
     controller = AutoController(pair.known, BLOCK, 63)
     eight = [request for _ in range(8) for request in ask()]
     for _ in range(2):
@@ -249,13 +273,7 @@ def test_a_drafter_is_tried_where_many_are_served_from_the_start() -> None:
             costs.observe(Round(0, n_positions=3, n_tokens=1, draft_s=0.05 * n, pass_s=1.0))
     controller = AutoController(Known(costs), BLOCK, 63)
     sixteen = [request for _ in range(16) for request in ask()]
-    for _ in range(400):
-        done = Round(900, n_sequences=16)
-        if controller.choose(done, sixteen, pair.drafter) is not None:
-            return
-        done.n_tokens, done.pass_s = 16, 1.2
-        controller.observe(done)
-    pytest.fail("it was never asked")
+    first_way(controller, sixteen, pair.drafter, 1.2, 400)
 
 
 def test_one_who_is_left_of_many_is_not_priced_by_their_rate() -> None:
@@ -278,27 +296,15 @@ def test_a_new_number_of_sequences_takes_no_savings() -> None:
 
 
 def test_an_answer_that_ends_shortens_no_others_drafts() -> None:
-    pair = Pair(fast())
-    for seed in range(2):
-        pair.answer(Text(0.95), seed=seed)
+    pair = experienced(fast)
     controller = AutoController(pair.known, BLOCK, 63)
     two = (*ask(limit=1), *ask())
-    for _ in range(8):
-        done = Round(900, n_sequences=2)
-        way = controller.choose(done, two, pair.drafter)
-        done.n_tokens, done.pass_s = 2, 11.0
-        if way is not None:
-            break
-        controller.observe(done)
-    assert way is not None
-    assert way.n_positions > 1
+    assert first_way(controller, two, pair.drafter).n_positions > 1
 
 
 def test_answers_of_several_samplers_decide_together() -> None:
     """Whoever comes first: what is expected of the drafter is a mean over all of them."""
-    pair = Pair(wide())
-    for seed in range(2):
-        pair.answer(Text(0.95), seed=seed)
+    pair = experienced(wide)
 
     class Unlike(Drafter):
         """Is hopeless where one draws."""
@@ -309,22 +315,13 @@ def test_answers_of_several_samplers_decide_together() -> None:
 
     drafter = Unlike(lambda _: Text(0.95))
     sure, unsure = (
-        Request(None, [1], DraftScorer(DecodeConfig(temperature=t)), n_left=16, n_room=256)
+        SpeculativeState(None, [1], DraftScorer(DecodeConfig(temperature=t)), n_left=16, n_room=256)
         for t in (0.0, 1.0)
     )
     ways = []
     for requests in ((sure, unsure), (unsure, sure), (unsure, unsure)):
-        controller = AutoController(
-            Known(CostModel.from_dict(pair.known.costs.to_dict())), BLOCK, 63
-        )
-        for _ in range(3):
-            done = Round(900, n_sequences=2)
-            way = controller.choose(done, requests, drafter)
-            done.n_tokens, done.pass_s = 2, 11.0
-            if way is not None:
-                break
-            controller.observe(done)
-        ways.append(way)
+        known = Known(CostModel.from_dict(pair.known.costs.to_dict()))
+        ways.append(first_way(AutoController(known, BLOCK, 63), requests, drafter))
     assert ways[0] == ways[1]
     assert ways[0] != ways[2]
 
@@ -444,8 +441,10 @@ def kinds(rounds: list[Round]) -> Kinds:
     return [(done.kind, done.n_drafted) for done in rounds]
 
 
-def ask(limit: int = 15, n_room: int = 256) -> tuple[Request, ...]:
-    return (Request(None, [1], DraftScorer(DecodeConfig()), n_left=limit + 1, n_room=n_room),)
+def ask(limit: int = 15, n_room: int = 256) -> tuple[SpeculativeState, ...]:
+    return (
+        SpeculativeState(None, [1], DraftScorer(DecodeConfig()), n_left=limit + 1, n_room=n_room),
+    )
 
 
 def test_the_first_two_rounds_are_plain_and_the_third_looks() -> None:
@@ -482,9 +481,7 @@ def candidates(n: int) -> PositionCandidates:
 
 
 def test_choices_keep_to_their_bounds() -> None:
-    pair = Pair(wide())
-    for seed in range(2):
-        pair.answer(Text(0.95), seed=seed)
+    pair = experienced(wide)
     for longest, most, least, limit in (
         (15, 63, 0, 15),
         (15, 63, 0, 4),
@@ -590,7 +587,7 @@ def test_more_rows_take_no_less_than_a_plain_pass() -> None:
     controller = AutoController(known, 0, 3)
     done = Round(100)
     controller.choose(
-        done, [Request(None, [0], DraftScorer(DecodeConfig()), n_left=9, n_room=9)], None
+        done, [SpeculativeState(None, [0], DraftScorer(DecodeConfig()), n_left=9, n_room=9)], None
     )
     sure = Tree.chain([0, 1], [0.0, 0.0])
     value, found = controller._best(done, [sure], [3])
@@ -598,35 +595,17 @@ def test_more_rows_take_no_less_than_a_plain_pass() -> None:
     assert value <= 1.0
 
 
-class _Asked:
+class _Asked(MadeUpProposer):
     """Proposes nothing, and notes whom it is asked for."""
 
-    name, needs_forward, max_draft, state = "asked", False, 8, None
+    name, needs_forward, max_draft, chance = "asked", False, 8, 0.0
 
     def __init__(self) -> None:
-        self.last: list[Request] = []
+        self.last: list[SpeculativeState] = []
 
-    def start(self, request: Request) -> None:
-        pass
-
-    def propose(self, requests: Sequence[Request]) -> list[Tree | None]:
+    def propose(self, requests: Sequence[SpeculativeState]) -> list[Tree | None]:
         self.last = list(requests)
         return [Tree.of([0])] * len(requests)
-
-    def observe(self, request: Request, tokens: Sequence[int]) -> None:
-        pass
-
-    def expected_path_probs(self, sampler: DraftScorer) -> Sequence[float]:  # noqa: ARG002
-        return ()
-
-    def forget(self, sequence: Any) -> None:
-        pass
-
-    def to_dict(self) -> dict[str, Any]:
-        return {}
-
-    def learn(self, stored: Mapping[str, Any]) -> None:
-        pass
 
 
 class _Sure(_Asked):
@@ -634,7 +613,7 @@ class _Sure(_Asked):
 
     max_draft = 15
 
-    def propose(self, requests: Sequence[Request]) -> list[Tree | None]:
+    def propose(self, requests: Sequence[SpeculativeState]) -> list[Tree | None]:
         logs = [at * math.log(0.97) for at in range(16)]
         return [Tree.chain([x.history[-1], *range(1, 16)], logs) for x in requests]
 
@@ -652,7 +631,7 @@ class _Copying:
             self.known.costs.observe(Round(100, n_sequences=n, n_tokens=n, pass_s=self(0)))
         self._speculation = Speculator([_Sure()], AutoController(self.known, 0, 31))
         sampler = DraftScorer(DecodeConfig())
-        self._requests = [Request(None, [0], sampler) for _ in range(n)]
+        self._requests = [SpeculativeState(None, [0], sampler) for _ in range(n)]
         self.seconds = self.tokens = 0.0
 
     def __call__(self, n_drafted: int) -> float:
@@ -733,11 +712,11 @@ def test_who_begins_to_decode_is_asked_alone_while_the_others_rest() -> None:
     proposer, known = _Asked(), plain_known()
     speculator = Speculator([proposer], AutoController(known, 0, 3))
     sampler = DraftScorer(DecodeConfig())
-    old, new = (Request(None, [0], sampler, n_left=99, n_room=9) for _ in range(2))
+    old, new = (SpeculativeState(None, [0], sampler, n_left=99, n_room=9) for _ in range(2))
     speculator.start(old)
     speculator.start_decoding(old)
 
-    def play(requests: Sequence[Request]) -> list[Request]:
+    def play(requests: Sequence[SpeculativeState]) -> list[SpeculativeState]:
         proposer.last = []
         done = Round(100, len(requests), n_tokens=len(requests), pass_s=1.0)
         if speculator.asks:
@@ -756,6 +735,6 @@ def test_who_begins_to_decode_is_asked_alone_while_the_others_rest() -> None:
     assert asked == [[new] if number == NEW else [] for number in range(10)]
     assert speculator.n_pause == 4
     speculator.n_pause = 15
-    speculator.start_decoding(another := Request(None, [0], sampler, n_left=99, n_room=9))
+    speculator.start_decoding(another := SpeculativeState(None, [0], sampler, n_left=99, n_room=9))
     assert [play([another]) for _ in range(NEW + 1)] == [[]] * NEW + [[another]]
     assert play([another]) == [another]  # alone there is nobody whose rest counts

@@ -181,25 +181,6 @@ def test_a_cancelled_answer_keeps_what_was_said() -> None:
     assert sequence.left == [1, 2, 3, *b"hel"]
 
 
-@pytest.mark.parametrize("goes_on", [True, False])
-def test_an_interrupted_answer_keeps_what_was_said(goes_on: bool) -> None:
-    sequence = Scripted(b"hello")
-    sequence.fail_at = 5
-    generation = Said(sequence, [1, 2, 3], DecodeConfig())
-    with pytest.raises(KeyboardInterrupt):
-        list(generation)
-    assert sequence.tokens == [1, 2, 3, *b"he"]
-    assert generation.result().text == "hel"
-    assert generation.result().stop_reason == "cancelled"
-    if goes_on:
-        assert "".join(step.text for step in generation) == "lo"
-        assert (generation.result().text, generation.result().stop_reason) == ("hello", "token")
-    else:
-        generation.close()
-        assert list(generation) == []
-        assert sequence.left == [1, 2, 3, *b"he"]
-
-
 def test_closing_ends_the_answer() -> None:
     generation = Said(Scripted(b"hello"), [1], DecodeConfig())
     next(generation)
@@ -228,10 +209,3 @@ def test_what_the_sequence_holds_of_the_prompt_is_not_computed_again(
     assert (generation.result().n_prompt, generation.result().n_prefilled) == (3, 3 - n_cached)
     n_new = 3 - n_cached
     assert seen == [(done, n_new) for done in range(n_new + 1)]
-
-
-def test_prompts_that_cannot_be_run_are_refused() -> None:
-    with pytest.raises(ValueError, match="the prompt is empty"):
-        Said(Scripted(b"", n_ctx=4), [], DecodeConfig())
-    with pytest.raises(ValueError, match="the prompt has 5 tokens, the context holds 4"):
-        Said(Scripted(b"", n_ctx=4), [1] * 5, DecodeConfig())

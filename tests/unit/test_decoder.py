@@ -111,7 +111,6 @@ def test_a_prompt_is_computed_from_where_it_parts_from_the_last(tokenizer: Token
 
 def test_callbacks_cannot_use_their_decoder(tokenizer: Tokenizer) -> None:
     decoder = make(tokenizer)
-    other = decoder.stream("ab:")
     refused: list[str] = []
     calls: dict[str, Callable[[], Any]] = {
         "generate": lambda: decoder.generate("cd:"),
@@ -120,8 +119,7 @@ def test_callbacks_cannot_use_their_decoder(tokenizer: Tokenizer) -> None:
         "logits": lambda: decoder.logits([1]),
         "reset": decoder.reset,
         "close": decoder.close,
-        "next": lambda: next(other),
-        "close of a stream": other.close,
+        "close of a stream": lambda: stream.close(),
     }
 
     def callback(*_: int) -> bool:
@@ -150,17 +148,6 @@ def test_a_timeline_that_others_moved_is_used_as_far_as_it_agrees(tokenizer: Tok
     decoder.sequence.append(list(b"more"))  # type: ignore[attr-defined]
     assert decoder.generate("ab:yes:", draft="none").text == "yes"
     assert fed(decoder) == b"more:yes"
-
-
-@pytest.mark.parametrize("at", [1, 3, 4, 5])
-def test_an_interrupt_at_any_point_leaves_a_usable_decoder(tokenizer: Tokenizer, at: int) -> None:
-    decoder = make(tokenizer)
-    sequence: Any = decoder.sequence
-    sequence.interrupt_at = at
-    with pytest.raises(KeyboardInterrupt):
-        decoder.generate("ab:")
-    assert decoder.generate("ab:").text == "yes"
-    assert bytes(sequence.left) == b"ab:yes"
 
 
 def test_a_cancelled_answer_can_be_asked_again(tokenizer: Tokenizer) -> None:
@@ -193,25 +180,6 @@ def test_draft_settings_must_suit_the_drafter(tokenizer: Tokenizer) -> None:
     with pytest.raises(ValueError, match=r"draft_type 'dflash' is not there; .* has: suffix"):
         bare.generate("ab:", draft="chain", draft_type="dflash")
     assert (bare.generate("ab:").draft, bare.generate("ab:").drafter) == ("auto", None)
-
-
-@pytest.mark.parametrize("name", ["draft", "verify_tree", "commit_path"])
-def test_an_interrupted_round_leaves_a_usable_decoder(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    decoder = make(tokenizer, b"a longer answer", block_size=6)
-    work = getattr(FakeSequence, name)
-
-    def interrupted(self: FakeSequence, *args: Any) -> None:
-        work(self, *args)
-        if args != (range(0),):
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(FakeSequence, name, interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        decoder.generate("ab:", draft="chain")
-    monkeypatch.setattr(FakeSequence, name, work)
-    assert decoder.generate("ab:", draft="chain").text == "a longer answer"
 
 
 def test_a_refused_prompt_changes_nothing(tokenizer: Tokenizer) -> None:

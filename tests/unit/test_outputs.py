@@ -6,6 +6,7 @@ import json
 
 from dflash_gguf.outputs import Result, Step
 from dflash_gguf.sampling.noise import TokenLogprobs
+from dflash_gguf.text.reasoning import OutputPart
 
 FIELDS = [
     "text",
@@ -100,8 +101,9 @@ def test_retired_names_are_told_as_before() -> None:
 
 
 def test_a_step_is_a_value() -> None:
-    step = Step((1, 2), "ab", logprobs=(TokenLogprobs(-0.5),))
-    assert step == Step((1, 2), "ab", 0, 0, "", (TokenLogprobs(-0.5),))
+    parts = OutputPart("a"), OutputPart("hm", "reasoning"), OutputPart("b")
+    step = Step((1, 2), parts, logprobs=(TokenLogprobs(-0.5),))
+    assert (step.text, step.reasoning, step.n_drafted) == ("ab", "hm", 0)
     assert step.chances == step.logprobs
 
 

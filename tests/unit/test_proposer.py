@@ -15,12 +15,12 @@ from dflash_gguf.sampling.noise import DraftScorer
 from dflash_gguf.sampling.sampler import Sampler
 from dflash_gguf.speculative.calibration import Calibration, Calibrations, Features, Outcome
 from dflash_gguf.speculative.ddtree import PositionCandidates
-from dflash_gguf.speculative.proposers.dflash import DFlash
+from dflash_gguf.speculative.proposers.dflash import N_RANKED, DFlash
 from dflash_gguf.speculative.proposers.proposer import (
     CHAIN,
     MAIN_CHAIN,
     TREE,
-    Request,
+    SpeculativeState,
     draft_for_all,
 )
 from dflash_gguf.speculative.tree import Tree
@@ -67,8 +67,8 @@ def request_of(
     seen: Sequence[int] = (1,),
     n: int = 6,
     shape: str = CHAIN,
-) -> Request:
-    return Request(
+) -> SpeculativeState:
+    return SpeculativeState(
         drafter, seen, sampler, n_left=99, n_room=99, n_positions=n, n_nodes=n, shape=shape
     )
 
@@ -80,12 +80,9 @@ def propose(
     n: int = 6,
     *,
     shape: str = CHAIN,
-    calibrations: Calibrations | None = None,
-    **settings: Any,
 ) -> Tree:
     """A tree of one proposal."""
-    source = DFlash(drafter.max_draft, **settings)
-    source.calibrations = calibrations or Calibrations()
+    source = DFlash(drafter.max_draft)
     (found,) = source.propose([request_of(drafter, sampler, seen, n, shape)])
     assert found is not None
     return found
@@ -97,13 +94,13 @@ def ranked(
     seen: Sequence[int] = (1,),
     n: int = 6,
     calibrations: Calibrations | None = None,
-    **settings: Any,
+    n_ranked: int = N_RANKED,
 ) -> PositionCandidates:
     """What trees are grown from."""
-    source = DFlash(drafter.max_draft, **settings)
+    source = DFlash(drafter.max_draft)
     source.calibrations = calibrations or Calibrations()
     request = request_of(drafter, sampler, seen, n, TREE)
-    (draft,) = draft_for_all([request], [source._width(request)])
+    (draft,) = draft_for_all([request], [n_ranked])
     (found,) = source._ranked([(request, draft)])
     return found
 
@@ -192,6 +189,10 @@ def test_a_perfect_drafter_draws_what_the_target_draws(config: dict[str, Any]) -
         assert found.tokens[:, 0].tolist() == by_target(sampler, drafter.rows, seen)
 
 
+def learned(source: DFlash) -> Calibrations:
+    return Calibrations.from_dict(source.to_dict())
+
+
 def test_shared_noise_agrees_more_often_than_the_best_logit_and_learns_how_much() -> None:
     source = DFlash(15)
     n_learned = n_best = 0
@@ -208,7 +209,7 @@ def test_shared_noise_agrees_more_often_than_the_best_logit_and_learns_how_much(
             n_learned += found.tokens[1] == drawn
             n_best += drafter.rows[0].argmax() == drawn
     assert n_learned > 1.5 * n_best
-    a, _, c, _, _ = source.calibrations.of(DecodeConfig(temperature=1.0)).weights(1)[0]
+    a, _, c, _, _ = learned(source).of(DecodeConfig(temperature=1.0)).weights(1)[0]
     assert c > 0.8
     assert a > 0.5
 
@@ -222,7 +223,7 @@ def test_noise_that_tells_nothing_is_left_out() -> None:
         source.propose([request])
         drawn = int((target[0] + np.random.default_rng(seed).gumbel(size=N_VOCAB)).argmax())
         source.observe(request, [drawn])
-    assert source.calibrations.of(DecodeConfig(temperature=1.0)).weights(1)[0, 2] < 0.1
+    assert learned(source).of(DecodeConfig(temperature=1.0)).weights(1)[0, 2] < 0.1
 
 
 def test_what_the_target_chose_is_looked_up_until_the_draft_ends() -> None:
@@ -239,7 +240,7 @@ def test_what_the_target_chose_is_looked_up_until_the_draft_ends() -> None:
         expected.observe([Outcome(features, 0, [2, 2, 2, 2, 2, 32][:n_tokens])])
         source.observe(request, [1, 2])
     assert 199 not in drafter.rows[5].argsort()[-32:]
-    weights = source.calibrations.of(DecodeConfig()).weights(6)
+    weights = learned(source).of(DecodeConfig()).weights(6)
     np.testing.assert_allclose(weights, expected.weights(6), atol=1e-5)
 
 

@@ -18,8 +18,8 @@ def split(make: Callable[[], Splitter], pieces: list[str]) -> tuple[str, str]:
     splitter = make()
     parts = [part for piece in pieces for part in splitter.push(piece)] + splitter.finish()
     assert all(part.text for part in parts)
-    thoughts = "".join(part.text for part in parts if part.is_reasoning)
-    return thoughts, "".join(part.text for part in parts if not part.is_reasoning)
+    thoughts = "".join(part.text for part in parts if part.kind == "reasoning")
+    return thoughts, "".join(part.text for part in parts if part.kind == "text")
 
 
 def known(template: str, prompt: str = "") -> Format:

@@ -107,9 +107,10 @@ def test_noise_is_the_documented_hash() -> None:
 
 def test_first_value_of_the_noise_is_that_of_splitmix64() -> None:
     """Vigna's splitmix64 seeded with 1234567 gives 6457827717110365317 first."""
-    from dflash_gguf.sampling.noise import GOLDEN, _mix
+    from dflash_gguf.sampling.noise import GOLDEN, _mixed
 
-    assert _mix((1234567 + GOLDEN) & (2**64 - 1)) == 6457827717110365317
+    state = np.array([(1234567 + GOLDEN) & (2**64 - 1)], dtype=np.uint64)
+    assert _mixed(state) == 6457827717110365317
 
 
 def chi_square_limit(degrees: int) -> float:
@@ -250,7 +251,7 @@ def test_the_draw_is_the_best_of_what_is_kept(settings: dict[str, Any], n_vocab:
             assert found.margin == pytest.approx(margin, rel=1e-9, abs=1e-9)
         if config.top_k > 0 and sampler.n_best > 0 and config.top_k < n_vocab:
             best = np.argsort(-row, kind="stable")[: sampler.n_best].astype(np.int32)
-            assert sampler.sample_among(best, row[best], 77) == found
+            assert sampler._core.sample(row[best], (), 77, best) == (found.token, found.margin)
 
 
 def test_greedy_takes_the_lowest_id_of_the_best_and_reports_the_margin() -> None:

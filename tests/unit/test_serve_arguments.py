@@ -132,16 +132,16 @@ def test_thinking_that_is_off_closes_what_is_open(
 ) -> None:
     texts = PromptBuilder(tokenizer, template)
     body = TemplateBody(messages=[{"role": "user", "content": "x"}], enable_thinking=think)
-    assert texts.chat_text(body)[0].endswith(end)
+    assert texts.chat_text(body).endswith(end)
 
 
 def test_thoughts_that_were_begun_are_continued(tokenizer: Tokenizer) -> None:
     texts = PromptBuilder(tokenizer, SAID + "<think>\n{# </think> #}")
     user = {"role": "user", "content": "x"}
     begun = {"role": "assistant", "content": "yes", "reasoning_content": "hm"}
-    text = texts.chat_text(TemplateBody(messages=[user, begun]))[0]
+    text = texts.chat_text(TemplateBody(messages=[user, begun]))
     assert text == "user:x;<think>\nhm\n</think>\n\nyes"
-    text = texts.chat_text(TemplateBody(messages=[user, begun | {"content": ""}]))[0]
+    text = texts.chat_text(TemplateBody(messages=[user, begun | {"content": ""}]))
     assert text == "user:x;<think>\nhm"
     no_thoughts = PromptBuilder(tokenizer, SAID)
     with pytest.raises(BadRequestError, match="the template has no thoughts"):

@@ -1,4 +1,4 @@
-"""The engine process's loop on a made-up decoder with several live streams."""
+"""The engine process's loop on a made-up decoder."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from dflash_gguf.serve.messages import (
     length,
 )
 from dflash_gguf.serve.worker import Worker
+from dflash_gguf.text.reasoning import OutputPart
 
 HANGS_S = 60.0
 
@@ -71,62 +72,68 @@ class Pipe:
             assert self._changed.wait_for(lambda: condition(self.said), HANGS_S), self.said
 
 
-class Stream:
-    """Says the tokens 0 to n - 1, n the first token of its prompt; a round serves all streams."""
+class State:
+    """Says the tokens 0 to n - 1, n the first token of its prompt."""
 
-    def __init__(self, prompt: list[int], cancelled: Callable[[], bool], decoder: Many) -> None:
-        self.n, self.tokens, self._cancelled = prompt[0], [], cancelled
+    def __init__(self, prompt: list[int], settings: dict[str, Any]) -> None:
+        self.n, self.history = prompt[0], list(prompt)
+        self.n_prompt, self.n_to_fill = len(prompt), len(prompt) // 10
+        self.cancelled, self.on_prefill = settings["cancelled"], settings["on_prefill"]
         self.steps: list[Step] = []
-        self._decoder = decoder
-        self.n_to_fill = len(prompt) // 10
-        self.is_closed = False
-
-    def poll(self, *, run: bool) -> Step | None:
-        if self.n == 99:
-            raise Error("the device is gone")
-        if self.steps:
-            return self.steps.pop(0)
-        if self.is_closed or len(self.tokens) >= self.n or self._cancelled():
-            raise StopIteration
-        if run:
-            self._decoder.round()
-        return None
+        self.error: Exception | None = None
+        self.is_finished = self.has_begun = False
 
     def work(self) -> None:
-        """Its part of a round."""
-        if self.n_to_fill:
+        """Its part of a batch."""
+        if not self.has_begun:
+            self.has_begun = True
+            self.on_prefill(0, self.n_prompt)
+        if self.n == 99:
+            self.error, self.is_finished = Error("the device is gone"), True
+        elif self.n_to_fill:
             self.n_to_fill -= 1
-        elif len(self.tokens) < self.n and not self.is_closed:
-            self.tokens.append(len(self.tokens))
-            self.steps.append(Step((self.tokens[-1],), "x"))
+        else:
+            self.steps.append(Step((self.n_tokens,), (OutputPart("x"),)))
+            self.history.append(self.n_tokens)
+            self.is_finished = self.n_tokens == self.n
 
-    def close(self) -> None:
-        self.is_closed = True
-
-    def result(self) -> Result:
-        reason = "cancelled" if self.is_closed and len(self.tokens) < self.n else "length"
-        tokens = tuple(self.tokens)
-        return Result(tokens, "", 1, 1, len(tokens), len(tokens), 0.0, 0.0, reason, "none", 0)
+    @property
+    def n_tokens(self) -> int:
+        return len(self.history) - self.n_prompt
 
 
 class Many:
-    """A decoder that may have any number of live streams. Each round waits for the gate."""
+    """A decoder that runs n_parallel requests at once. Each batch waits for the gate."""
 
-    def __init__(self) -> None:
+    def __init__(self, n_parallel: int) -> None:
         self.gate = threading.Semaphore(1000)
-        self.streams: list[Stream] = []
+        self.n_parallel = n_parallel
+        self.states: list[State] = []
 
-    def round(self) -> None:
-        self.gate.acquire(timeout=HANGS_S)
-        for stream in self.streams:
-            stream.work()
-
-    def stream(self, prompt: list[int], config: DecodeConfig, **settings: Any) -> Stream:
+    def request(self, prompt: list[int], config: DecodeConfig) -> list[int]:
         if config.draft == "tree":
             raise ValueError("draft is 'tree', which needs a drafter")
-        settings["on_prefill"](0, len(prompt))
-        self.streams.append(Stream(list(prompt), settings["cancelled"], self))
-        return self.streams[-1]
+        return prompt
+
+    def add_request(self, prompt: list[int], **settings: Any) -> State:
+        self.states.append(State(prompt, settings))
+        return self.states[-1]
+
+    def step(self) -> None:
+        self.gate.acquire(timeout=HANGS_S)
+        for state in self.states:
+            state.is_finished = state.is_finished or state.cancelled()
+        self.states = [state for state in self.states if not state.is_finished]
+        for state in self.states[: self.n_parallel]:
+            state.work()
+
+    def abort(self, state: State) -> None:
+        state.is_finished = True
+
+    def result(self, state: State) -> Result:
+        reason = "length" if state.n_tokens == state.n else "cancelled"
+        tokens = tuple(state.history[state.n_prompt :])
+        return Result(tokens, "", 1, 1, len(tokens), len(tokens), 0.0, 0.0, reason, "none", 0)
 
 
 def run(number: int, n_tokens: int, *, draft: str = "auto") -> Run:
@@ -139,7 +146,7 @@ def pipe() -> Pipe:
 
 
 def start(pipe: Pipe, n_parallel: int) -> tuple[Many, threading.Thread]:
-    decoder: Any = Many()
+    decoder: Any = Many(n_parallel)
     worker = Worker(decoder, pipe, n_parallel)
     thread = threading.Thread(target=worker.run, daemon=True)
     thread.start()

@@ -11,7 +11,7 @@ import pytest
 from dflash_gguf.config import DecodeConfig
 from dflash_gguf.native import Error, SuffixIndex
 from dflash_gguf.sampling.noise import DraftScorer
-from dflash_gguf.speculative.proposers.proposer import Request
+from dflash_gguf.speculative.proposers.proposer import SpeculativeState
 from dflash_gguf.speculative.proposers.suffix import SuffixProposer
 from dflash_gguf.speculative.tree import Tree
 
@@ -218,13 +218,13 @@ class Timeline:
     """Something to have texts of."""
 
 
-def request_of(seen: list[int], sequence: Any = None) -> Request:
+def request_of(seen: list[int], sequence: Any = None) -> SpeculativeState:
     sampler = DraftScorer(DecodeConfig())
     sequence = sequence or Timeline()
-    return Request(sequence, seen, sampler, n_left=99, n_room=99, n_positions=9, n_nodes=9)
+    return SpeculativeState(sequence, seen, sampler, n_left=99, n_room=99, n_positions=9, n_nodes=9)
 
 
-def proposed(proposer: SuffixProposer, request: Request, *, begins: bool = True) -> Tree:
+def proposed(proposer: SuffixProposer, request: SpeculativeState, *, begins: bool = True) -> Tree:
     if begins:
         proposer.start(request)
     (tree,) = proposer.propose([request])

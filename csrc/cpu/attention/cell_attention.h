@@ -7,6 +7,8 @@
 // cell that a row does not see changes nothing, whatever it holds.
 #pragma once
 
+#include "dflash.h"
+
 #include <cstddef>
 #include <cstdint>
 #include <ggml.h>
@@ -14,7 +16,7 @@
 
 namespace dfl::cpu {
 
-constexpr int64_t CELL_BLOCK = 64, CELL_SEGMENT = 2048;
+constexpr int64_t CELL_BLOCK = DFL_PAGE, CELL_SEGMENT = 2048;
 
 // Cells side by side that hold positions one after another.
 struct CellSpan {
@@ -74,7 +76,6 @@ struct SegmentRange {
 };
 
 struct CellAttentionKernel {
-    const char * name;
     // Floats of scratch, n_pending being the most open cells.
     int64_t (*scratch_size)(int64_t head_dim, int64_t n_pending);
     // Floats of what a segment leaves of a query.
@@ -94,9 +95,5 @@ SegmentRange visible_segments(const CellAttention & work, int64_t first, int64_t
 
 // The best one for this CPU.
 const CellAttentionKernel * cell_attention();
-// Those of each instruction set; NULL where the compiler lacks it.
-const CellAttentionKernel * cell_attention_avx512();
-const CellAttentionKernel * cell_attention_avx2();
-const CellAttentionKernel * cell_attention_portable();
 
 } // namespace dfl::cpu

@@ -193,7 +193,7 @@ struct CellAttentionTiles {
         find_cells(work, block, span);
     }
 
-    // That which the first row sees first.
+    // Finds the first block that the first row sees.
     static void find_first_block(const CellAttention & work, Block & block) {
         const VisibleRange range = visible_range(work, 0);
         size_t span = 0;
@@ -572,9 +572,7 @@ struct CellAttentionTiles {
         Softmax::finish(work, query, s.all.maximum[0], s.all.total[0], s.all.sum, s.width);
     }
 
-    static constexpr CellAttentionKernel kernel(const char * name) {
-        return {name, scratch_size, part_size, attend, segment, merge};
-    }
+    static constexpr CellAttentionKernel KERNEL = {scratch_size, part_size, attend, segment, merge};
 };
 
 } // namespace

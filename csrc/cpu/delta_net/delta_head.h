@@ -76,9 +76,5 @@ constexpr int64_t MAX_DELTA_TAPS = 16, MAX_DELTA_HEAD = 1024;
 
 // The best one for this CPU.
 const DeltaHeadKernel * delta_head();
-// Those of each instruction set; NULL where the compiler lacks it.
-const DeltaHeadKernel * delta_head_avx512();
-const DeltaHeadKernel * delta_head_avx2();
-const DeltaHeadKernel * delta_head_portable();
 
 } // namespace dfl::cpu

@@ -20,7 +20,7 @@ struct DeltaScanLanes {
     static constexpr int SUMS = N <= 4 ? 1 : 2; // of a row in DeltaScanRows
     static constexpr int HALF = T / 2;
 
-    // What a node does to its parent's weights.
+    // A node's change of its parent's weights.
     struct Change {
         F decay, delta;
         const float * k;

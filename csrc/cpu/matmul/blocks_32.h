@@ -50,16 +50,6 @@ struct Blocks32 {
         }
     }
 
-    static void unpack_row(const uint8_t * tile, int64_t n_in, int lane, uint8_t * row) {
-        for (int64_t b = 0; b < n_in / 32; ++b, row += ROW_BLOCK) {
-            const uint8_t * scales = tile + scales_at(b) + SCALE * lane;
-            for (int i = 0; i < SCALES; ++i) {
-                std::memcpy(row + SCALE * i, scales + i * SCALE * T, SCALE);
-            }
-            W::unpack(tile + weights_at(b) + 4 * lane, row + SCALE * SCALES);
-        }
-    }
-
     static size_t quantized_row_size(int64_t n_in) { return n_in / 32 * sizeof(BlockX); }
     static void quantize_row(const float * x, int64_t n_in, void * dst) {
         if constexpr (W::MINIMA) {

@@ -3,7 +3,7 @@
 // in one order, so an output has the same bits whatever rows and outputs are computed beside it.
 #pragma once
 
-#include "cpu/matmul/packed_product.h"
+#include "cpu/matmul/rows_in_place.h"
 
 #include <algorithm>
 #include <cstring>
@@ -39,9 +39,10 @@ struct FloatWeights {
 };
 
 template <class W>
-struct FloatProduct {
+struct FloatProduct : RowsInPlace<W::TYPE, 1> {
     using F = typename W::F;
-    static constexpr int TILE = 16, COLUMNS = 4, LANES = W::LANES;
+    using RowsInPlace<W::TYPE, 1>::TILE;
+    static constexpr int COLUMNS = 4, LANES = W::LANES;
 #if defined(DFL_FEW_ROWS)
     static constexpr int MAX_ROWS = 2;
 #else
@@ -50,25 +51,7 @@ struct FloatProduct {
     // Of x, in bytes: rows that stay in the shared cache while block after block passes.
     static constexpr int64_t CHUNK = 4 * 1024 * 1024;
     // Of weights, in bytes: rows that stay in a core's second cache while the rows of x pass.
-    static constexpr int64_t BLOCK = 192 * 1024;
-
-    static size_t packed_size(int64_t n_in, int64_t n_out) {
-        return n_in > 0 && n_out > 0 ? n_in * n_out * W::SIZE : 0;
-    }
-
-    static void pack(const void * rows, int64_t n_in, int64_t n_out, int64_t first_tile,
-                     int64_t last_tile, void * packed) {
-        const int64_t first = std::min(first_tile * TILE, n_out);
-        const int64_t last = std::min(last_tile * TILE, n_out);
-        const int64_t size = n_in * W::SIZE;
-        std::memcpy(static_cast<uint8_t *>(packed) + first * size,
-                    static_cast<const uint8_t *>(rows) + first * size, (last - first) * size);
-    }
-
-    static void unpack_row(const void * packed, int64_t n_in, int64_t, int64_t row, void * dst) {
-        const int64_t size = n_in * W::SIZE;
-        std::memcpy(dst, static_cast<const uint8_t *>(packed) + row * size, size);
-    }
+    static constexpr int64_t WEIGHTS_CHUNK = 192 * 1024;
 
     static size_t quantized_row_size(int64_t n_in) { return n_in * W::X_SIZE; }
     static void quantize_row(const float * x, int64_t n_in, void * dst) { W::take(x, n_in, dst); }
@@ -179,7 +162,7 @@ struct FloatProduct {
         const int64_t chunk = std::max<int64_t>(CHUNK / x_size / max_rows, 1) * max_rows;
         const int64_t last_out = std::min(last_tile * TILE, n_out);
         // One group of rows reads its weights once, whole streams of them.
-        const int64_t block = std::max<int64_t>(BLOCK / (n_in * W::SIZE) / TILE, 1) * TILE;
+        const int64_t block = std::max<int64_t>(WEIGHTS_CHUNK / (n_in * W::SIZE) / TILE, 1) * TILE;
         const int64_t step = n_rows <= max_rows ? std::max<int64_t>(last_out, 1) : block;
         for (int64_t first = 0; first < n_rows; first += chunk) {
             const int64_t n = std::min(chunk, n_rows - first),
@@ -198,22 +181,6 @@ struct FloatProduct {
         }
     }
 };
-
-template <class W>
-constexpr PackedProduct float_product(const char * name) {
-    using All = FloatProduct<W>;
-    return {name,
-            W::TYPE,
-            All::TILE,
-            /*block =*/1,
-            All::packed_size,
-            All::pack,
-            All::unpack_row,
-            All::quantized_row_size,
-            All::quantize_row,
-            All::multiply,
-            /*in_place =*/true};
-}
 
 } // namespace
 } // namespace dfl::cpu

@@ -1,7 +1,7 @@
 // Products by ggml's own dot products, one row with one output at a time: the order of a sum is
 // then that of the dot product, whatever rows there are. For types without kernels of ours, and for
 // weights that are to stay where they lie.
-#include "cpu/matmul/product_lists.h"
+#include "cpu/matmul/rows_in_place.h"
 
 #include <algorithm>
 #include <cfloat>
@@ -60,10 +60,10 @@ bool all_finite(const float * x, int64_t n) {
     return n_not_finite == 0;
 }
 
-// BLOCK: inputs in a block of the weights, and in whole blocks of x.
-template <ggml_type OF, int BLOCK>
-struct Dots {
-    static constexpr int TILE = 16;
+// INPUTS: in a block of the weights, and in whole blocks of x.
+template <ggml_type OF, int INPUTS>
+struct Dots : RowsInPlace<OF, INPUTS> {
+    using RowsInPlace<OF, INPUTS>::TILE;
     // Of x, in bytes: rows that stay in a core's second cache while output after output passes.
     static constexpr int64_t CHUNK = 256 * 1024;
 
@@ -79,25 +79,7 @@ struct Dots {
         const ggml_type x = traits->vec_dot_type;
         const bool scale_first = x == GGML_TYPE_Q8_0 || x == GGML_TYPE_Q8_1 || x == GGML_TYPE_Q8_K;
         return scale_first && traits_of(x)->from_float != nullptr &&
-               BLOCK % ggml_blck_size(OF) == 0 && BLOCK % ggml_blck_size(x) == 0;
-    }
-
-    static size_t packed_size(int64_t n_in, int64_t n_out) {
-        return n_in > 0 && n_out > 0 && n_in % BLOCK == 0 ? ggml_row_size(OF, n_in) * n_out : 0;
-    }
-
-    static void pack(const void * rows, int64_t n_in, int64_t n_out, int64_t first_tile,
-                     int64_t last_tile, void * packed) {
-        const int64_t first = std::min(first_tile * TILE, n_out);
-        const int64_t last = std::min(last_tile * TILE, n_out);
-        const size_t size = ggml_row_size(OF, n_in);
-        std::memcpy(static_cast<char *>(packed) + first * size,
-                    static_cast<const char *>(rows) + first * size, (last - first) * size);
-    }
-
-    static void unpack_row(const void * packed, int64_t n_in, int64_t, int64_t row, void * dst) {
-        const size_t size = ggml_row_size(OF, n_in);
-        std::memcpy(dst, static_cast<const char *>(packed) + row * size, size);
+               INPUTS % ggml_blck_size(OF) == 0 && INPUTS % ggml_blck_size(x) == 0;
     }
 
     static size_t quantized_row_size(int64_t n_in) {
@@ -132,58 +114,30 @@ struct Dots {
     }
 };
 
-template <ggml_type OF, int BLOCK>
-constexpr PackedProduct dots(const char * name) {
-    using All = Dots<OF, BLOCK>;
-    return {name,
-            OF,
-            All::TILE,
-            BLOCK,
-            All::packed_size,
-            All::pack,
-            All::unpack_row,
-            All::quantized_row_size,
-            All::quantize_row,
-            All::multiply,
-            /*in_place =*/true};
-}
-
 struct GgmlProduct {
     bool (*here)();
     PackedProduct product;
 };
 
-template <ggml_type OF, int BLOCK>
-constexpr GgmlProduct ggml_product(const char * name) {
-    return {Dots<OF, BLOCK>::is_available, dots<OF, BLOCK>(name)};
+template <ggml_type OF, int INPUTS>
+constexpr GgmlProduct ggml_product() {
+    return {Dots<OF, INPUTS>::is_available, product_of<Dots<OF, INPUTS>>("ggml")};
 }
 
 constexpr GgmlProduct GGML_PRODUCTS[] = {
-    ggml_product<GGML_TYPE_Q4_0, 32>("q4_0 ggml"),
-    ggml_product<GGML_TYPE_Q4_1, 32>("q4_1 ggml"),
-    ggml_product<GGML_TYPE_Q5_0, 32>("q5_0 ggml"),
-    ggml_product<GGML_TYPE_Q5_1, 32>("q5_1 ggml"),
-    ggml_product<GGML_TYPE_Q8_0, 32>("q8_0 ggml"),
-    ggml_product<GGML_TYPE_Q2_K, 256>("q2_k ggml"),
-    ggml_product<GGML_TYPE_Q3_K, 256>("q3_k ggml"),
-    ggml_product<GGML_TYPE_Q4_K, 256>("q4_k ggml"),
-    ggml_product<GGML_TYPE_Q5_K, 256>("q5_k ggml"),
-    ggml_product<GGML_TYPE_Q6_K, 256>("q6_k ggml"),
-    ggml_product<GGML_TYPE_IQ1_S, 256>("iq1_s ggml"),
-    ggml_product<GGML_TYPE_IQ1_M, 256>("iq1_m ggml"),
-    ggml_product<GGML_TYPE_IQ2_XXS, 256>("iq2_xxs ggml"),
-    ggml_product<GGML_TYPE_IQ2_XS, 256>("iq2_xs ggml"),
-    ggml_product<GGML_TYPE_IQ2_S, 256>("iq2_s ggml"),
-    ggml_product<GGML_TYPE_IQ3_XXS, 256>("iq3_xxs ggml"),
-    ggml_product<GGML_TYPE_IQ3_S, 256>("iq3_s ggml"),
-    ggml_product<GGML_TYPE_IQ4_NL, 32>("iq4_nl ggml"),
-    ggml_product<GGML_TYPE_IQ4_XS, 256>("iq4_xs ggml"),
-    ggml_product<GGML_TYPE_TQ1_0, 256>("tq1_0 ggml"),
-    ggml_product<GGML_TYPE_TQ2_0, 256>("tq2_0 ggml"),
-    ggml_product<GGML_TYPE_MXFP4, 32>("mxfp4 ggml"),
-    ggml_product<GGML_TYPE_NVFP4, 64>("nvfp4 ggml"),
-    ggml_product<GGML_TYPE_Q1_0, 128>("q1_0 ggml"),
-    ggml_product<GGML_TYPE_Q2_0, 64>("q2_0 ggml"),
+    ggml_product<GGML_TYPE_Q4_0, 32>(),     ggml_product<GGML_TYPE_Q4_1, 32>(),
+    ggml_product<GGML_TYPE_Q5_0, 32>(),     ggml_product<GGML_TYPE_Q5_1, 32>(),
+    ggml_product<GGML_TYPE_Q8_0, 32>(),     ggml_product<GGML_TYPE_Q2_K, 256>(),
+    ggml_product<GGML_TYPE_Q3_K, 256>(),    ggml_product<GGML_TYPE_Q4_K, 256>(),
+    ggml_product<GGML_TYPE_Q5_K, 256>(),    ggml_product<GGML_TYPE_Q6_K, 256>(),
+    ggml_product<GGML_TYPE_IQ1_S, 256>(),   ggml_product<GGML_TYPE_IQ1_M, 256>(),
+    ggml_product<GGML_TYPE_IQ2_XXS, 256>(), ggml_product<GGML_TYPE_IQ2_XS, 256>(),
+    ggml_product<GGML_TYPE_IQ2_S, 256>(),   ggml_product<GGML_TYPE_IQ3_XXS, 256>(),
+    ggml_product<GGML_TYPE_IQ3_S, 256>(),   ggml_product<GGML_TYPE_IQ4_NL, 32>(),
+    ggml_product<GGML_TYPE_IQ4_XS, 256>(),  ggml_product<GGML_TYPE_TQ1_0, 256>(),
+    ggml_product<GGML_TYPE_TQ2_0, 256>(),   ggml_product<GGML_TYPE_MXFP4, 32>(),
+    ggml_product<GGML_TYPE_NVFP4, 64>(),    ggml_product<GGML_TYPE_Q1_0, 128>(),
+    ggml_product<GGML_TYPE_Q2_0, 64>(),
 };
 
 } // namespace

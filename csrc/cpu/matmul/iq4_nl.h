@@ -18,9 +18,6 @@ struct Codes32 {
     static void pack(const uint8_t * row, uint8_t * tile) {
         copy_fours(row, 4, tile, 4 * V::T, FOURS, 0);
     }
-    static void unpack(const uint8_t * tile, uint8_t * row) {
-        copy_fours(tile, 4 * V::T, row, 4, FOURS, 0);
-    }
 
     static typename V::F scales(const uint8_t * p) {
         if constexpr (OF == GGML_TYPE_MXFP4) {

@@ -8,15 +8,16 @@
 #include <cstddef>
 #include <cstdint>
 #include <ggml.h>
+#include <string>
 
 namespace dfl::cpu {
 
 // A way to multiply weights of one ggml type, in tiles of rows, with rows of float32.
 struct PackedProduct {
-    const char * name; // "q8_0 avx512vnni"
-    ggml_type type;    // of the weights
-    int tile;          // weight rows (outputs) of a tile: 16 or 8
-    int block;         // inputs that are quantised together; n_in is a multiple of it
+    const char * set; // instruction set: "avx512vnni"
+    ggml_type type;   // type of the weights
+    int tile;         // weight rows (outputs) of a tile: 16 or 8
+    int block;        // inputs that are quantised together; n_in is a multiple of it
 
     // Bytes of the packed form of [n_in, n_out]; 0 where the shape does not fit.
     size_t (*packed_size)(int64_t n_in, int64_t n_out);
@@ -25,9 +26,6 @@ struct PackedProduct {
     // to the whole tensors. A last partial tile is padded with zero rows.
     void (*pack)(const void * rows, int64_t n_in, int64_t n_out, int64_t first_tile,
                  int64_t last_tile, void * packed);
-
-    // One row as ggml stores it.
-    void (*unpack_row)(const void * packed, int64_t n_in, int64_t n_out, int64_t row, void * dst);
 
     // Bytes of a row of x, quantised to the values ggml quantises it to for this type.
     size_t (*quantized_row_size)(int64_t n_in);
@@ -41,13 +39,14 @@ struct PackedProduct {
                      int64_t n_rows, int64_t first_tile, int64_t last_tile, float * dst,
                      int64_t dst_stride);
 
-    bool in_place = false; // the packed form is the rows as ggml stores them, at any address
+    bool in_place; // the packed form is the rows as ggml stores them, at any address
+
+    // "q8_0 avx512vnni"
+    std::string name() const;
 };
 
-// The best one for this type on this CPU, or NULL. at_most: the best set of them it may be of, one
-// of "avx512bf16", "avx512vnni", "avx512", "avxvnni", "avx2", "portable", "ggml", "none"; "" is no
-// limit.
-const PackedProduct * packed_product(ggml_type type, const char * at_most = "");
+// The best one for this type on this CPU, or NULL.
+const PackedProduct * packed_product(ggml_type type);
 // The best one that takes the weights as ggml stores them.
 const PackedProduct * product_in_place(ggml_type type);
 

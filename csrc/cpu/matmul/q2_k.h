@@ -5,21 +5,22 @@
 // Q2_K that of the minima [T], and what fills a vector.
 #pragma once
 
-#include "cpu/matmul/tiles.h"
+#include "cpu/matmul/blocks_256.h"
 
 namespace dfl::cpu {
 namespace {
 
 template <class V, bool THREE>
-struct Q23K {
-    using Vector = V;
+struct Q23K : Blocks256<V, Q23K<V, THREE>, 16> {
+    using F = typename V::F;
     static constexpr ggml_type TYPE = THREE ? GGML_TYPE_Q3_K : GGML_TYPE_Q2_K;
-    static constexpr int BLOCK = 256, T = V::T, MAX_ROWS = V::MAX_ROWS;
-    static constexpr int UNFETCHED_ROWS = 2;
+    static constexpr bool MINIMA = !THREE;
+    static constexpr int T = V::T;
     static constexpr int HALVES = THREE ? 1 : 2, HIGH = THREE ? 8 : 0;
     static constexpr int ROW_BLOCK = THREE ? 110 : 84;
     static constexpr int FOURS_AT = 16 * T, HALVES_AT = FOURS_AT + 4 * (HIGH + 16) * T;
     static constexpr int TILE_BLOCK = HALVES_AT + 4 * T;
+    static constexpr int SCALE_BYTES = 32 * T; // minima, too
     // Places in a row's block.
     static constexpr int ROW_SCALES = THREE ? 96 : 0, ROW_HALVES = THREE ? 108 : 80;
     static constexpr int ROW_LOW = THREE ? 32 : 16;
@@ -28,8 +29,6 @@ struct Q23K {
     static constexpr int low_at(int i) {
         return FOURS_AT + 4 * T * (i < HIGH ? 2 * i + 1 : HIGH + i);
     }
-
-    static size_t tile_size(int64_t n_in) { return n_in / 256 * TILE_BLOCK; }
 
     // Of Q3_K's 12 bytes the first 8 have the lower 4 bits of two scales each, the last 4 the upper
     // 2 of four.
@@ -41,60 +40,34 @@ struct Q23K {
             return row[i];
         }
     }
-    static void set_scale(uint8_t * row, int i, uint8_t scale) {
-        if constexpr (THREE) {
-            const int bits = (scale + 32) & 63;
-            row[i % 8] |= (bits & 15) << i / 8 * 4;
-            row[8 + i % 4] |= (bits >> 4) << i / 4 * 2;
-        } else {
-            row[i] = scale;
+
+    static void pack_block(const uint8_t * row, int lane, uint8_t * tile) {
+        for (int i = 0; i < HALVES; ++i) {
+            std::memcpy(tile + HALVES_AT + 2 * (i * T + lane), row + ROW_HALVES + 2 * i, 2);
+        }
+        for (int i = 0; i < 16; ++i) {
+            tile[i * T + lane] = scale_of(row + ROW_SCALES, i);
+        }
+        for (int i = 0; i < HIGH; ++i) {
+            std::memcpy(tile + high_at(i) + 4 * lane, row + 4 * i, 4);
+        }
+        for (int i = 0; i < 16; ++i) {
+            std::memcpy(tile + low_at(i) + 4 * lane, row + ROW_LOW + 4 * i, 4);
         }
     }
 
-    static void pack_row(const uint8_t * row, int64_t n_in, int lane, uint8_t * tile) {
-        for (int64_t b = 0; b < n_in / 256; ++b, row += ROW_BLOCK, tile += TILE_BLOCK) {
-            for (int i = 0; i < HALVES; ++i) {
-                std::memcpy(tile + HALVES_AT + 2 * (i * T + lane), row + ROW_HALVES + 2 * i, 2);
-            }
-            for (int i = 0; i < 16; ++i) {
-                tile[i * T + lane] = scale_of(row + ROW_SCALES, i);
-            }
-            for (int i = 0; i < HIGH; ++i) {
-                std::memcpy(tile + high_at(i) + 4 * lane, row + 4 * i, 4);
-            }
-            for (int i = 0; i < 16; ++i) {
-                std::memcpy(tile + low_at(i) + 4 * lane, row + ROW_LOW + 4 * i, 4);
-            }
+    static void read_scales(const uint8_t * block, uint8_t * scales) {
+        for (int i = 0; i < 16 * T; i += 4 * T) {
+            const auto both = V::load(block + i);
+            V::store_bytes(scales + i, THREE ? both : V::template bits<0>(both, 15));
+            V::store_bytes(scales + 16 * T + i, V::template bits<4>(both, 15));
         }
-    }
-
-    static void unpack_row(const uint8_t * tile, int64_t n_in, int lane, uint8_t * row) {
-        for (int64_t b = 0; b < n_in / 256; ++b, row += ROW_BLOCK, tile += TILE_BLOCK) {
-            std::memset(row, 0, ROW_BLOCK);
-            for (int i = 0; i < HALVES; ++i) {
-                std::memcpy(row + ROW_HALVES + 2 * i, tile + HALVES_AT + 2 * (i * T + lane), 2);
-            }
-            for (int i = 0; i < 16; ++i) {
-                set_scale(row + ROW_SCALES, i, tile[i * T + lane]);
-            }
-            for (int i = 0; i < HIGH; ++i) {
-                std::memcpy(row + 4 * i, tile + high_at(i) + 4 * lane, 4);
-            }
-            for (int i = 0; i < 16; ++i) {
-                std::memcpy(row + ROW_LOW + 4 * i, tile + low_at(i) + 4 * lane, 4);
-            }
-        }
-    }
-
-    static size_t quantized_row_size(int64_t n_in) { return n_in / 256 * sizeof(Block256); }
-    static void quantize_row(const float * x, int64_t n_in, void * dst) {
-        quantize_blocks_256(x, n_in, dst);
     }
 
     // 4 inputs of the sixteenth I, from 4 * k on. Of 128 inputs ggml keeps each fourth of 32 in two
     // bits of 32 bytes.
     template <int I>
-    static typename V::I weights(const uint8_t * block, int k) {
+    [[gnu::always_inline]] static typename V::I weights(const uint8_t * block, int k) {
         constexpr int HALF = I / 8, FOURTH = I / 2 % 4, SIDE = I % 2;
         const auto low =
             V::template bits<2 * FOURTH>(V::load(block + low_at(HALF * 8 + SIDE * 4 + k)), 3);
@@ -108,67 +81,25 @@ struct Q23K {
     // Sums of x's sixteenths as Block256 has them: times this.
     static constexpr int32_t BIASES = -32;
 
-    // total[r] += what the sixteenth I adds in units of the block's scale, and minima[r] what its
-    // minimum takes in units of theirs, times BIASES. All are whole numbers that floats hold.
+    template <int I>
+    static int32_t start(const Block256 & x) {
+        return THREE ? x.biases[I] / (BIASES / -4) : 0;
+    }
     template <int I, int R>
-    static void add_sixteenth(typename V::F (&total)[R], typename V::F (&minima)[R],
-                              const uint8_t * block, const uint8_t * scales, const uint8_t * mins,
-                              const Rows<R> & x) {
-        prefetch<TILE_BLOCK / 16>(block + I * (TILE_BLOCK / 16), x);
-        typename V::I sum[R];
-        for (int r = 0; r < R; ++r) {
-            const int32_t bias = reinterpret_cast<const Block256 *>(x[r])->biases[I];
-            sum[r] = V::spread(THREE ? bias / (BIASES / -4) : 0);
-        }
+    static void dot(typename V::I (&sum)[R], const uint8_t * block, const Rows<R> & x) {
         V::template dot<4, THREE ? 7 : 3>(
             sum, [&](int k) { return weights<I>(block, k); }, x, 16 * I);
-        const auto scale =
-            THREE ? V::signed_bytes(scales + I * T) : V::unsigned_bytes(scales + I * T);
-        for (int r = 0; r < R; ++r) {
-            total[r] = V::mul_add(V::to_float(sum[r]), scale, total[r]);
-            if constexpr (!THREE) {
-                const int32_t bias = reinterpret_cast<const Block256 *>(x[r])->biases[I];
-                minima[r] = V::mul_add(V::spread(static_cast<float>(bias)),
-                                       V::unsigned_bytes(mins + I * T), minima[r]);
-            }
-        }
     }
 
-    template <int R, int... I>
-    static void add_sixteenths(typename V::F (&total)[R], typename V::F (&minima)[R],
-                               const uint8_t * block, const uint8_t * scales, const uint8_t * mins,
-                               const Rows<R> & x, std::integer_sequence<int, I...>) {
-        (add_sixteenth<I>(total, minima, block, scales, mins, x), ...);
+    // Adds a minimum in units of the minima's scale, times BIASES: whole numbers that floats hold.
+    template <int I>
+    static F add_minimum(F minima, const uint8_t * scales, const Block256 & x) {
+        return THREE ? minima
+                     : V::mul_add(V::spread(static_cast<float>(x.biases[I])),
+                                  V::unsigned_bytes(scales + (16 + I) * T), minima);
     }
-
-    template <int R>
-    static void multiply(const uint8_t * tile, int64_t n_in, Rows<R> x, typename V::F (&acc)[R]) {
-        for (int64_t b = 0; b < n_in / 256; ++b) {
-            // All at once: the hardware's fetches do not follow loads that go back.
-            uint8_t scales[16 * T], mins[16 * T];
-            for (int i = 0; i < 16 * T; i += 4 * T) {
-                const auto both = V::load(tile + i);
-                V::store_bytes(scales + i, THREE ? both : V::template bits<0>(both, 15));
-                V::store_bytes(mins + i, V::template bits<4>(both, 15));
-            }
-            typename V::F total[R], minima[R];
-            for (int r = 0; r < R; ++r) {
-                total[r] = minima[r] = V::zero();
-            }
-            add_sixteenths<R>(total, minima, tile, scales, mins, x,
-                              std::make_integer_sequence<int, 16>());
-            const auto d = V::halves(tile + HALVES_AT);
-            for (int r = 0; r < R; ++r) {
-                const float d_x = reinterpret_cast<const Block256 *>(x[r])->d;
-                acc[r] = V::mul_add(total[r], V::mul(d, V::spread(d_x)), acc[r]);
-                if constexpr (!THREE) {
-                    const auto d_min = V::halves(tile + HALVES_AT + 2 * T);
-                    acc[r] = V::mul_add(minima[r], V::mul(d_min, V::spread(d_x / -BIASES)), acc[r]);
-                }
-            }
-            tile += TILE_BLOCK;
-            x.advance(sizeof(Block256));
-        }
+    static F take_minima(F acc, F minima, F d_min, const uint8_t *, const Block256 & x) {
+        return V::mul_add(minima, V::mul(d_min, V::spread(x.d / -BIASES)), acc);
     }
 };
 

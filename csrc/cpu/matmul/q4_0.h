@@ -24,26 +24,12 @@ struct Nibbles32 {
         }
         return moved;
     }
-    static uint32_t restored(uint32_t bits) {
-        uint32_t moved = 0;
-        for (int i = 0; i < 32; ++i) {
-            moved |= (bits >> (i % 4 * 8 + i / 4) & 1) << i;
-        }
-        return moved;
-    }
 
     static void pack(const uint8_t * row, uint8_t * tile) {
         copy_fours(row, 4, tile, 4 * T, FOURS, 0);
         if constexpr (FIVE) {
             const uint32_t bits = transposed(load_four(row));
             std::memcpy(tile, &bits, 4);
-        }
-    }
-    static void unpack(const uint8_t * tile, uint8_t * row) {
-        copy_fours(tile, 4 * T, row, 4, FOURS, 0);
-        if constexpr (FIVE) {
-            const uint32_t bits = restored(load_four(tile));
-            std::memcpy(row, &bits, 4);
         }
     }
 

@@ -3,21 +3,21 @@
 // [8][T][4], before each of the first eight, the scales [T] and the scales of the minima [T].
 #pragma once
 
+#include "cpu/matmul/blocks_256.h"
 #include "cpu/matmul/scales_6.h"
 
 namespace dfl::cpu {
 namespace {
 
 template <class V, bool FIVE>
-struct Q45K {
-    using Vector = V;
+struct Q45K : Blocks256<V, Q45K<V, FIVE>, 8> {
+    using F = typename V::F;
     static constexpr ggml_type TYPE = FIVE ? GGML_TYPE_Q5_K : GGML_TYPE_Q4_K;
-    static constexpr int BLOCK = 256, T = V::T, MAX_ROWS = V::MAX_ROWS;
-    static constexpr int UNFETCHED_ROWS = 2;
-    static constexpr int HIGH = FIVE ? 8 : 0, FOURS = HIGH + 32;
+    static constexpr int T = V::T, HIGH = FIVE ? 8 : 0, FOURS = HIGH + 32;
     static constexpr int ROW_BLOCK = 16 + 4 * FOURS, TILE_BLOCK = ROW_BLOCK * T;
     static constexpr int FOURS_AT = 12 * T, HALVES_AT = FOURS_AT + 4 * FOURS * T;
-    using Scales = Scales6<V>;
+    static constexpr int SCALE_BYTES = 16 * T; // minima, too
+    static constexpr bool MINIMA = true;
 
     // Where the fours of a row's block lie in a tile's: the upper bits, then the nibbles.
     static constexpr int four_at(int i) {
@@ -36,33 +36,17 @@ struct Q45K {
         copy(2 * HIGH, 4 * T, FOURS - 2 * HIGH);
     }
 
-    static size_t tile_size(int64_t n_in) { return n_in / 256 * TILE_BLOCK; }
-
-    static void pack_row(const uint8_t * row, int64_t n_in, int lane, uint8_t * tile) {
-        for (int64_t b = 0; b < n_in / 256; ++b, row += ROW_BLOCK, tile += TILE_BLOCK) {
-            std::memcpy(tile + HALVES_AT + 2 * lane, row, 2);
-            std::memcpy(tile + HALVES_AT + 2 * T + 2 * lane, row + 2, 2);
-            Scales::pack(row + 4, lane, tile);
-            for_fours([&](int first, int stride, int n) {
-                copy_fours(row + 16 + 4 * first, 4, tile + four_at(first) + 4 * lane, stride, n, 0);
-            });
-        }
+    static void pack_block(const uint8_t * row, int lane, uint8_t * tile) {
+        std::memcpy(tile + HALVES_AT + 2 * lane, row, 2);
+        std::memcpy(tile + HALVES_AT + 2 * T + 2 * lane, row + 2, 2);
+        Scales6<V>::pack(row + 4, lane, tile);
+        for_fours([&](int first, int stride, int n) {
+            copy_fours(row + 16 + 4 * first, 4, tile + four_at(first) + 4 * lane, stride, n, 0);
+        });
     }
 
-    static void unpack_row(const uint8_t * tile, int64_t n_in, int lane, uint8_t * row) {
-        for (int64_t b = 0; b < n_in / 256; ++b, row += ROW_BLOCK, tile += TILE_BLOCK) {
-            std::memcpy(row, tile + HALVES_AT + 2 * lane, 2);
-            std::memcpy(row + 2, tile + HALVES_AT + 2 * T + 2 * lane, 2);
-            Scales::unpack(tile, lane, row + 4);
-            for_fours([&](int first, int stride, int n) {
-                copy_fours(tile + four_at(first) + 4 * lane, stride, row + 16 + 4 * first, 4, n, 0);
-            });
-        }
-    }
-
-    static size_t quantized_row_size(int64_t n_in) { return n_in / 256 * sizeof(Block256); }
-    static void quantize_row(const float * x, int64_t n_in, void * dst) {
-        quantize_blocks_256(x, n_in, dst);
+    static void read_scales(const uint8_t * block, uint8_t * scales) {
+        Scales6<V>::to_bytes(block, scales);
     }
 
     // 4 inputs of the eighth I, from 4 * k on.
@@ -76,56 +60,23 @@ struct Q45K {
         return nibbles;
     }
 
-    // total[r] += what the eighth I adds, in units of d.
+    template <int I>
+    static int32_t start(const Block256 &) {
+        return 0;
+    }
     template <int I, int R>
-    static void add_eighth(typename V::F (&total)[R], const uint8_t * block, const uint8_t * scales,
-                           const Rows<R> & x) {
-        prefetch<TILE_BLOCK / 8>(block + I * (TILE_BLOCK / 8), x);
-        typename V::I sum[R];
-        for (int r = 0; r < R; ++r) {
-            sum[r] = V::spread(0);
-        }
+    static void dot(typename V::I (&sum)[R], const uint8_t * block, const Rows<R> & x) {
         V::template dot<8, FIVE ? 31 : 15>(
             sum, [&](int k) { return weights<I>(block, k); }, x, 32 * I);
-        const auto scale = V::unsigned_bytes(scales + I * T);
-        for (int r = 0; r < R; ++r) {
-            total[r] = V::mul_add(V::to_float(sum[r]), scale, total[r]);
-        }
     }
 
-    template <int R, int... I>
-    static void add_eighths(typename V::F (&total)[R], const uint8_t * block,
-                            const uint8_t * scales, const Rows<R> & x,
-                            std::integer_sequence<int, I...>) {
-        (add_eighth<I>(total, block, scales, x), ...);
-    }
-
-    template <int R>
-    static void multiply(const uint8_t * tile, int64_t n_in, Rows<R> x, typename V::F (&acc)[R]) {
-        for (int64_t b = 0; b < n_in / 256; ++b) {
-            uint8_t scales[16 * T];
-            Scales::to_bytes(tile, scales);
-            typename V::F total[R];
-            for (int r = 0; r < R; ++r) {
-                total[r] = V::zero();
-            }
-            add_eighths<R>(total, tile, scales, x, std::make_integer_sequence<int, 8>());
-            const auto d = V::halves(tile + HALVES_AT);
-            const auto d_min = V::halves(tile + HALVES_AT + 2 * T);
-            for (int r = 0; r < R; ++r) {
-                const auto * block = reinterpret_cast<const Block256 *>(x[r]);
-                auto minima = V::spread(0);
-                for (int p = 0; p < 4; ++p) {
-                    const auto pair = V::pairs(scales + 8 * T + p * 2 * T);
-                    minima = V::dot_pairs(minima, pair, block->sums + 2 * p);
-                }
-                const auto d_x = V::spread(block->d);
-                acc[r] = V::mul_add(total[r], V::mul(d, d_x), acc[r]);
-                acc[r] = V::mul_sub(V::to_float(minima), V::mul(d_min, d_x), acc[r]);
-            }
-            tile += TILE_BLOCK;
-            x.advance(sizeof(Block256));
+    static F take_minima(F acc, F, F d_min, const uint8_t * scales, const Block256 & x) {
+        auto minima = V::spread(0);
+        for (int p = 0; p < 4; ++p) {
+            const auto pair = V::pairs(scales + 8 * T + p * 2 * T);
+            minima = V::dot_pairs(minima, pair, x.sums + 2 * p);
         }
+        return V::mul_sub(V::to_float(minima), V::mul(d_min, V::spread(x.d)), acc);
     }
 };
 

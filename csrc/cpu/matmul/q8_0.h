@@ -18,9 +18,6 @@ struct Q8_0 {
     static void pack(const uint8_t * row, uint8_t * tile) {
         copy_fours(row, 4, tile, 4 * V::T, FOURS, FLIP);
     }
-    static void unpack(const uint8_t * tile, uint8_t * row) {
-        copy_fours(tile, 4 * V::T, row, 4, FOURS, FLIP);
-    }
 
     static typename V::F scales(const uint8_t * p) { return V::halves(p); }
 

@@ -11,7 +11,7 @@ namespace {
 // bits in a third one.
 template <class V>
 struct Scales6 {
-    static constexpr int T = V::T, QUARTER = 4 * T, TILE_SIZE = 12 * T;
+    static constexpr int T = V::T, QUARTER = 4 * T;
 
     // Place of the number i of a row in the bytes: scales 0 to 7, minima 8 to 15.
     static int place(int i, int lane) {
@@ -41,19 +41,7 @@ struct Scales6 {
         }
     }
 
-    static void unpack(const uint8_t * tile, int lane, uint8_t * row) {
-        std::memset(row, 0, 12);
-        for (int i = 0; i < 16; ++i) {
-            const Bits to = bits_of(i);
-            const int at = place(i, lane), quarter = at / QUARTER, byte = at % QUARTER;
-            const int low = tile[quarter / 2 * QUARTER + byte] >> quarter % 2 * 4 & 15;
-            const int high = tile[2 * QUARTER + byte] >> quarter * 2 & 3;
-            row[to.low] |= low << to.low_shift;
-            row[to.high] |= high << to.high_shift;
-        }
-    }
-
-    static void to_bytes(const uint8_t * tile, uint8_t (&bytes)[16 * T]) {
+    static void to_bytes(const uint8_t * tile, uint8_t * bytes) {
         const auto first = V::load(tile), second = V::load(tile + QUARTER),
                    high = V::load(tile + 2 * QUARTER);
         const auto quarter = [&](int i, auto low, auto upper) {

@@ -52,9 +52,10 @@ inline void prefetch(const uint8_t * p, const Rows & x) {
 }
 
 template <class Format>
-struct Tiles {
+struct Tiles : Format {
     using V = typename Format::Vector;
-    static constexpr int T = Format::T;
+    static constexpr int T = Format::T, TILE = T;
+    static constexpr bool IN_PLACE = false;
 #if defined(DFL_FEW_ROWS)
     static constexpr int MAX_ROWS = 3;
 #else
@@ -84,11 +85,6 @@ struct Tiles {
                 Format::pack_row(row, n_in, lane, tile);
             }
         }
-    }
-
-    static void unpack_row(const void * packed, int64_t n_in, int64_t, int64_t row, void * dst) {
-        const auto * tile = static_cast<const uint8_t *>(packed) + row / T * tile_size(n_in);
-        Format::unpack_row(tile, n_in, static_cast<int>(row % T), static_cast<uint8_t *>(dst));
     }
 
     // R rows with one tile, of which n outputs count.
@@ -149,21 +145,6 @@ struct Tiles {
         }
     }
 };
-
-template <class Format>
-constexpr PackedProduct product(const char * name) {
-    using All = Tiles<Format>;
-    return {name,
-            Format::TYPE,
-            Format::T,
-            Format::BLOCK,
-            All::packed_size,
-            All::pack,
-            All::unpack_row,
-            Format::quantized_row_size,
-            Format::quantize_row,
-            All::multiply};
-}
 
 } // namespace
 } // namespace dfl::cpu

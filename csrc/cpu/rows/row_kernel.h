@@ -1,5 +1,5 @@
-// What is done with rows of floats on their way into a product or a cache. A row's result has the
-// same bits whatever other rows there are.
+// Kernels for rows of floats on their way into a product or a cache. A row's result does not depend
+// on the other rows.
 #pragma once
 
 #include <cstdint>
@@ -53,9 +53,5 @@ constexpr int64_t MAX_ROTATED_HEAD = 512;
 
 // The best one for this CPU.
 const RowKernel * row_kernel();
-// Those of each instruction set; NULL where the compiler lacks it.
-const RowKernel * row_kernel_avx512();
-const RowKernel * row_kernel_avx2();
-const RowKernel * row_kernel_portable();
 
 } // namespace dfl::cpu

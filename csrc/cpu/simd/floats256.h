@@ -11,6 +11,7 @@ namespace dfl::cpu {
 namespace {
 
 struct Floats256 {
+    static constexpr const char * NAME = "avx2";
     static constexpr int T = 8;
     static constexpr int WIDE = 2;              // vectors of values summed at once
     static constexpr bool HAS_REGISTERS = true; // of this width, for certain

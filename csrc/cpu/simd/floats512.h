@@ -1,12 +1,6 @@
 // 16 floats with the operations that kernels written for vectors of any width use.
 #pragma once
 
-#if !defined(__clang__)
-// GCC 12 warns of its own intrinsics (its bug 105593).
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#endif
-
 #include "cpu/simd/exp_lanes.h"
 
 #include <algorithm>
@@ -17,6 +11,7 @@ namespace dfl::cpu {
 namespace {
 
 struct Floats512 {
+    static constexpr const char * NAME = "avx512";
     static constexpr int T = 16;
     static constexpr int WIDE = 4;              // vectors of values summed at once
     static constexpr bool HAS_REGISTERS = true; // of this width, for certain

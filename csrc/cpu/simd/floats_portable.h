@@ -14,6 +14,7 @@ namespace dfl::cpu {
 namespace {
 
 struct FloatsPortable {
+    static constexpr const char * NAME = "portable";
     static constexpr int T = 8;
     static constexpr int WIDE = 1;               // vectors of values summed at once
     static constexpr bool HAS_REGISTERS = false; // of this width, for certain

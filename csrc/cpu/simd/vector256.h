@@ -1,26 +1,21 @@
 // Vectors of 8 outputs in AVX2: what it does the same with and without VNNI.
 #pragma once
 
+#include "cpu/simd/floats256.h"
 #include "cpu/simd/rows.h"
 
 #include <cstring>
-#include <immintrin.h>
 
 namespace dfl::cpu {
 namespace {
 
-struct Vector256 {
-    static constexpr int T = 8;
+struct Vector256 : Floats256 {
     using I = __m256i; // T int32, or 4 bytes in each place
-    using F = __m256;
 
     static I load(const void * p) { return _mm256_loadu_si256(static_cast<const I *>(p)); }
     static I spread(int32_t v) { return _mm256_set1_epi32(v); }
     static F to_float(I v) { return _mm256_cvtepi32_ps(v); }
-    static F zero() { return _mm256_setzero_ps(); }
-    static F spread(float v) { return _mm256_set1_ps(v); }
-    static F mul(F a, F b) { return _mm256_mul_ps(a, b); }
-    static F mul_add(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+    using Floats256::spread;
     static F halves(const void * p) {
         return _mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i *>(p)));
     }

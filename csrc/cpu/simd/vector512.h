@@ -1,28 +1,24 @@
 // Vectors of 16 outputs in AVX-512 with VNNI.
 #pragma once
 
+#include "cpu/simd/floats512.h"
 #include "cpu/simd/rows.h"
 
 #include <cstring>
-#include <immintrin.h>
 
 namespace dfl::cpu {
 namespace {
 
-struct Vector512 {
-    static constexpr int T = 16;
+struct Vector512 : Floats512 {
+    static constexpr const char * NAME = "avx512vnni";
     static constexpr int MAX_ROWS = 8;
     static constexpr int32_t SIGNED_OFFSET = 128; // signed weights are stored plus this
     using I = __m512i;                            // T int32, or 4 bytes in each place
-    using F = __m512;
 
     static I load(const void * p) { return _mm512_loadu_si512(p); }
     static I spread(int32_t v) { return _mm512_set1_epi32(v); }
     static F to_float(I v) { return _mm512_cvtepi32_ps(v); }
-    static F zero() { return _mm512_setzero_ps(); }
-    static F spread(float v) { return _mm512_set1_ps(v); }
-    static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
-    static F mul_add(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+    using Floats512::spread;
     static F halves(const void * p) {
         return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i *>(p)));
     }
@@ -56,7 +52,7 @@ struct Vector512 {
         return _mm512_and_si512(moved, _mm512_set1_epi8(static_cast<char>(mask)));
     }
 
-    // Of every byte, which is below 16, what the table has there.
+    // Looks up every byte, which is below 16, in the table.
     static I look_up(const uint8_t * table, I v) {
         const __m128i once = _mm_loadu_si128(reinterpret_cast<const __m128i *>(table));
         return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(once), v);

@@ -16,7 +16,7 @@ from ...sampling.noise import DraftScorer, noise_of
 from ..calibration import Calibration, Calibrations, Features, Outcome
 from ..ddtree import PositionCandidates, best_first_tree, chain
 from ..tree import Tree
-from .proposer import CHAIN, MAIN_CHAIN, TOP1, Request, draft_for_all
+from .proposer import CHAIN, MAIN_CHAIN, TOP1, SpeculativeState, draft_for_all
 
 N_RANKED = 32
 """Candidates of a position that compete for its place where the best logit does not decide."""
@@ -59,35 +59,22 @@ class DFlash:
 
     name = "dflash"
     needs_forward = True
-    state = None
-    """The core keeps it with the sequence."""
 
-    def __init__(self, max_draft: int, *, n_ranked: int = N_RANKED) -> None:
+    def __init__(self, max_draft: int) -> None:
         """max_draft: one less than the drafter's block."""
         self.max_draft = max_draft
-        self._calibrations = Calibrations()
+        self.calibrations = Calibrations()
         self._outcomes: list[tuple[_Ranked, Sequence[int]]] = []  # to be learned from, all at once
-        self._n_ranked = n_ranked
 
-    @property
-    def calibrations(self) -> Calibrations:
-        """What was learned so far."""
-        self._learn_outcomes()
-        return self._calibrations
-
-    @calibrations.setter
-    def calibrations(self, calibrations: Calibrations) -> None:
-        self._calibrations = calibrations
-
-    def start(self, request: Request) -> None:
+    def start(self, request: SpeculativeState) -> None:
         """The core has seen the prompt."""
 
-    def propose(self, requests: Sequence[Request]) -> list[Tree | None]:
+    def propose(self, requests: Sequence[SpeculativeState]) -> list[Tree | None]:
         """Drafts for all; none, with a warning, where the drafter's scores are not finite."""
         self._learn_outcomes()
         drafts = draft_for_all(requests, [self._width(request) for request in requests])
-        trees: dict[Request, Tree] = {}
-        groups: dict[object, list[tuple[Request, Draft]]] = {}  # None: top-1 drafts
+        trees: dict[SpeculativeState, Tree] = {}
+        groups: dict[object, list[tuple[SpeculativeState, Draft]]] = {}  # None: top-1 drafts
         for request, draft in zip(requests, drafts, strict=True):
             ranking_class = None if request.shape == TOP1 else _ranking_class(request.scorer)
             groups.setdefault(ranking_class, []).append((request, draft))
@@ -101,12 +88,12 @@ class DFlash:
                     trees[request] = _tree(request, candidates)
         return [trees.get(request) for request in requests]
 
-    def observe(self, request: Request, tokens: Sequence[int]) -> None:
+    def observe(self, request: SpeculativeState, tokens: Sequence[int]) -> None:
         """Learns at which place the target's choices stood."""
         note = request.notes.pop(self.name, None)
         if note is None:
             return
-        acceptance = self._calibrations.top1(request.scorer.config)
+        acceptance = self.calibrations.top1(request.scorer.config)
         if not isinstance(note, _Ranked):
             acceptance.observe(note, tokens)
             return
@@ -115,27 +102,28 @@ class DFlash:
 
     def expected_path_probs(self, scorer: DraftScorer) -> Sequence[float]:
         """How often the target took chains of such candidates lately."""
-        return self._calibrations.top1(scorer.config).paths(self.max_draft)
+        return self.calibrations.top1(scorer.config).paths(self.max_draft)
 
     def forget(self, sequence: Any) -> None:
         """Keeps nothing."""
 
     def to_dict(self) -> dict[str, Any]:
-        """All calibrations."""
+        """Returns all calibrations, with all outcomes learned from."""
+        self._learn_outcomes()
         return self.calibrations.to_dict()
 
     def learn(self, stored: Mapping[str, Any]) -> None:
         """Goes on from those of an earlier process."""
         self.calibrations = Calibrations.from_dict(stored)
 
-    def _width(self, request: Request) -> int:
+    def _width(self, request: SpeculativeState) -> int:
         if request.shape == CHAIN and request.scorer.is_argmax:
             request.shape = TOP1
         if request.shape != TOP1:
-            return self._n_ranked
-        return min(1 + len(request.scorer.banned), self._n_ranked)
+            return N_RANKED
+        return min(1 + len(request.scorer.banned), N_RANKED)
 
-    def _brief(self, request: Request, draft: Draft) -> Tree:
+    def _brief(self, request: SpeculativeState, draft: Draft) -> Tree:
         """The best candidate of every position that may be drawn at all."""
         if draft.tokens.shape[1] == 1:
             tokens = draft.tokens[:, 0].tolist()
@@ -145,10 +133,10 @@ class DFlash:
             tokens = [next((t for t in row if t not in banned), row[0]) for row in rows]
         tokens = tokens[: request.n_nodes]
         request.notes[self.name] = tokens
-        probs = self._calibrations.top1(request.scorer.config).log_paths(len(tokens))
+        probs = self.calibrations.top1(request.scorer.config).log_paths(len(tokens))
         return Tree.chain([request.history[-1], *tokens], [0.0, *probs])
 
-    def _ranked(self, drafts: Sequence[tuple[Request, Draft]]) -> list[PositionCandidates]:
+    def _ranked(self, drafts: Sequence[tuple[SpeculativeState, Draft]]) -> list[PositionCandidates]:
         """The candidates of drafts that are ranked alike: all in as few steps as one's."""
         scorers = [request.scorer for request, _ in drafts]
         scorer, counts = scorers[0], [len(draft.tokens) for _, draft in drafts]
@@ -159,7 +147,7 @@ class DFlash:
         if scorer.config.temperature > 0.0:
             starts = np.repeat([len(request.history) for request, _ in drafts], counts)
             noise = noise_of(scorers, counts, starts + depths, tokens)
-        calibration = self._calibrations.of(scorer.config)
+        calibration = self.calibrations.of(scorer.config)
         logits = _joined([draft.logits for _, draft in drafts]).astype(np.float64)
         if scorer.config.has_penalties:  # whatever others' paths are
             weights = calibration.weights(max(counts))
@@ -212,8 +200,8 @@ def _ranking_class(scorer: DraftScorer) -> object:
 
 
 def _finite(
-    drafts: Sequence[tuple[Request, Draft]], *, with_logits: bool
-) -> Sequence[tuple[Request, Draft]]:
+    drafts: Sequence[tuple[SpeculativeState, Draft]], *, with_logits: bool
+) -> Sequence[tuple[SpeculativeState, Draft]]:
     """Those whose scores are finite numbers, with a warning if some are not."""
     if _sums_are_finite([draft for _, draft in drafts], with_logits=with_logits):
         return drafts
@@ -230,7 +218,7 @@ def _sums_are_finite(drafts: Sequence[Draft], *, with_logits: bool) -> bool:
     return math.isfinite(sums)
 
 
-def _tree(request: Request, candidates: PositionCandidates) -> Tree:
+def _tree(request: SpeculativeState, candidates: PositionCandidates) -> Tree:
     root, n = request.history[-1], request.n_nodes
     if request.shape == CHAIN:
         return chain(root, candidates, n)
@@ -257,7 +245,7 @@ def _ban(scorer: DraftScorer, tokens: NDArray[np.int64], logits: NDArray[np.floa
 
 
 def _adjusted(
-    request: Request,
+    request: SpeculativeState,
     draft: Draft,
     noise: NDArray[np.float64] | None,
     weights: NDArray[np.float64],

@@ -36,7 +36,7 @@ class DraftSource(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class SpeculativeState:
     """One answer, as proposers see it round after round.
 
     sequence: whose it is, `DraftSource` where there is a drafter. history: prompt and answer; its
@@ -107,23 +107,19 @@ class Proposer(Protocol):
     def max_draft(self) -> int:
         """Positions of one proposal at most."""
 
-    @property
-    def state(self) -> ProposerState | None:
-        """What it keeps of every sequence, where that is its own affair."""
-
-    def start(self, request: Request) -> None:
+    def start(self, request: SpeculativeState) -> None:
         """An answer begins; its prompt is in `seen`.
 
         What is kept of the sequence goes where it does not agree: others may have used it.
         """
 
-    def propose(self, requests: Sequence[Request]) -> list[Tree | None]:
+    def propose(self, requests: Sequence[SpeculativeState]) -> list[Tree | None]:
         """A tree for each; None if it has failed for this answer, a bare root if it has no idea.
 
         It may take several passes; each serves all requests.
         """
 
-    def observe(self, request: Request, tokens: Sequence[int]) -> None:
+    def observe(self, request: SpeculativeState, tokens: Sequence[int]) -> None:
         """Learns what the target chose in the round that followed, whatever its kind."""
 
     def expected_path_probs(self, scorer: DraftScorer) -> Sequence[float]:
@@ -142,35 +138,7 @@ class Proposer(Protocol):
         """
 
 
-class ProposerState(Protocol):
-    """What a proposer keeps of sequences beside the target's caches, such as K/V of its own.
-
-    A state of every position (K/V of full length) can be saved and loaded by ranges, so that it
-    comes back with a found prefix; one of a window may give less than was asked.
-    """
-
-    @property
-    def bytes_a_position(self) -> int:
-        """Bytes that each position of a sequence takes."""
-
-    @property
-    def bytes_a_sequence(self) -> int:
-        """Bytes that a sequence takes besides, whatever its length."""
-
-    def position(self, sequence: DraftSource) -> int:
-        """Tokens of the sequence that it holds the state of."""
-
-    def save(self, sequence: DraftSource, first: int, last: int) -> bytes:
-        """The state of positions [first, last)."""
-
-    def load(self, sequence: DraftSource, first: int, saved: bytes) -> None:
-        """Puts back what `save` gave; positions before `first` must be there, later ones go."""
-
-    def truncate(self, sequence: DraftSource, position: int) -> None:
-        """Forgets the positions from this one on."""
-
-
-def draft_for_all(requests: Sequence[Request], widths: Sequence[int]) -> list[Draft]:
+def draft_for_all(requests: Sequence[SpeculativeState], widths: Sequence[int]) -> list[Draft]:
     """The drafter's candidates for all requests, so many a position for each.
 
     In as few passes as there may be.

@@ -11,21 +11,12 @@ from .suffix import MAX_REMEMBERED, SuffixProposer
 ProposerFactory = Callable[[DraftSource], Proposer | None]
 
 
-def _dflash(sequence: DraftSource) -> Proposer | None:
-    """For an engine that has a DFlash drafter."""
-    return DFlash(sequence.max_draft) if sequence.max_draft else None
-
-
-def _suffix(sequence: DraftSource) -> Proposer:
-    """For any. As many tokens as the context holds are remembered at least, twice that at most."""
-    return SuffixProposer(min(MAX_REMEMBERED, 2 * sequence.n_ctx))
-
-
 PROPOSERS: Mapping[str, ProposerFactory] = {
-    "dflash": _dflash,
-    "suffix": _suffix,
+    "dflash": lambda sequence: DFlash(sequence.max_draft) if sequence.max_draft else None,
+    # Of any text, at least as many tokens as the context holds are remembered, at most twice that.
+    "suffix": lambda sequence: SuffixProposer(min(MAX_REMEMBERED, 2 * sequence.n_ctx)),
 }
-"""By name, what makes a proposer for sequences like this one; None where it lacks what it needs."""
+"""Factories of proposers for a sequence's engine, by name; None if the engine lacks something."""
 
 
 def create_proposers(sequence: DraftSource) -> list[Proposer]:

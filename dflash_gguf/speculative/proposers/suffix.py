@@ -16,9 +16,10 @@ import numpy as np
 
 from ...native import MAX_VERIFY, Error, Proposals, SuffixIndex
 from ...sampling.noise import DraftScorer
+from ...text.stream import n_common
 from ..calibration import sampling_class_of
 from ..tree import Tree
-from .proposer import Request
+from .proposer import SpeculativeState
 
 MAX_REMEMBERED = 1 << 17
 """Tokens remembered of a sequence at most, which take some 100 bytes each."""
@@ -45,8 +46,6 @@ class SuffixProposer:
     name = "suffix"
     needs_forward = False
     max_draft = MAX_VERIFY - 1
-    state = None
-    """Tokens, which nobody need save: texts that come back bring theirs."""
 
     def __init__(self, max_tokens: int = MAX_REMEMBERED) -> None:
         """max_tokens: tokens remembered of a sequence; the older half is forgotten beyond."""
@@ -55,13 +54,13 @@ class SuffixProposer:
         self._memories: WeakKeyDictionary[Any, _Memory] = WeakKeyDictionary()
         self._outcomes: dict[str, list[list[float]]] = {}
 
-    def start(self, request: Request) -> None:
+    def start(self, request: SpeculativeState) -> None:
         """Takes up the prompt: what it has in common with the text before is there already."""
         memory = self._memories.get(request.sequence)
         if memory is None:
             memory = self._memories[request.sequence] = _Memory(self._max_tokens)
         before, now = list(memory.history[: memory.n]), list(request.history)
-        n = _n_common(before, now)
+        n = n_common(before, now)
         if n < len(before):
             memory.index.separate()
         memory.index.append(now[n:])
@@ -75,7 +74,7 @@ class SuffixProposer:
             memory.sampling_class = sampling_class
         request.notes[self.name] = memory
 
-    def propose(self, requests: Sequence[Request]) -> list[Tree | None]:
+    def propose(self, requests: Sequence[SpeculativeState]) -> list[Tree | None]:
         """What came after the end of each text where it stood before."""
         texts, chosen, n_positions, n_nodes = [], [], [], []
         for request in requests:
@@ -92,7 +91,7 @@ class SuffixProposer:
             return [_NO_CANDIDATES] * len(requests)
         return [Tree(*tree) if tree else _NO_CANDIDATES for tree in proposals]
 
-    def observe(self, request: Request, tokens: Sequence[int]) -> None:
+    def observe(self, request: SpeculativeState, tokens: Sequence[int]) -> None:
         """The text tells, when it goes on."""
 
     def expected_path_probs(self, scorer: DraftScorer) -> Sequence[float]:  # noqa: ARG002
@@ -121,11 +120,3 @@ class SuffixProposer:
                 raise ValueError(str(error)) from None
             outcomes_by_class[sampling_class] = outcomes
         self._outcomes = outcomes_by_class
-
-
-def _n_common(a: list[int], b: list[int]) -> int:
-    """Tokens that two texts begin with alike."""
-    n = min(len(a), len(b))
-    if a[:n] == b[:n]:
-        return n
-    return next(i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)

@@ -1,14 +1,4 @@
-#include "cpu/matmul/product_lists.h"
-
-#if defined(__AVX2__)
-
-#include "cpu/matmul/iq4_nl.h"
-#include "cpu/matmul/iq4_xs.h"
-#include "cpu/matmul/q2_k.h"
-#include "cpu/matmul/q4_0.h"
-#include "cpu/matmul/q4_k.h"
-#include "cpu/matmul/q6_k.h"
-#include "cpu/matmul/q8_0.h"
+#include "cpu/isa/tile_kernels.h"
 #include "cpu/simd/vector256.h"
 
 namespace dfl::cpu {
@@ -19,7 +9,7 @@ struct VectorAvx2 : Vector256 {
     static constexpr int MAX_ROWS = 4;
     static constexpr int32_t SIGNED_OFFSET = 0; // signed weights are stored as they are
 
-    // As Vector512's. Products of pairs are added in 16 bits for as long as they fit.
+    // Vector512's dot. Products of pairs are added in 16 bits for as long as they fit.
     template <int N, int LARGEST, int R, class Weights>
     static void dot(I (&sum)[R], Weights weights, const Rows<R> & x, int64_t at) {
         constexpr int FIT = 32767 / (LARGEST * 254);
@@ -40,7 +30,7 @@ struct VectorAvx2 : Vector256 {
         });
     }
 
-    // As Vector512's dot_signed. Pairs of products overflow 16 bits unless the unsigned factor is
+    // Vector512's dot_signed. Pairs of products overflow 16 bits unless the unsigned factor is
     // at most 128, so that is the weight's magnitude, and its sign goes to x.
     template <int N, int R, class Weights>
     static void dot_signed(I (&sum)[R], Weights weights, const Rows<R> & x, int64_t at) {
@@ -57,34 +47,8 @@ struct VectorAvx2 : Vector256 {
     }
 };
 
-constexpr PackedProduct LIST[] = {
-    product<Blocks32<VectorAvx2, Q4_0>>("q4_0 avx2"),
-    product<Blocks32<VectorAvx2, Q4_1>>("q4_1 avx2"),
-    product<Blocks32<VectorAvx2, Q5_0>>("q5_0 avx2"),
-    product<Blocks32<VectorAvx2, Q5_1>>("q5_1 avx2"),
-    product<Blocks32<VectorAvx2, Q8_0>>("q8_0 avx2"),
-    product<Blocks32<VectorAvx2, IQ4_NL>>("iq4_nl avx2"),
-    product<Blocks32<VectorAvx2, MXFP4>>("mxfp4 avx2"),
-    product<Q2_K<VectorAvx2>>("q2_k avx2"),
-    product<Q3_K<VectorAvx2>>("q3_k avx2"),
-    product<Q4_K<VectorAvx2>>("q4_k avx2"),
-    product<Q5_K<VectorAvx2>>("q5_k avx2"),
-    product<Q6_K<VectorAvx2>>("q6_k avx2"),
-    product<IQ4_XS<VectorAvx2>>("iq4_xs avx2"),
-};
-
 } // namespace
 
-PackedProducts avx2_products() { return {LIST, sizeof LIST / sizeof LIST[0]}; }
+Kernels avx2_kernels() { return tile_kernels<VectorAvx2>(); }
 
 } // namespace dfl::cpu
-
-#else
-
-namespace dfl::cpu {
-
-PackedProducts avx2_products() { return {nullptr, 0}; }
-
-} // namespace dfl::cpu
-
-#endif

@@ -1,4 +1,4 @@
-"""What an answer took so far: rounds, candidates, and seconds by phase."""
+"""Statistics of one request: rounds, candidates, and seconds by phase."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Mapping
 
 from ..speculative.tree import Tree
 
-PASS_PHASES = ("decode", "choose", "draft", "select", "verify", "commit")
-"""What a round takes for all answers in it; each samples for itself."""
+PHASES = ("decode", "choose", "draft", "select", "verify", "commit", "sample", "overhead")
+"""Phases of a round, beside "prefill". All requests of a batch count its whole time."""
+PLAIN_PHASES = ("prefill", "decode", "sample", "overhead")
 
 
 class Phase:
@@ -18,7 +19,7 @@ class Phase:
     __slots__ = ("_name", "_seconds", "_started")
 
     def __init__(self, seconds: dict[str, float], name: str) -> None:
-        """seconds: by phase, what this one is added to."""
+        """seconds: by phase, to which the time of the block is added."""
         self._seconds, self._name = seconds, name
 
     def __enter__(self) -> None:
@@ -29,8 +30,8 @@ class Phase:
         self._seconds[self._name] = self._seconds.get(self._name, 0.0) + took
 
 
-class Account:
-    """Counts and clocks of one answer."""
+class RequestStats:
+    """Counts and clocks of one request."""
 
     def __init__(self, is_drafted: bool) -> None:
         """is_drafted: whether rounds may have candidates."""
@@ -42,7 +43,7 @@ class Account:
         self.rounds_by_draft: Counter[str] = Counter()
         self.by_proposer: dict[str, tuple[int, int]] = {}
         self._accepted: list[int] | None = [] if is_drafted else None
-        self._phase_s = dict.fromkeys(("prefill", *PASS_PHASES, "sample", "overhead"), 0.0)
+        self._phase_s = dict.fromkeys(("prefill", *PHASES), 0.0)
 
     @property
     def accept_histogram(self) -> tuple[int, ...] | None:
@@ -54,7 +55,7 @@ class Account:
         """Seconds by phase. Without drafts, those of their phases are overhead."""
         if self._accepted is not None:
             return dict(self._phase_s)
-        phases = {name: self._phase_s[name] for name in ("prefill", "decode", "sample", "overhead")}
+        phases = {name: self._phase_s[name] for name in PLAIN_PHASES}
         phases["overhead"] += sum(s for name, s in self._phase_s.items() if name not in phases)
         return phases
 
@@ -63,43 +64,23 @@ class Account:
         before = self.by_proposer.get(name, (0, 0))
         self.by_proposer[name] = before[0] + n_drafted, before[1] + n_accepted
 
-    def phase(self, name: str) -> Phase:
-        """Adds the time of a with block to a phase."""
-        return Phase(self._phase_s, name)
-
-    @property
-    def sample_s(self) -> float:
-        """Seconds of sampling so far."""
-        return self._phase_s["sample"]
-
-    def sampled(self, seconds: float) -> None:
-        """Adds to what sampling took."""
-        self._phase_s["sample"] += seconds
-
-    def set_prefill(self, seconds: float) -> None:
-        """What it took from the answer's begin until its first token, as far as it has come."""
+    def set_prefill(self, seconds: float, sample_s: float) -> None:
+        """Sets the time since the prefill began; sample_s: sampling in its last batch."""
         self.prefill_s = seconds
-        self._phase_s["prefill"] = seconds - self.sample_s
+        self._phase_s["sample"] += sample_s
+        self._phase_s["prefill"] = seconds - self._phase_s["sample"]
 
     def add_round(
-        self,
-        seconds: float,
-        took: Mapping[str, float],
-        overhead_s: float,
-        tree: Tree | None,
-        n_tokens: int,
-        n_accepted: int,
+        self, seconds: Mapping[str, float], tree: Tree | None, n_tokens: int, n_accepted: int
     ) -> None:
-        """Counts a round, which other answers may have taken part in.
+        """Counts a round, which other requests may have taken part in.
 
-        took: seconds by phase, without sampling, which was counted already. overhead_s: in none.
-        tree: what was verified. n_tokens, n_accepted: what came of it.
+        seconds: by phase. tree: the verified tree. n_tokens, n_accepted: tokens that were added to
+        the answer, and accepted candidates.
         """
-        phase_s = self._phase_s
-        for name, s in took.items():
-            phase_s["decode" if tree is None and name == "verify" else name] += s
-        phase_s["overhead"] += overhead_s
-        self.decode_s += seconds
+        for name, s in seconds.items():
+            self._phase_s["decode" if tree is None and name == "verify" else name] += s
+        self.decode_s += sum(seconds.values())
         self.rounds += 1
         self.n_decoded += n_tokens
         if tree is None:

@@ -1,7 +1,4 @@
-#include "cpu/matmul/product_lists.h"
-
-#if defined(__AVX512BF16__)
-
+#include "cpu/isa/kernels.h"
 #include "cpu/matmul/float_product_tiles.h"
 #include "cpu/simd/floats512.h"
 
@@ -44,20 +41,10 @@ struct BrainWeights {
     }
 };
 
-constexpr PackedProduct LIST[] = {float_product<BrainWeights>("bf16 avx512bf16")};
+constexpr PackedProduct PRODUCT = product_of<FloatProduct<BrainWeights>>("avx512bf16");
 
 } // namespace
 
-PackedProducts avx512bf16_float_products() { return {LIST, sizeof LIST / sizeof LIST[0]}; }
+Kernels avx512bf16_kernels() { return {{&PRODUCT, 1}}; }
 
 } // namespace dfl::cpu
-
-#else
-
-namespace dfl::cpu {
-
-PackedProducts avx512bf16_float_products() { return {nullptr, 0}; }
-
-} // namespace dfl::cpu
-
-#endif

@@ -1,0 +1,209 @@
+"""A request as it was asked, and as far as it has come."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from ..config import DecodeConfig
+from ..kv_cache.prefix_cache import PrefixHit
+from ..native import Sequence as KvSequence
+from ..outputs import Result, Step
+from ..sampling.noise import TokenLogprobs
+from ..sampling.sampler import Sampler
+from ..speculative.proposers.proposer import SpeculativeState
+from ..speculative.speculator import Progress, Speculator
+from ..text.reasoning import Format
+from .output_processor import OutputProcessor, VocabularyLike
+from .stats import RequestStats
+
+MAX_UNREAD_TOKENS = 256
+"""Unread tokens of a request at which it is throttled."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """One prompt and the settings of its answer. Use `Decoder.request`, which validates them."""
+
+    prompt: tuple[int, ...]
+    config: DecodeConfig
+    reasoning: Format | None = None
+    """Marks of reasoning in the answer; None where the chat template has none."""
+    turn_boundaries: tuple[int, ...] = ()
+    """Positions where a later prompt of the conversation may diverge."""
+
+
+class RequestStatus(Enum):
+    """Places of a request in the scheduler."""
+
+    WAITING = "waiting"
+    """Has no sequence yet, or gave it up to older requests."""
+    PREFILLING = "prefilling"
+    """Tokens before the last one are still to be computed."""
+    DECODING = "decoding"
+    THROTTLED = "throttled"
+    """Computes nothing until its reader has caught up."""
+    FINISHED = "finished"
+
+
+class RequestState(SpeculativeState):
+    """The progress of one request.
+
+    `history` is prompt and answer so far; between batches a sequence holds at most all but its last
+    token.
+    """
+
+    history: list[int]
+
+    def __init__(
+        self,
+        request: Request,
+        vocabulary: VocabularyLike,
+        n_ctx: int,
+        speculator: Speculator | None = None,
+        cancelled: Callable[[], bool] | None = None,
+        on_prefill: Progress | None = None,
+    ) -> None:
+        """Builds the state of a waiting request.
+
+        n_ctx: most tokens of prompt and answer together. speculator: None for plain decoding.
+        cancelled: asked before every batch; True ends the request. on_prefill: called with
+        (tokens done, tokens in all) from 0 on, while the uncached part of the prompt is computed.
+        """
+        config = request.config
+        banned = vocabulary.stop_tokens if config.ignore_eos else frozenset()
+        self.sampler = Sampler(config, banned=banned | vocabulary.suppressed_tokens)
+        super().__init__(None, list(request.prompt), self.sampler.scorer)
+        self.request = request
+        self.output = OutputProcessor(
+            vocabulary, config, n_ctx - len(request.prompt), request.reasoning
+        )
+        self.stats = RequestStats(is_drafted=speculator is not None)
+        self.speculator = speculator
+        self.logprobs: list[TokenLogprobs] = []
+        self.steps: list[Step] = []
+        self.error: BaseException | None = None
+        self.is_finished = False
+        self.prefix_hit = PrefixHit()
+        self.n_cached = self.n_draft_context = 0
+        self.n_to_prefill = 0
+        self.n_top = 0
+        """Best tokens of a row that sampling looks at; 0 if that are too many for a device."""
+        self.prefill_started: float | None = None
+        self._cancelled, self._on_prefill = cancelled, on_prefill
+
+    @property
+    def status(self) -> RequestStatus:
+        """Status, which follows from the rest of the state."""
+        if self.is_finished:
+            return RequestStatus.FINISHED
+        if self.is_throttled:
+            return RequestStatus.THROTTLED
+        if self.sequence is None:
+            return RequestStatus.WAITING
+        return RequestStatus.DECODING if self.is_decoding else RequestStatus.PREFILLING
+
+    @property
+    def is_decoding(self) -> bool:
+        """True if its sequence holds all but the last token, which was sampled."""
+        return bool(self.output.tokens) and self.sequence.position == len(self.history) - 1
+
+    @property
+    def is_throttled(self) -> bool:
+        """True if its reader is MAX_UNREAD_TOKENS behind."""
+        return bool(self.steps) and (
+            sum([len(step.tokens) for step in self.steps]) >= MAX_UNREAD_TOKENS
+        )
+
+    @property
+    def ignore_prefix_cache(self) -> bool:
+        """True if it must begin with nothing cached; what it computed itself counts, however."""
+        return not self.request.config.cache_prompt and not self.n_to_prefill
+
+    @property
+    def n_rows(self) -> int:
+        """Rows that it decodes in the next batch."""
+        return 1 if self.tree is None else len(self.tree.tokens)
+
+    def begin(self, sequence: KvSequence, hit: PrefixHit) -> None:
+        """Gives the request a sequence that holds a cached prefix of its history."""
+        self.prefix_hit = hit
+        if not self.n_to_prefill:
+            self.n_cached, self.n_draft_context = hit.n_cached, hit.n_draft_context
+            self.n_to_prefill = len(self.history) - hit.n_cached
+            self._report_prefill(0)
+        self.sequence = sequence
+
+    def end_prefill_chunk(self, position: int, sample_s: float) -> None:
+        """Counts a chunk of its first prefill, which ended at a position."""
+        assert self.prefill_started is not None
+        self.stats.set_prefill(time.perf_counter() - self.prefill_started, sample_s)
+        self._report_prefill(min(max(position - self.n_cached, 0), self.n_to_prefill))
+
+    def is_cancelled(self) -> bool:
+        """Asks whether the request is to end; an error of the callback is kept for the reader."""
+        try:
+            return self.error is not None or (self._cancelled is not None and self._cancelled())
+        except BaseException as error:
+            self.error = error
+            return True
+
+    def rewind(self, n_tokens: int) -> None:
+        """Forgets the tokens of the answer from a number on; no reader has seen them."""
+        del self.history[len(self.request.prompt) + n_tokens :]
+        self.output.rewind(n_tokens)
+        del self.logprobs[self.output.n_new :]
+
+    def take(self, token: int) -> bool:
+        """Appends a token to the answer; True if the answer ends with it."""
+        self.history.append(token)
+        return self.output.push(token)
+
+    def add_step(self, n_drafted: int = 0, n_accepted: int = 0) -> None:
+        """Gives the reader everything that was added since the last step."""
+        tokens, parts = self.output.take_new()
+        logprobs, self.logprobs = tuple(self.logprobs), []
+        self.steps.append(Step(tokens, parts, n_drafted, n_accepted, logprobs))
+
+    def result(self) -> Result:
+        """Returns the result so far; final once the request has finished."""
+        output, stats, request = self.output, self.stats, self.request
+        is_drafted = self.speculator is not None
+        return Result(
+            tokens=tuple(output.tokens),
+            text=output.text,
+            reasoning=output.reasoning,
+            n_prompt=len(request.prompt),
+            n_prefilled=len(request.prompt) - self.n_cached,
+            n_draft_context=self.n_draft_context,
+            n_decoded=stats.n_decoded,
+            rounds=stats.rounds,
+            prefill_s=stats.prefill_s,
+            decode_s=stats.decode_s,
+            stop_reason=output.stop_reason or "cancelled",
+            stop_text=output.stop_text,
+            draft=request.config.draft if is_drafted else "none",
+            seed=self.sampler.seed,
+            n_drafted=stats.n_drafted,
+            accept_histogram=stats.accept_histogram,
+            rounds_by_draft=dict(stats.rounds_by_draft) if is_drafted else None,
+            candidates_by_proposer=dict(stats.by_proposer),
+            seconds_by_phase=stats.seconds_by_phase,
+        )
+
+    def _report_prefill(self, n_done: int) -> None:
+        try:
+            if self._on_prefill is not None:
+                self._on_prefill(n_done, self.n_to_prefill)
+        except BaseException as error:
+            self.error = error
+
+
+def check_prompt(prompt: Sequence[int], n_ctx: int) -> None:
+    """Raises ValueError unless the prompt has a token and fits into the context."""
+    if not prompt:
+        raise ValueError("the prompt is empty, it must hold at least one token")
+    if len(prompt) > n_ctx:
+        raise ValueError(f"the prompt has {len(prompt)} tokens, the context holds {n_ctx}")
