@@ -218,9 +218,9 @@ class Engine {
     void update_attended_cells();
     BatchShape shape_of(const Pass & pass) const;
     CachedGraph & compute(Pass & pass);
-    // Notes which rows of a pass that ran left finite keys, values and states behind: those whose
-    // residual stream is finite where it enters the last layer, as a value that is not stays so.
-    // Where a row has logits these must be finite, too: the first of them tells.
+    // Records which rows of a completed pass left finite keys, values and states: those whose
+    // residual stream enters the last layer finite, as NaN and infinities propagate. A row's
+    // logits, if any, must be finite too; its first logit stands for all.
     static void find_finite_rows(const CachedGraph & cached, Pass & pass);
     void set_inputs(CachedGraph & cached, const Pass & pass);
     void forget_rows();

@@ -54,7 +54,7 @@ void Sequence::appended(const PassEntry & entry, const int32_t * tokens, CachedG
     if (!is_finite) {
         reset_and_zero();
     }
-    // A row that is not finite can be asked for even if it has no logits: that fails.
+    // Keep a row of a chunk without logits if it is not finite: check_append() reports it.
     const size_t n_rows = is_finite && entry.n_out == 0 ? 0 : 1;
     set_rows(cached, entry.first_out + entry.n_out - 1, std::vector<bool>(n_rows, is_finite));
 }

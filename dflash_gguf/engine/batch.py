@@ -17,8 +17,8 @@ from .stats import Phase
 class ScheduledEntry:
     """One request's part of a batch: its rows, and what was sampled from them.
 
-    is_decoding: the rows begin with the last token; else they compute tokens up to it. samples: a
-    token is sampled from the last row. sequence: also where the state has given it up. position,
+    is_decoding: the rows are the last token and its candidates; else a prefill. samples: a token is
+    sampled from the last row. sequence: also where the state has given it up. position,
     n_tokens: lengths of the sequence and of the answer before the batch. path: accepted nodes of
     the tree, root first. n_accepted: accepted candidates.
     """

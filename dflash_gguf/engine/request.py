@@ -119,7 +119,7 @@ class RequestState(SpeculativeState):
 
     @property
     def ignore_prefix_cache(self) -> bool:
-        """True if it must begin with nothing cached; what it computed itself counts, however."""
+        """True if the request may attach no cached prefix; False again once it has begun."""
         return not self.request.config.cache_prompt and not self.n_to_prefill
 
     @property

@@ -52,9 +52,9 @@ class Scheduler:
         prefix_cache.parked = lambda: self._free
         self._batch: Batch | None = None
         self._prefill_budget = PrefillBudget()
-        # On a GPU, if any request verifies, plain steps run as one-row verifies too, so that the
-        # pass needs one graph and all recurrent states are committed together. CPUs build graphs
-        # quickly, and need 9 to 14 % longer so.
+        # On a GPU, if any request verifies, run plain decodes as one-row verifies: one graph serves
+        # the pass, and recurrent states commit together. Not on CPUs: graphs build quickly there,
+        # and one-row verifies take 9 to 14 % longer.
         self._few_graphs = self.engine.model.backend != "CPU"
         self._top = -1, 0  # best tokens of a row, asked for and available
 
@@ -109,7 +109,7 @@ class Scheduler:
         """Ends a request, answered or not. error: raised to its reader after the last step."""
         if state.is_finished:
             return
-        # The request is over even if a call into the core fails, so these come last.
+        # Call the core last: the request must be finished even if a call fails.
         sequence, state.sequence = state.sequence, None
         if state.output.n_new:
             state.add_step()
@@ -202,7 +202,7 @@ class Scheduler:
         return [state for state in running if not state.is_throttled]
 
     def _place(self, state: RequestState, running: list[RequestState], batch: Batch) -> bool:
-        """Admits a request or ends it with an error; False if it must wait, and others with it."""
+        """Admits a request or fails it; False if it and all queued behind it must wait."""
         match = self._prefix_cache.match(state.history, ignore=state.ignore_prefix_cache)
         if not state.ignore_prefix_cache and self._is_being_prefilled(state, match, running):
             return False
@@ -230,7 +230,7 @@ class Scheduler:
     def _is_being_prefilled(
         self, state: RequestState, match: PrefixMatch, running: list[RequestState]
     ) -> bool:
-        """True if a running request computes a longer beginning of the prompt than is cached."""
+        """True if a running request prefills a longer prefix of the prompt than is cached."""
         for other in running:
             n = _n_common(state.history[:-1], other.history)
             if other.is_decoding or other.is_throttled or n < match.n + PAGE:
@@ -402,8 +402,8 @@ class Scheduler:
             n = min(left, state.prefix_hit.next_snapshot(position, end) - position)
             self._prefix_cache.make_room(n_taken + state.sequence.cells_needed(n))
             n_free = self.engine.n_free_cells - n_taken
-            # All free cells are used, even those of a last page: else two requests could wait for
-            # each other for ever.
+            # Use every free cell, also of a sequence's partial last page: else two requests could
+            # deadlock.
             needed = state.sequence.cells_needed
             n = bisect_right(range(1, n + 1), n_free, key=needed) if n > 0 else 0
             if n == 0:

@@ -255,7 +255,7 @@ class PrefixCache:
             has_memory = self._engine.offload(missing, room)
             if self._engine.n_free_cells >= n_cells:
                 break
-            # Those in cells are offloaded next, or the oldest of all dropped for its memory.
+            # Let the oldest prefix in cells be offloaded; if main memory is full, evict the oldest.
             nodes = self._in_cells if has_memory else self._used
             oldest = next((node for node in nodes if node is not pinned), None)
             if oldest is None:
