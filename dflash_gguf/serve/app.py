@@ -383,7 +383,7 @@ class App:
             }
             if (run := slot.run or slot.last) is not None:
                 limit = run.config["max_tokens"]
-                n_left = -1 if limit is None or slot.run is None else limit
+                n_left = -1 if limit is None or slot.run is None else limit - slot.n_decoded
                 entry |= {
                     "id_task": run.id,
                     "params": settings_of(DecodeConfig(**run.config), run.config["seed"], []),
@@ -391,7 +391,7 @@ class App:
                         {
                             "has_next_token": slot.run is not None,
                             "n_remain": n_left,
-                            "n_decoded": 0,
+                            "n_decoded": slot.n_decoded,
                         }
                     ],
                 }

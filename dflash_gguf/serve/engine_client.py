@@ -29,6 +29,7 @@ from .messages import (
     SlotAction,
     SlotDone,
     Started,
+    Stepped,
     frame,
     from_engine,
     length,
@@ -91,6 +92,8 @@ class Slot:
     def __init__(self) -> None:
         self.run: Run | None = None
         self.last: Run | None = None
+        self.n_decoded = 0
+        """Tokens of its present or last answer."""
 
 
 class EngineClient:
@@ -286,7 +289,11 @@ class EngineClient:
         elif not isinstance(message, (Refused, SlotDone)):
             request, run = self._by_run[message.id]
             if isinstance(message, Started):
-                self.slots[message.slot].run = run
+                slot = self.slots[message.slot]
+                slot.run, slot.n_decoded = run, 0
+            elif isinstance(message, Stepped):
+                for slot in self.slots:  # another run may have it already
+                    slot.n_decoded += len(message.tokens) * (slot.run is run)
             elif isinstance(message, (Ended, Failed)):
                 self._end_run(request, run)
                 if isinstance(message, Ended):

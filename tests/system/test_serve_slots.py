@@ -20,6 +20,8 @@ def test_slots_are_saved_restored_and_erased(tmp_path: Path) -> None:
         assert found.status_code == 400
         assert "slot 0 has answered nothing" in found.text
         first = served.answer("/completion", **ask)
+        entry = served.get("/slots").json()[0]
+        assert entry["next_token"][0] == {"has_next_token": False, "n_remain": -1, "n_decoded": 12}
         slot = served.answer("/slots/0?action=save", filename="a.dfl")
         n_saved = first["timings"]["prompt_n"] + 11
         assert (slot["id_slot"], slot["filename"], slot["n_saved"]) == (0, "a.dfl", n_saved)
