@@ -173,7 +173,7 @@ class Decoder:
         try:
             while n_done < len(requests):
                 with self._batch():
-                    # As many as run at once: every waiting request is looked at in every round.
+                    # Add no more requests than run at once: each batch looks at all that wait.
                     while n_begun < len(requests) and len(live) < self.engine.n_parallel:
                         live[n_begun] = self._add(requests[n_begun], cancelled)
                         if n_begun == 0:
@@ -256,7 +256,7 @@ class Decoder:
             self._scheduler.step()
 
     def abort(self, state: RequestState) -> None:
-        """Ends a request, wherever it is."""
+        """Ends a request, which may wait, run or have finished."""
         with self._turn():
             self._scheduler.abort(state)
 

@@ -495,7 +495,7 @@ class Scheduler:
         took = batch.seconds
         if not batch.drafts:
             return
-        # One speculator at most can say what its own part took: the one that drafted, if alone.
+        # Seconds of drafts are known of one speculator at most: the one that drafted, if alone.
         rounds = [done for _, done in batch.drafts]
         busy = [done for done in rounds if not done.is_plain]
         told = (busy or rounds)[0] if is_whole and len(busy) <= 1 else None

@@ -13,7 +13,7 @@ ProposerFactory = Callable[[DraftSource], Proposer | None]
 
 PROPOSERS: Mapping[str, ProposerFactory] = {
     "dflash": lambda sequence: DFlash(sequence.max_draft) if sequence.max_draft else None,
-    # Of any text, at least as many tokens as the context holds are remembered, at most twice that.
+    # Remembers of each text at least as many tokens as the context holds, at most twice that.
     "suffix": lambda sequence: SuffixProposer(min(MAX_REMEMBERED, 2 * sequence.n_ctx)),
 }
 """Factories of proposers for a sequence's engine, by name; None if the engine lacks something."""
