@@ -87,13 +87,12 @@ class Submission:
 
 
 class Slot:
-    """A place of the engine, as /slots shows it."""
+    """Slot of the engine, as /slots shows it. n_decoded: tokens of its present or last answer."""
 
     def __init__(self) -> None:
         self.run: Run | None = None
         self.last: Run | None = None
         self.n_decoded = 0
-        """Tokens of its present or last answer."""
 
 
 class EngineClient:
@@ -292,7 +291,8 @@ class EngineClient:
                 slot = self.slots[message.slot]
                 slot.run, slot.n_decoded = run, 0
             elif isinstance(message, Stepped):
-                for slot in self.slots:  # another run may have it already
+                # Skip the slot if another run has started in it meanwhile.
+                for slot in self.slots:
                     slot.n_decoded += len(message.tokens) * (slot.run is run)
             elif isinstance(message, (Ended, Failed)):
                 self._end_run(request, run)
