@@ -153,7 +153,11 @@ class Decoder:
         Errors: as for `generate`, for any of them; all others are ended then. What is wrong with a
             prompt is said before the first is answered.
         """
-        shared = {name: x for name, x in settings.items() if not isinstance(x, list)}
+        shared = {
+            name: tuple(x) if isinstance(x, Iterator) else x
+            for name, x in settings.items()
+            if not isinstance(x, list)
+        }
         lists = {name: x for name, x in settings.items() if isinstance(x, list)}
         for name, values in lists.items():
             if len(values) != len(prompts):
@@ -253,6 +257,7 @@ class Decoder:
     def step(self) -> None:
         """Runs one batch for all requests; Error from the core where it is no request's own."""
         with self._batch():
+            self._check_open()
             self._scheduler.step()
 
     def abort(self, state: RequestState) -> None:

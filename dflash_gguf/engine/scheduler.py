@@ -109,6 +109,8 @@ class Scheduler:
         """Ends a request, answered or not. error: raised to its reader after the last step."""
         if state.is_finished:
             return
+        if state not in self._states:
+            raise ValueError("the request is another decoder's, which alone can end it")
         # Call the core last: the request must be finished even if a call fails.
         sequence, state.sequence = state.sequence, None
         if state.output.n_new:

@@ -620,6 +620,18 @@ def test_close_tells_those_who_still_read(pair: Pair) -> None:
     assert stream.result().stop_reason == "cancelled"
 
 
+def test_a_request_of_another_decoder_goes_on(pair: Pair) -> None:
+    with open_decoder(pair, 1) as mine, open_decoder(pair, 1) as other:
+        state = mine.add_request(mine.request([1, 2], max_tokens=3, ignore_eos=True))
+        with pytest.raises(ValueError, match="the request is another decoder's"):
+            other.abort(state)
+        while not state.is_finished:
+            mine.step()
+        assert mine.result(state).n_tokens == 3
+    with pytest.raises(Error, match="the decoder is closed"):
+        mine.step()
+
+
 def test_who_drops_a_stream_ends_its_answer(pair: Pair) -> None:
     with open_decoder(pair, 2) as many:
         dropped = many.stream([1, 2], max_tokens=200, ignore_eos=True)
