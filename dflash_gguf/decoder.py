@@ -150,8 +150,8 @@ class Decoder:
         settings: as for `generate`; a list has a value for each prompt (`seed=[1, 2, 3]`).
         progress: called with (answers done, answers in all). on_result: with the number of a
             prompt, from 0 on, and its result, as soon as that is there; they end in any order.
-        Errors: as for `generate`, for any of them; all others are ended then. What is wrong with a
-            prompt is said before the first is answered.
+        Errors: as for `generate`, for any of them; all others are ended then. Faults of prompts are
+            raised before the first is answered.
         """
         shared = {
             name: tuple(x) if isinstance(x, Iterator) else x
