@@ -17,7 +17,7 @@ from ..cli.model_arguments import add_options, load_config, new_parser
 from ..config import AUTO_TREE_BUDGET, DecodeConfig
 from ..decoder import Decoder
 from ..loading import load
-from ..speculative.controller import SIZES, ladder
+from ..speculative.controller import SIZES
 from . import parallel, plot, replay, url
 from .measure import measure
 from .prompts import Prompt, read_prompts
@@ -229,8 +229,13 @@ def _replay(
     sequence = decoder.sequence
     max_nodes = max(AUTO_TREE_BUDGET, *(setting.size for setting in settings))
     used = [min(setting.size, sequence.max_draft) for setting in settings if setting.size]
-    lengths = ladder(SIZES, *used, sequence.max_draft)
-    costs = measure(sequence, prompts[0][1], lengths, ladder(SIZES, *used, max_nodes))
+    lengths = sorted({n for n in (*SIZES, *used) if n < sequence.max_draft} | {sequence.max_draft})
+    costs = measure(
+        sequence,
+        prompts[0][1],
+        lengths,
+        sorted({*(n for n in (*SIZES, *used) if n <= max_nodes), max_nodes}),
+    )
     records = []
     for number, (_, tokens) in enumerate(prompts, 1):
         records.append(replay.record(sequence, tokens, n_tokens, lengths))

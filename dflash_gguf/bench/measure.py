@@ -6,9 +6,8 @@ import time
 from collections.abc import Sequence
 
 from .. import native
-from ..speculative.cost_model import CostModel, Round
+from ..speculative.cost_model import N_TIMES, CostModel, Round
 from ..speculative.proposers.dflash import N_RANKED
-from ..speculative.statistics import N_TIMES
 
 
 def branched(n: int) -> list[int]:
@@ -36,7 +35,6 @@ def measure(
         started = time.perf_counter()
         last = sequence.decode(last).argmax()
         done.pass_s = time.perf_counter() - started
-        done.n_experts = sequence.engine.n_experts
         costs.observe(done)
         for number, size in enumerate(sizes):
             for is_tree in (False, True) if size > 1 else (False,):
@@ -50,6 +48,7 @@ def _round(sequence: native.Sequence, last: int, n: int, size: int, is_tree: boo
     done = Round(
         sequence.position,
         n_positions=n,
+        n_draft_rows=n + 1,
         is_top1=not is_tree,
         n_drafted=size,
         is_tree=is_tree,
@@ -67,5 +66,4 @@ def _round(sequence: native.Sequence, last: int, n: int, size: int, is_tree: boo
         sequence.verify(tokens).argmax(0)
         sequence.commit(1)
     done.draft_s, done.pass_s = drafted - started, time.perf_counter() - drafted
-    done.n_experts = sequence.engine.n_experts
     return done

@@ -14,7 +14,7 @@ from .. import native
 from ..config import DecodeConfig
 from ..native import Draft
 from ..sampling.noise import DraftScorer
-from ..speculative.controller_state import Known
+from ..speculative.controller import ControllerState
 from ..speculative.cost_model import CostModel, Round
 from ..speculative.proposers.dflash import N_RANKED, DFlash
 from ..speculative.proposers.proposer import SpeculativeState
@@ -60,16 +60,21 @@ class _Drafter:
 
 
 def play(
-    record: Record, setting: Setting, costs: CostModel, known: Known, dflash: DFlash, max_nodes: int
+    record: Record,
+    setting: Setting,
+    costs: CostModel,
+    state: ControllerState,
+    dflash: DFlash,
+    max_nodes: int,
 ) -> tuple[float, list[Round]]:
     """Seconds that a setting would have taken for a record, and its rounds.
 
-    costs: the measured ones. known, dflash: learn from record to record. max_nodes: nodes of a
+    costs: the measured ones. state, dflash: learn from record to record. max_nodes: nodes of a
     tree of "auto".
     """
     drafter = _Drafter(record)
     speculator = None
-    if (controller := setting.controller(known, drafter.max_draft, max_nodes)) is not None:
+    if (controller := setting.controller(state, drafter.max_draft, max_nodes)) is not None:
         speculator = Speculator([dflash], controller)
     rounds: list[Round] = []
     request = SpeculativeState(drafter, [], DraftScorer(DecodeConfig()))
@@ -99,9 +104,9 @@ def evaluate(
     """Tokens a second of every setting on every record. "auto" goes on learning between them."""
     speeds: dict[str, list[float]] = {}
     for setting in settings:
-        known = Known(CostModel.from_dict(costs.to_dict()))
+        state = ControllerState(CostModel.from_dict(costs.to_dict()))
         dflash = DFlash(max(records[0].drafts[0]))
-        seconds = [play(record, setting, costs, known, dflash, max_nodes)[0] for record in records]
+        seconds = [play(record, setting, costs, state, dflash, max_nodes)[0] for record in records]
         speeds[str(setting)] = [
             len(record.drafts) / s for record, s in zip(records, seconds, strict=True)
         ]

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..config import MAX_DRAFT, MAX_TREE_BUDGET
-from ..speculative.controller import AutoController, Controller, FixedController
-from ..speculative.controller_state import Known
+from ..speculative.controller import AutoController, Controller, ControllerState, FixedController
 from ..speculative.proposers.proposer import CHAIN, TREE
 
 DEFAULT = "none,chain 4,chain 8,chain 15,tree 8,tree 16,tree 22,tree 32,tree 64,auto"
@@ -30,10 +29,12 @@ class Setting:
         size = {"chain": "draft_max", "tree": "tree_budget"}.get(self.kind)
         return {"draft": self.kind, **({size: self.size} if size else {})}
 
-    def controller(self, known: Known, max_draft: int, max_nodes: int) -> Controller | None:
+    def controller(
+        self, state: ControllerState, max_draft: int, max_nodes: int
+    ) -> Controller | None:
         """Returns its controller; `max_nodes` nodes for "auto", with what that has learned."""
         if self.kind == "auto":
-            return AutoController(known, max_draft, max_nodes)
+            return AutoController(state, max_draft, max_nodes)
         shape = {"chain": CHAIN, "tree": TREE}.get(self.kind)
         return FixedController(shape, self.size, max_draft) if shape else None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..speculative.statistics import RunningMedian
+from ..speculative.cost_model import RunningMedian
 
 CHUNKS = (32, 64, 128, 256, 512)
 """Tokens of prompts that may join the others' rounds: few sizes, as each has a graph of its own."""

@@ -317,7 +317,6 @@ class Scheduler:
 
     def postprocess(self, batch: Batch) -> None:
         """Gives readers their steps, learns from the round, ends finished requests."""
-        n_experts = self.engine.n_experts
         entries = [entry for entry in batch.entries if not entry.state.is_finished]
         seconds = time.perf_counter() - batch.started
         batch.seconds["overhead"] = seconds - sum(batch.seconds.values())
@@ -328,7 +327,7 @@ class Scheduler:
             else:
                 self._end_chunk(entry, batch)
         if entries:
-            self._learn(batch, entries, seconds, n_experts)
+            self._learn(batch, entries, seconds)
             if batch.n_decoding and self.engine.n_parallel > 1:
                 self._prefill_budget.observe(seconds, batch.n_prefilled)
         for entry in entries:
@@ -488,9 +487,7 @@ class Scheduler:
             sample_s = batch.seconds["sample"] if entry.samples else 0.0
             state.end_prefill_chunk(entry.end, sample_s)
 
-    def _learn(
-        self, batch: Batch, entries: list[ScheduledEntry], seconds: float, n_experts: int
-    ) -> None:
+    def _learn(self, batch: Batch, entries: list[ScheduledEntry], seconds: float) -> None:
         """Tells the speculators of the round."""
         # All requests that were to decode did, and the pass did nothing else.
         is_whole = len(batch.entries) == len(entries) == batch.n_decoding
@@ -504,7 +501,7 @@ class Scheduler:
         draft_s = took.get("draft", 0.0) + took.get("select", 0.0)
         choose_s, sample_s = took.get("choose", 0.0), took["sample"]
         for speculator, done in batch.drafts:
-            done.is_timing_shared, done.n_experts = done is not told, n_experts
+            done.is_timing_shared = done is not told
             done.sample_s, done.draft_s = sample_s, draft_s
             done.pass_s = seconds - draft_s - sample_s - choose_s
             theirs = [x for x in entries if x.is_decoding and x.state.speculator is speculator]
@@ -512,9 +509,6 @@ class Scheduler:
                 continue
             tokens = [entry.tokens for entry in theirs]
             done.n_tokens = done.n_undrafted + sum(map(len, tokens))
-            if speculator.is_quiet:
-                speculator.pass_over(done)
-                continue
             done.n_accepted = sum([entry.n_accepted for entry in theirs])
             done.choose_s = choose_s
             speculator.observe(done, [entry.state for entry in theirs], tokens)

@@ -1,20 +1,8 @@
-"""What a round drafts and verifies: as one was told, or (`auto`) what pays for itself.
+"""Chooses what a round drafts and verifies: as told, or (`auto`) what pays for itself.
 
-`auto` counts everything in tokens. The rate is that of the best way to decode found so far, plain
-decoding at least, and what takes s seconds is worth it if it brings more than rate * s tokens: this
-is what makes all rounds together fastest (Dinkelbach's method). So
-
-    before the draft    of plain decoding and drafts of several lengths, whichever promises the most
-                        tokens a second, by how often such candidates were taken lately
-    after it            nodes of whatever was proposed for all sequences, the likeliest first, as
-                        many as bring more than the rows of the pass they are in cost
-
-The first choice is kept for some rounds, as making it takes time. Costs are those that were
-measured; they have steps (kernels change at 4, 8 or 16 rows), so every size of a ladder is
-compared, not only the next one. And since all of this may be wrong, accounts are kept of what
-drafts and copies have really cost beyond plain decoding: who has lost a hundredth of the time rests
-until a look is affordable again, or until what is promised repays it. Nothing here reads a clock:
-equal rounds give equal choices.
+docs/develop/design.md has `auto` on one page. Everything is counted in tokens: seconds are worth
+the tokens that the best known way to decode makes of them (Dinkelbach's method), and losses are
+counted in plain rounds. Nothing here reads a clock: equal rounds give equal choices.
 
 The idea of letting the measured cost of the next node decide: CaDDTree, arXiv 2606.01813.
 """
@@ -22,30 +10,48 @@ The idea of letting the measured cost of the next node decide: CaDDTree, arXiv 2
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from .._validate import number
 from ..native import NO_THRESHOLD, BreakEven, select_nodes
-from .controller_state import MEMORY, Known, ProposalBackoff
-from .cost_model import Round
-from .prices import Prices
+from .cost_model import CostModel, Round
 from .proposers.proposer import CHAIN, TOP1, TREE, Proposer, SpeculativeState
 from .tree import Tree
 
-DOUBTED = 0.8
-"""Copies are taken by their chances unless fewer of those that were expected came true lately."""
+Floats = NDArray[np.float64]
+
+SHARE = 0.01
+"""Share of the running time that a proposer may lose to plain decoding, and deciding may take."""
+CREDIT = 0.64
+"""Plain rounds that a proposer may lose before any were run."""
+SAVED, OWED = 64.0, 2.0
+"""Plain rounds that a proposer can save up, and owe. A long draft that fails costs up to ten."""
+MEMORY = 16
+"""Rounds after which one weighs 1/e in what is expected of others."""
+TRUSTED = 8.0
+"""Accepted candidates that trust in a proposer begins with: so many missing ones halve it."""
+MAX_TTL_ROUNDS = 256
+"""Rounds after which a decision is made anew at the latest."""
+LENGTHS = (3, 7, 15)
+"""Positions of drafts, beside the longest: their verify fills 4, 8 or 16 rows of a kernel."""
 SIZES = (1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63, 95, 127, 191, 255)
-"""Positions and nodes that are tried. Their verify has 2, 3, 4, 6, 8, 12, 16 ... rows: kernels
-change at multiples of 4 and 8 rows, and every other size would need graphs and measurements."""
+"""Nodes that a pass may verify: kernels change at multiples of 4 and 8 rows."""
+UNTRIED = 0.1
+"""Tokens that doubling the nodes of a chain to a tree is taken to add, before one was drafted, by
+those expected of the chain and its chance to fail."""
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """A draft that costs a pass: positions, and one of the shapes of proposals."""
+class DraftPlan:
+    """A draft that costs a pass of its proposer: positions, and one of the shapes of proposals."""
 
+    proposer: str
     n_positions: int
     shape: str
 
@@ -53,52 +59,35 @@ class Way:
 class Controller:
     """Chooses twice a round: before the draft how long it is, after it what is verified.
 
-    n_nodes: that it would verify of one sequence now, at most. longest: positions of a proposal at
-    most.
+    n_nodes: most nodes that it would verify of one sequence now. longest: most positions of a
+    proposal.
     """
 
     n_nodes: int
     longest: int
 
     def break_even(self, done: Round) -> BreakEven:  # noqa: ARG002
-        """What is proposed must promise, by those whom it costs no pass."""
+        """Returns what proposals that cost no pass must promise."""
         return NO_THRESHOLD
 
-    def is_due(self, done: Round) -> bool:  # noqa: ARG002
-        """Whether the choice for this round takes time."""
-        return False
-
-    def choose(
-        self, done: Round, requests: Sequence[SpeculativeState], paid: Proposer | None
-    ) -> Way | None:
-        """What a proposer that costs a pass is asked for, if there is one; None: nothing.
-
-        The others have proposed already.
-        """
+    def plan(
+        self, done: Round, requests: Sequence[SpeculativeState], proposers: Sequence[Proposer]
+    ) -> DraftPlan | None:
+        """Chooses among proposers that need a pass; the others have proposed already."""
         raise NotImplementedError
 
-    def select_nodes(self, done: Round, trees: Sequence[Tree], limits: Sequence[int]) -> list[Tree]:
-        """What is verified of each tree: so many nodes below the root at most, or none.
+    def select(self, done: Round, trees: Sequence[Tree], limits: Sequence[int]) -> list[Tree]:
+        """Returns the part of each tree to verify: so many nodes below the root at most, or none.
 
-        trees: of those for whom anything is proposed.
+        trees: of the sequences that anything is proposed for.
         """
         raise NotImplementedError
 
     def observe(self, done: Round) -> None:
         """Learns from a round, if it learns."""
 
-    def keeps_plain(self, done: Round, n_plain: int) -> bool:  # noqa: ARG002
-        """Whether it would decode plainly now where nothing is proposed.
-
-        n_plain: rounds of which it has not heard yet.
-        """
-        return False
-
-    def pause(self, done: Round, host_s: float) -> int:  # noqa: ARG002
-        """Plain rounds in which nobody need be asked, after one in which asking took so long.
-
-        0: it was not measured by itself.
-        """
+    def max_skip(self, done: Round, ask_s: float) -> int:  # noqa: ARG002
+        """Returns the most plain rounds without asking anybody, if asking takes ask_s."""
         return 0
 
 
@@ -106,249 +95,316 @@ class FixedController(Controller):
     """The same size every round, less only where the answer or the context ends."""
 
     def __init__(self, shape: str, size: int, longest: int, least: int = 0) -> None:
-        """shape: CHAIN, TREE or MAIN_CHAIN. size: nodes. longest: positions.
+        """shape: CHAIN, TREE or MAIN_CHAIN. longest: positions.
 
-        least: nodes; fewer are dropped.
+        size, least: nodes; fewer than the latter are dropped.
         """
-        self._way = Way(min(size, longest), shape)
-        self.longest, self.n_nodes, self._least = self._way.n_positions, size, least
+        self._shape, self.n_nodes, self._least = shape, size, least
+        self.longest = min(size, longest)
 
-    def choose(
+    def plan(
         self,
         done: Round,  # noqa: ARG002
         requests: Sequence[SpeculativeState],
-        paid: Proposer | None,  # noqa: ARG002
-    ) -> Way | None:
-        """Always the same."""
+        proposers: Sequence[Proposer],
+    ) -> DraftPlan | None:
+        """Returns the same plan for the first proposer always."""
         limit = max(request.limit for request in requests)
-        return self._way if min(limit, self._way.n_positions) >= self._least else None
+        if not proposers or min(limit, self.longest) < self._least:
+            return None
+        return DraftPlan(proposers[0].name, self.longest, self._shape)
 
-    def select_nodes(self, done: Round, trees: Sequence[Tree], limits: Sequence[int]) -> list[Tree]:  # noqa: ARG002
-        """The likeliest chain, or the likeliest nodes."""
-        is_chain = self._way.shape == CHAIN
+    def select(self, done: Round, trees: Sequence[Tree], limits: Sequence[int]) -> list[Tree]:  # noqa: ARG002
+        """Returns the likeliest chain, or the likeliest nodes."""
         found = [
-            (tree.main_chain() if is_chain else tree).first(min(self.n_nodes, limit))
+            (tree.main_chain() if self._shape == CHAIN else tree).first(min(self.n_nodes, limit))
             for tree, limit in zip(trees, limits, strict=True)
         ]
         return [tree if tree.n_drafted >= self._least else tree.first(0) for tree in found]
+
+
+class ProposerStats:
+    """What one proposer was seen to bring, and what it may still lose.
+
+    balance: its loss budget, in plain rounds; below zero it rests. expected, accepted: candidates
+    verified lately. tree: tokens that its trees of SIZES nodes promise for each one that a chain
+    of as many does.
+    """
+
+    def __init__(self) -> None:
+        self.balance = CREDIT
+        self.expected = self.accepted = TRUSTED
+        self.n_misses = 0
+        """Drafts in a row of which nothing was accepted."""
+        self.tree: Floats | None = None
+        self._n_trees = 0
+
+    @property
+    def trust(self) -> float:
+        """Accepted candidates for every expected one."""
+        return self.accepted / self.expected
+
+    def book(self, rounds: float) -> None:
+        """Adds plain rounds that were gained, earned as time went by, or (below 0) lost."""
+        self.balance = min(max(self.balance + rounds, -OWED), SAVED)
+
+    def compare(self, n_expected: float, n_accepted: int) -> None:
+        """Compares candidates that were expected to be accepted with those that were."""
+        keep, prior = 1.0 - 0.5 / MEMORY, 0.5 * TRUSTED / MEMORY
+        self.expected = keep * self.expected + prior + n_expected
+        self.accepted = keep * self.accepted + prior + n_accepted
+
+    def add_tree(self, tree: Tree, chains: Floats) -> None:
+        """Takes up a draft: its likeliest nodes, and tokens expected of chains of SIZES nodes."""
+        gains = np.cumsum(np.exp(tree.log_probs[1:]))
+        gains = gains[np.minimum(SIZES, len(gains)) - 1] / np.maximum(chains, 1e-9)
+        self._n_trees = min(self._n_trees + 1, MEMORY)
+        before = gains if self.tree is None else self.tree
+        self.tree = before + (gains - before) / self._n_trees
+
+    def gains(self, path: Floats, n_positions: int, shape: str) -> Floats:
+        """Tokens beyond the first that a draft promises by nodes verified, float64 [len(SIZES)].
+
+        path: tokens expected of chains of 0, 1, 2 ... positions.
+        """
+        chains: Floats = path[np.minimum(SIZES, n_positions)]
+        if shape == TOP1:
+            return chains
+        if self.tree is not None:
+            trees: Floats = np.maximum(chains, self.trust * chains * self.tree)
+            return trees
+        more = np.log2(np.maximum(np.array(SIZES) / n_positions, 1.0))
+        expected = float(path[n_positions])
+        trees = chains + UNTRIED * expected * (1.0 - expected / n_positions) * more
+        return trees
+
+
+@dataclass(slots=True)
+class ControllerState:
+    """What outlives answers: measured costs, what proposers bring, the rate of the last rounds."""
+
+    costs: CostModel = field(default_factory=CostModel)
+    stats: defaultdict[str, ProposerStats] = field(
+        default_factory=lambda: defaultdict(ProposerStats)
+    )
+    rates: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """Tokens and seconds of the last rounds, by sequences."""
+    choose_s: float = 0.0
+    """Seconds of a decision, on average."""
+    since_plain: int = 0
+    """Rounds since a plain one whose time tells of plain decoding."""
+    was_plain: bool = True
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns how far expectations came true, by proposer."""
+        return {name: [stats.expected, stats.accepted] for name, stats in self.stats.items()}
+
+    def learn(self, stored: Mapping[str, Any]) -> None:
+        """Restores `to_dict`. Errors: ValueError or TypeError for anything else."""
+        for name, (expected, accepted) in stored.items():
+            stats = ProposerStats()
+            stats.expected = number("expected", expected, 1e-9, 1e6)
+            stats.accepted = number("accepted", accepted, 0.0, 1e6)
+            self.stats[name] = stats
 
 
 @dataclass(slots=True)
 class Decision:
     """What is drafted for some rounds of as many sequences.
 
-    ttl_rounds: rounds until it is made anew. way: None: nothing that costs a pass. is_look: whether
-    that is to see what it brings. rate: tokens a second of the best way to decode; 0: not known
-    yet. gain: tokens a round that the way wins over plain decoding.
+    ttl_rounds: rounds until it is made anew. plan: None for nothing that costs a pass. is_look:
+    True if the plan is expected to lose, and is run to see what it brings. rate: tokens a second of
+    the best known way to decode; 0 if that is not known. gain: tokens a round that the plan wins
+    over plain decoding. prices: tokens that candidates must bring.
     """
 
     ttl_rounds: int = 0
-    way: Way | None = None
+    plan: DraftPlan | None = None
     is_look: bool = False
     rate: float = 0.0
     gain: float = 0.0
+    prices: BreakEven = NO_THRESHOLD
 
 
 class AutoController(Controller):
-    """What pays for itself, for the answers of one engine."""
+    """What pays for itself, for the requests of one engine."""
 
     def __init__(
-        self, known: Known, longest: int, most: int, least: int = 0, *, deepest: int = 0
+        self, state: ControllerState, longest: int, most: int, least: int = 0, *, deepest: int = 0
     ) -> None:
         """longest: positions of a draft that costs a pass. most: nodes of a pass for each sequence.
 
         least: nodes; fewer are dropped. deepest: positions of other proposals, at least longest.
         """
-        self._known, self._costs = known, known.costs
+        self._state, self.n_nodes, self._least = state, most, max(least, 1)
         self.longest = min(max(longest, deepest), most)
-        longest = min(longest, most)
-        self._lengths = ladder(SIZES, *(n for n in (longest, least) if 0 < n <= longest))
-        self._sizes = ladder(SIZES, *(n for n in (most, least) if 0 < n <= most))
-        self._least = max(least, 1)
-        self._prices = Prices(known.costs, self._sizes, self._least)
-        self._decisions: dict[tuple[int, int], Decision] = {}  # by how many decode and are asked
+        self._longest = min(longest, most)
+        self._sizes = [size for size in SIZES if self._least <= size <= most] or [most]
+        self._decisions: dict[tuple[int, int], Decision] = {}  # by sequences, and those asked for
         self._decision = Decision()  # this round's
-        self._to_compare = False  # whether this round is plain to see what one takes
-        self._asked = NO_THRESHOLD  # what this round's copies were cut by
-        self._backoff = ProposalBackoff(known)
-        self.n_nodes = self._prices.most_nodes
-
-    def start(self) -> None:
-        """Another answer: what was decided in the one before is kept as long as it was to be.
-
-        Not what was to be run only once more, which may have been for how little was left.
-        """
-        for decision in self._decisions.values():
-            if decision.ttl_rounds == 1:
-                decision.ttl_rounds = 0
-        self._backoff.start()
-
-    def _of(self, done: Round) -> Decision:
-        """What was decided for rounds like this one; answers come and go, and come again."""
-        return self._decisions.get((done.n_sequences, done.n_asked)) or Decision()
+        self._path: Floats = np.zeros(1)
+        self._must_be_plain = self._has_decided = False
 
     # ---- before the draft
 
     def break_even(self, done: Round) -> BreakEven:
-        """What a pass costs; beside the nodes of a draft others come cheaper."""
-        decision = self._of(done)
-        if decision.rate == 0.0 or decision.way is not None:
-            self._asked = NO_THRESHOLD
-        else:
-            self._asked = self._prices.break_even(done, decision.rate)
-            self.n_nodes = self._prices.most_nodes
-        return self._asked
+        """Returns what a pass costs; beside a draft's nodes others come cheaper."""
+        decision = self._decisions.get((done.n_sequences, done.n_asked))
+        return NO_THRESHOLD if decision is None or decision.plan else decision.prices
 
-    def is_due(self, done: Round) -> bool:
-        """Whether a decision is made now."""
-        return self._of(done).ttl_rounds == 0
-
-    def choose(
-        self, done: Round, requests: Sequence[SpeculativeState], paid: Proposer | None
-    ) -> Way | None:
-        """The way that was decided on lately, or the best now; now and then a look."""
-        limit = max(request.limit for request in requests)  # each has its own as well
-        if self.is_due(done):
-            self._decisions[done.n_sequences, done.n_asked] = self._decide(
-                done, requests, limit, paid
-            )
-        self._decision, self._to_compare = self._of(done), False
-        decision = self._decision
-        way = decision.way
-        if way is None or limit < self._least:
+    def plan(
+        self, done: Round, requests: Sequence[SpeculativeState], proposers: Sequence[Proposer]
+    ) -> DraftPlan | None:
+        """Returns the plan of the last decision or of a new one, unless copies bring as much."""
+        limit = max(request.limit for request in requests)
+        key = done.n_sequences, done.n_asked
+        decision = self._decisions.get(key)
+        self._has_decided = decision is None or decision.ttl_rounds <= 0
+        if decision is None or decision.ttl_rounds <= 0:
+            decision = self._decisions[key] = self._decide(done, requests, proposers, limit)
+        self._decision, self._must_be_plain = decision, False
+        plan = decision.plan
+        if plan is None or limit < self._least:
             return None
         if not decision.is_look:
-            self._to_compare = self._known.needs_plain(decision.gain / done.n_sequences)
-            if self._to_compare or self._copies_bring(decision.gain, done, requests):
+            self._must_be_plain = self._is_plain_due(decision.gain / done.n_sequences)
+            if self._must_be_plain or self._copies_bring(decision.gain, done, requests):
                 return None
-        return way if way.n_positions <= limit else Way(limit, way.shape)
+        done.free = ()  # one or the other: what both propose would be nobody's gain
+        for request in requests:
+            request.proposed.clear()
+        return DraftPlan(plan.proposer, min(plan.n_positions, limit), plan.shape)
+
+    def _is_plain_due(self, gain: float) -> bool:
+        """True if a plain round costs no more than SHARE of what was gained since the last one.
+
+        gain: plain rounds that it gives up. It takes two, as the first is slower: drafting has left
+        the target's weights out of the CPU's caches.
+        """
+        return self._state.since_plain * SHARE >= 2.0 * gain
 
     def _copies_bring(self, gain: float, done: Round, requests: Sequence[SpeculativeState]) -> bool:
-        """Whether what is at hand without a draft promises as much as one."""
+        """True if what is proposed already promises as much as a draft."""
         asked = [request for request in requests if request.proposed]
         trees = [request.merged() for request in asked]
         value, _ = self._best(done, trees, [request.n_room - 1 for request in asked])
-        return value >= gain and self._may_verify(done, value)
+        return value >= gain and value > 0.0
 
     def _decide(
-        self, done: Round, requests: Sequence[SpeculativeState], limit: int, paid: Proposer | None
+        self,
+        done: Round,
+        requests: Sequence[SpeculativeState],
+        proposers: Sequence[Proposer],
+        limit: int,
     ) -> Decision:
-        """Plain decoding or the best draft, and for how many rounds."""
-        known, costs, n = self._known, self._costs, done.n_sequences
-        self._prices.forget()
-        self.n_nodes = self._prices.most_nodes
+        """Chooses the plan of most tokens a second, or none."""
+        state, costs, n = self._state, self._state.costs, done.n_sequences
         if not costs.knows_plain_of(n):
             return Decision(1)
         plain_s = max(costs.plain_s(done.position, n), 1e-9)
-        rate = max(n / plain_s, known.rate.of(n))
-        plain = Decision(max(known.ttl_rounds, MEMORY), rate=rate)
-        asked = [request for request in requests if paid and paid.name not in request.failed]
-        if paid is None or not asked:
-            return plain  # costs are all that can change
-        expected_path_probs = np.mean(
-            [paid.expected_path_probs(request.scorer) for request in asked], axis=0
-        )
-        tokens, seconds, way = self._best_way(done, expected_path_probs, limit)
-        if way is None:
-            return replace(plain, ttl_rounds=known.ttl_rounds)
-        loss = seconds / plain_s - tokens / n  # plain rounds
-        if not known.promise.is_proven:  # what is expected is no more than a guess
-            loss = max(loss, seconds / plain_s - 1.0)
-        if loss < 0.0 and known.paid.is_repaid_by(-loss):
-            gain, rate = tokens * plain_s / seconds - n, max(tokens / seconds, rate)
-            return Decision(known.ttl_rounds, way, rate=rate, gain=gain)
-        if loss >= 0.0 and known.paid.may_lose(loss):
-            return Decision(1, way, is_look=True, rate=rate)
-        # Near an answer's end drafts are short; the next answer is to see to longer ones.
-        rounds_until_affordable = (
-            known.rounds_until_affordable(loss, n) if limit >= self._lengths[-1] else 0
-        )
-        return replace(plain, ttl_rounds=max(plain.ttl_rounds, rounds_until_affordable))
+        tokens, seconds = state.rates.get(n, (0.0, 1.0))
+        rate = max(n / plain_s, tokens / seconds)
+        ttl = math.ceil(min(max(state.choose_s / (SHARE * plain_s), 1.0), MAX_TTL_ROUNDS))
+        arms = [
+            arm
+            for proposer in proposers
+            if state.stats[proposer.name].balance >= 0.0
+            for arm in self._arms(done, requests, proposer, limit)
+        ]
+        decision = Decision(max(ttl, MEMORY), rate=rate)
+        if arms:
+            tokens, seconds, plan = max(arms, key=lambda arm: arm[0] / arm[1])
+            loss = seconds / plain_s - tokens / n
+            if loss < 0.0:
+                gain = tokens * plain_s / seconds - n
+                decision = Decision(ttl, plan, False, max(tokens / seconds, rate), gain)
+            elif state.stats[plan.proposer].balance >= loss:
+                decision = Decision(1, plan, True, rate)
+        decision.prices = self._price(done, decision.rate)
+        return decision
 
-    def _best_way(
-        self, done: Round, expected_path_probs: Sequence[float], limit: int
-    ) -> tuple[float, float, Way | None]:
-        """Tokens and seconds of the round with the draft that promises most tokens a second.
+    def _arms(
+        self, done: Round, requests: Sequence[SpeculativeState], proposer: Proposer, limit: int
+    ) -> list[tuple[float, float, DraftPlan]]:
+        """Tokens and seconds that rounds promise with each draft of a proposer."""
+        asked = [request for request in requests if proposer.name not in request.failed]
+        if not asked:
+            return []
+        costs, stats, n = self._state.costs, self._state.stats[proposer.name], done.n_sequences
+        probs = np.mean([proposer.expected_path_probs(x.scorer) for x in asked], axis=0)
+        longest = min(self._longest, proposer.max_draft, limit)
+        self._path = path = np.concatenate([[0.0], np.cumsum(probs)])
+        counts = [n + len(asked) * size for size in SIZES]
+        passes = [
+            np.where(
+                np.isin(SIZES, self._sizes), costs.passes_s(done.position, counts, tree, n), np.inf
+            )
+            for tree in (False, True)
+        ]
+        arms = []
+        for n_positions in sorted({*(x for x in LENGTHS if x < longest), longest}):
+            if n_positions < self._least:
+                continue
+            for shape in (TOP1, TREE):
+                tokens = n + len(asked) * stats.gains(path, n_positions, shape)
+                draft_s = costs.draft_s(len(asked) * (n_positions + 1), shape == TOP1)
+                seconds = draft_s + passes[0] + tokens * costs.sample.value
+                if shape == TREE:  # chains of its likeliest nodes may be verified, too
+                    more = np.array(SIZES) > n_positions
+                    seconds = (
+                        draft_s
+                        + np.where(more, passes[1], np.minimum(*passes))
+                        + tokens * costs.sample.value
+                    )
+                at = int((tokens / np.maximum(seconds, 1e-9)).argmax())
+                plan = DraftPlan(proposer.name, n_positions, shape)
+                arms.append((float(tokens[at]), max(float(seconds[at]), 1e-9), plan))
+        return arms
 
-        expected_path_probs: chances of the paths of brief chains, which cost less than ranked ones
-        and trees.
-        """
-        costs, n, n_asked = self._costs, done.n_sequences, done.n_asked
-        if not self._lengths:
-            return 0.0, 0.0, None
-        # By kind: ranked chains, ranked trees, brief chains. By length, and then by nodes.
-        drafts = np.full((3, len(self._lengths)), math.inf)
-        first = bisect_left(self._lengths, self._least)
-        for is_top1, kinds in ((False, [0, 1]), (True, [2])):
-            # One length beyond those that were run: what is far is guessed.
-            longest = costs.most_draft_rows(is_top1) // n_asked - 1
-            n_known = max(bisect_right(self._lengths, longest), first)
-            for at, length in enumerate(self._lengths[: n_known + 1]):
-                if self._least <= length <= limit:
-                    drafts[kinds, at] = costs.draft_s(n_asked * (length + 1), is_top1)
-        chains, trees = self._prices.seconds(done, n_asked)
-        passes = np.array([chains, trees, chains])
-        tokens = n + n_asked * self._known.promise.table(
-            expected_path_probs, self._lengths, self._sizes
-        )
-        seconds = drafts[:, :, None] + passes[:, None, :] + tokens * costs.sample.value
-        rates = tokens / np.maximum(seconds, 1e-9)
-        best = np.unravel_index(rates.argmax(), rates.shape)  # ranked ones first, if equal
-        if rates[best] == 0.0:
-            return 0.0, 0.0, None
-        way = Way(self._lengths[best[1]], TOP1 if best[0] == 2 else TREE)
-        return float(tokens[best]), max(float(seconds[best]), 1e-9), way
+    def _price(self, done: Round, rate: float) -> BreakEven:
+        """Tokens that candidates must bring, by their number, for chains and for trees."""
+        costs, n = self._state.costs, done.n_sequences
+        plain_s = costs.plain_s(done.position, n) - n * costs.sample.value
+        counts = [n + size for size in self._sizes]
+        prices = [
+            [rate * max(pass_s - plain_s, 0.0) for pass_s in passes]
+            for passes in (costs.passes_s(done.position, counts, tree, n) for tree in (False, True))
+        ]
+        return BreakEven(self._sizes, *prices)
 
     # ---- after it
 
-    def select_nodes(self, done: Round, trees: Sequence[Tree], limits: Sequence[int]) -> list[Tree]:
-        """The nodes that are worth their rows; a look verifies some at least."""
-        if done.n_positions and not done.is_top1 and not done.has_both_kinds:
+    def select(self, done: Round, trees: Sequence[Tree], limits: Sequence[int]) -> list[Tree]:
+        """Returns the nodes that are worth their rows; a look verifies some at least."""
+        if done.proposer and not done.is_top1:
             for tree in trees:
-                self._known.promise.add(tree, done.n_positions, self._lengths, self._sizes)
+                stats = self._state.stats[done.proposer]
+                stats.add_tree(tree, stats.gains(self._path, done.n_positions, TOP1))
         value, found = self._best(done, trees, limits)
-        if done.n_positions:
-            is_worth = value > 0.0 or self._decision.is_look
-        else:
-            is_worth = not self._to_compare and self._may_verify(done, value)
-            if is_worth or (value > 0.0 and self._known.needs_plain(value / done.n_sequences)):
-                self._backoff.pays(done, value / self._decision.rate)
+        is_worth = value > 0.0 and not self._must_be_plain
+        if not done.proposer and is_worth:
+            is_worth = not self._is_plain_due(value / done.n_sequences)
+        is_worth |= bool(done.proposer) and self._decision.is_look
         return found if found and is_worth else [tree.first(0) for tree in trees]
-
-    def _may_verify(self, done: Round, value: float) -> bool:
-        """Whether copies that bring so many tokens beyond their costs are verified now."""
-        known, gain = self._known, value / done.n_sequences
-        return value > 0.0 and not known.needs_plain(gain) and known.free.is_repaid_by(gain)
 
     def _best(
         self, done: Round, trees: Sequence[Tree], limits: Sequence[int]
     ) -> tuple[float, list[Tree]]:
         """Tokens beyond what their seconds are worth, and what is then verified of each tree.
 
-        Nothing of none where nothing is worth it. All chains or all trees: some layers take longer
-        for a tree, whatever its size.
+        All chains or all trees: some layers take longer for a tree, whatever its size.
         """
-        if not trees or self._decision.rate == 0.0:
+        decision, stats = self._decision, self._state.stats
+        rests = not done.proposer and any(stats[name].balance < 0.0 for name in done.free)
+        if not trees or rests or decision.rate == 0.0:
             return 0.0, []
-        trust = 1.0 if done.n_positions else min(self._known.copied.value / DOUBTED, 1.0)
-        break_even = self._prices.break_even(done, self._decision.rate)
-        if (
-            break_even is self._asked and trust == 1.0
-        ):  # such trees are what `select_nodes` would find
-            size = sum([tree.n_drafted for tree in trees])
-            if size in self._sizes:
-                prices = (
-                    break_even.chains if all(tree.is_chain for tree in trees) else break_even.trees
-                )
-                value = sum([tree.n_expected for tree in trees]) - prices[self._sizes.index(size)]
-                return value, list(trees)
         selection = select_nodes(
             [tree.parents for tree in trees],
             [tree.log_probs for tree in trees],
             limits,
-            break_even,
-            trust=trust,
-            min_value=-math.inf if self._decision.is_look else 0.0,
+            decision.prices,
+            trust=min([1.0, *(stats[name].trust for name in done.free)]),
+            min_value=-math.inf if decision.is_look else 0.0,
         )
         if not any(selection.counts):
             return 0.0, []
@@ -359,30 +415,59 @@ class AutoController(Controller):
     # ---- after the round
 
     def observe(self, done: Round) -> None:
-        """Passes the round on. What has just been run for the first time is run once more."""
-        self._known.observe(done)
-        decision = self._of(done)
-        decision.ttl_rounds = max(decision.ttl_rounds - done.n_rounds, 0)
-        if done.n_positions and not done.n_drafted:
-            decision.ttl_rounds = 0  # what was decided has just failed
-        may_repeat = not decision.is_look or self._known.paid.may_lose(0.0)
-        if (
-            done.n_positions
-            and may_repeat
-            and not (done.is_timing_shared or self._costs.is_warm(done))
-        ):
-            decision.ttl_rounds = max(decision.ttl_rounds, 1)
+        """Books what the round has lost or gained, and files what it took."""
+        state, costs, n = self._state, self._state.costs, done.n_sequences
+        if self._has_decided:
+            self._has_decided = False
+            state.choose_s += (done.choose_s - state.choose_s) / min(4.0, 1.0 + costs.n_observed)
+        plain_s = costs.plain_s(done.position, n) if costs.knows_plain_of(n) else 0.0
+        seconds = done.seconds
+        if done.is_timing_shared and plain_s > 0.0:
+            seconds = costs.expected_s(done)
+        elif plain_s > 0.0 and not costs.is_warm(done):  # the first run of a shape builds its graph
+            seconds = min(seconds, costs.expected_s(done))
+        if plain_s > 0.0:
+            self._book(done, seconds / plain_s)
+            self._observe_rate(done, seconds, plain_s)
+        self._compare(done)
+        is_cold = done.is_plain and done.n_rounds == 1 and not state.was_plain and plain_s > 0.0
+        if not (is_cold or done.is_timing_shared):
+            costs.observe(done)
+        state.since_plain = 0 if done.is_plain and not is_cold else state.since_plain + 1
+        state.was_plain = done.is_plain
+        decision = self._decisions.get((n, done.n_asked))
+        if decision is not None:
+            failed = done.proposer and not done.n_drafted
+            decision.ttl_rounds = 0 if failed else decision.ttl_rounds - done.n_rounds
 
-    def keeps_plain(self, done: Round, n_plain: int) -> bool:
-        """Whether it was decided to."""
-        decision = self._of(done)
-        return n_plain < decision.ttl_rounds and decision.way is None and decision.rate > 0.0
+    def _book(self, done: Round, rounds: float) -> None:
+        """Books a round that took as long as so many plain ones."""
+        n, all_stats = done.n_sequences, self._state.stats
+        for name in {*all_stats, *done.free, done.proposer} - {""}:
+            all_stats[name].book(SHARE * rounds / min(1 + all_stats[name].n_misses, 4))
+        lost = rounds - done.n_tokens / n
+        if done.proposer and done.n_drafted:
+            stats = all_stats[done.proposer]
+            stats.n_misses = 0 if done.n_accepted else stats.n_misses + 1
+        if not done.is_plain:
+            for name in (done.proposer,) if done.proposer else done.free:
+                all_stats[name].book(-lost)
 
-    def pause(self, done: Round, host_s: float) -> int:
-        """As many as make asking a hundredth of their time, by how often it was in vain lately."""
-        return self._backoff.pause(done, host_s)
+    def _observe_rate(self, done: Round, seconds: float, plain_s: float) -> None:
+        n, keep = done.n_sequences, (1.0 - 1.0 / MEMORY) ** done.n_rounds
+        before = self._state.rates.get(n, (float(MEMORY * n), MEMORY * plain_s))  # as if plain
+        self._state.rates[n] = (
+            keep * before[0] + done.n_tokens,
+            keep * before[1] + seconds,
+        )
 
+    def _compare(self, done: Round) -> None:
+        """Compares what was accepted with what was expected to be."""
+        if done.n_expected > 0.0:
+            for name in (done.proposer,) if done.proposer else done.free:
+                self._state.stats[name].compare(done.n_expected, done.n_accepted)
 
-def ladder(steps: Sequence[int], *ends: int) -> tuple[int, ...]:
-    """The steps up to the last end, and the ends."""
-    return tuple(sorted({n for n in (*steps, *ends) if 0 < n <= max(ends, default=0)}))
+    def max_skip(self, done: Round, ask_s: float) -> int:
+        """Returns the plain rounds that make asking SHARE of their time."""
+        plain_s = self._state.costs.plain_s(done.position, done.n_sequences)
+        return int(ask_s / max(SHARE * plain_s, 1e-9))

@@ -1,30 +1,29 @@
-"""What rounds cost on this machine, by their rows, sequences and contexts: as was measured.
+"""Seconds of rounds on this machine, by rows, sequences and tokens in the caches, as measured.
 
-Times of passes and drafts are medians of the last ones (statistics.py); sizes that were never run
-lie on lines between those that were.
+A time is the median of the last ones. Sizes that were never run lie on lines between those that
+were, and more rows never take less.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from bisect import bisect
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
-import numpy as np
-
-from .._validate import integer
-from .statistics import ExpertCosts, Interpolator, RunningMedian
+from .._validate import integer, number
 from .tree import Tree
 
-NOISE = 0.15
-"""Part of a plain pass by which contexts must differ for it to be more than chance."""
+N_TIMES = 9
+"""Times of a running median; of fewer than a third of them the least counts, as noise only adds."""
+N_STORED = 3
+"""Times that a median counts as when it comes from a file."""
 CELLS = 256
-"""Cells of the first bucket; each further one is twice as wide."""
-SIGNIFICANT_CHANGE = 0.03
-"""Part of a time by which it must change for what follows from it to be counted anew at once: less
-than passes of one size differ by chance, and of the first nine of a size one in three is more."""
-PASSES = ("chains", "trees", "plain")
-"""Kinds of passes of the target."""
+"""Tokens in the caches of the first bucket; each further bucket is twice as wide."""
+PASSES, DRAFTS = ("plain", "chains"), ("ranked", "brief")
+"""Kinds of passes of the target, without drafts and with some; kinds of drafts: all, and top-1."""
 
 
 @dataclass(slots=True)
@@ -36,15 +35,13 @@ class Round:
     is_timing_shared: whether its pass did more than that, so that its seconds do not say what it
     costs.
     n_rounds: plain rounds that this stands for, one after the other.
-    n_positions: places a drafter filled for each that drafted, n_draft_rows_saved: rows that it had
-    less as some need fewer places or none; is_top1: whether only with best candidates;
-    has_both_kinds: whether others had proposed as well.
+    proposer: whose draft took a pass, if any did; n_positions: most places that it filled for one;
+    n_draft_rows: rows of its pass; is_top1: whether only with best candidates. free: proposers that
+    need no pass and had candidates.
     n_drafted: nodes verified below the roots. is_tree: whether they were more than chains.
-    n_expected: those that were expected to be accepted. n_accepted: those that were;
-    n_lookup_accepted: of a mixed round's those that others had proposed as well. Where nothing was
-    verified of what was proposed, both are of the candidates for the next token.
+    n_expected: those that were expected to be accepted. n_accepted: those that were.
+    Where nothing was verified of what was proposed, both are of the candidates for the next token.
     n_tokens: tokens the round added to answers.
-    n_experts: that the pass touched, of all layers; 0: none, or nobody counted them.
     Seconds: choose_s, the decision what to draft, where one was made; draft_s, candidates and their
     choice; pass_s, the target's pass with what surrounds it; sample_s.
     """
@@ -53,17 +50,16 @@ class Round:
     n_sequences: int = 1
     n_undrafted: int = 0
     is_timing_shared: bool = False
+    proposer: str = ""
+    free: tuple[str, ...] = ()
     n_positions: int = 0
-    n_draft_rows_saved: int = 0
+    n_draft_rows: int = 0
     is_top1: bool = False
-    has_both_kinds: bool = False
     n_drafted: int = 0
     is_tree: bool = False
     n_expected: float = 0.0
     n_accepted: int = 0
-    n_lookup_accepted: int = 0
     n_tokens: int = 0
-    n_experts: int = 0
     choose_s: float = 0.0
     draft_s: float = 0.0
     pass_s: float = 0.0
@@ -99,342 +95,248 @@ class Round:
         return self.n_sequences - self.n_undrafted
 
     @property
-    def n_draft_rows(self) -> int:
-        """Rows of the drafter's pass: of each sequence the last token and the places after it."""
-        return self.n_asked * (self.n_positions + 1) - self.n_draft_rows_saved
-
-    @property
-    def kind(self) -> str:
-        """What was verified: "none", "chain" or "tree"."""
-        return "tree" if self.is_tree else "chain" if self.n_drafted else "none"
-
-    @property
     def seconds(self) -> float:
         """All of it."""
         return self.choose_s + self.draft_s + self.pass_s + self.sample_s
 
 
+class RunningMedian:
+    """Median of the last times, in seconds.
+
+    The first run of a shape builds its graph (where graphs are captured, the second run does so
+    too): such times count only until there are others.
+    """
+
+    def __init__(self, n_first: int = 1) -> None:
+        """n_first: runs that are slower than those to come."""
+        self._n_first = n_first
+        self._times: deque[float] = deque(maxlen=N_TIMES)
+        self.value = 0.0
+        self.is_warm = False
+        """True once there is more than the first times."""
+
+    @classmethod
+    def stored(cls, seconds: float, least: float = 0.0) -> RunningMedian:
+        """Restores one from a file. Errors: ValueError for less than `least`, or no time."""
+        median = cls()
+        median.value = number("a time", seconds, least, 1e6)
+        median._times.extend([median.value] * N_STORED)
+        median.is_warm = True
+        return median
+
+    @property
+    def is_sure(self) -> bool:
+        """True if a single time does not decide it."""
+        return 3 * len(self._times) >= N_TIMES
+
+    def mark_stale(self) -> None:
+        """Lets the next time replace all before it, which were not of answers."""
+        self._times.clear()
+
+    def add(self, seconds: float) -> None:
+        """Adds a time."""
+        if len(self._times) == self._n_first and not self.is_warm:
+            self.is_warm = True
+            self._times.clear()
+        self._times.append(seconds)
+        times = sorted(self._times)
+        n = len(times)
+        self.value = times[0] if 3 * n < N_TIMES else (times[(n - 1) // 2] + times[n // 2]) / 2.0
+
+
+class Curve:
+    """Seconds by rows: rising lines between known points; beyond, as they rose so far."""
+
+    def __init__(self, points: Iterable[tuple[int, float, bool]]) -> None:
+        """points: rows, seconds, and whether they are warm; others count only without warm ones."""
+        found = sorted(points)
+        found = [point for point in found if point[2]] or found
+        self._xs = [rows for rows, _, _ in found]
+        self._ys = list(accumulate((seconds for _, seconds, _ in found), max))
+
+    def at(self, n_rows: int) -> float:
+        """Returns seconds; 0 if nothing is known."""
+        xs, ys = self._xs, self._ys
+        if len(xs) < 2:
+            return ys[0] if ys else 0.0
+        if n_rows >= xs[-1]:  # the last step alone may be where a kernel ends
+            return ys[-1] + (ys[-1] - ys[0]) / (xs[-1] - xs[0]) * (n_rows - xs[-1])
+        i = max(bisect(xs, n_rows), 1)
+        slope = (ys[i] - ys[i - 1]) / (xs[i] - xs[i - 1])
+        return max(ys[i] + slope * (n_rows - xs[i]), 0.0)
+
+
 Buckets = dict[int, RunningMedian]
-"""Times of passes of as many rows, by the tokens in the caches."""
+"""Times of one kind and number of rows, by tokens in the caches."""
 
 
 class CostModel:
-    """Seconds of passes by rows and the tokens in the caches: plain ones, chains, trees and drafts.
+    """Times of plain passes, chains, trees and drafts.
 
-    Rows of several sequences take longer than as many of one, which is known from plain passes, a
-    row for each; more rows are taken to cost what they cost one sequence. Of verified passes of
-    several it is kept what they took beyond that, which holds for other sizes and numbers of
-    sequences until these are measured. n_observed: rounds filed by this process. version: how often
-    what is told has changed by more than a little.
+    Rows of several sequences cost what as many of one do, and what plain passes of as many
+    sequences were measured to cost more; all that times a factor, which is measured for each number
+    of sequences, and for trees.
     """
 
     def __init__(self, n_first: int = 1) -> None:
         """n_first: runs of a shape that are slower than those to come."""
         self.n_first = n_first
-        self.n_observed = self.version = 0
-        self.first_s = 0.0
-        """What the first pass of a size took beyond the second, lately."""
-        self._times: dict[str, dict[int, Buckets]] = {
-            kind: {} for kind in (*PASSES, "brief", "ranked")
-        }
-        self._multi_sequence_residual: dict[
-            tuple[int, bool], dict[int, RunningMedian]
-        ] = {}  # by sequences, trees; nodes
-        self.sample, self.ask = RunningMedian(), RunningMedian()
-        """Seconds of choosing one token, and of taking up candidates that took no draft."""
-        self.experts = ExpertCosts()
-        # What follows from the times, as it is asked for more often than they change.
-        self._warm: dict[str, set[int]] = {kind: set() for kind in self._times}
-        self.most_rows = 0
-        """Rows of the largest pass that was run more than once."""
-        self._lines: dict[str, dict[int, Interpolator]] = {kind: {} for kind in self._times}
+        self.n_observed = 0
+        """Rounds filed by this process."""
+        self.sample = RunningMedian()
+        """Seconds of sampling one token."""
+        self._times: dict[str, dict[int, Buckets]] = {kind: {} for kind in (*PASSES, *DRAFTS)}
+        self._factors: dict[tuple[int, bool], RunningMedian] = {}  # by sequences, trees
+        self._n_runs: Counter[tuple[int, bool, int]] = Counter()  # of shapes that have a factor
+        self._curves: dict[tuple[str, int], Curve] = {}
 
     @property
     def knows_plain(self) -> bool:
-        """Whether plain rounds of answers were measured more than once."""
-        return bool(self._warm["plain"])
-
-    @property
-    def knows_trees(self) -> bool:
-        """Whether any were run; they are taken to cost what chains do until then."""
-        return bool(self._times["trees"]) or any(
-            is_tree for _, is_tree in self._multi_sequence_residual
-        )
+        """True if plain rounds of answers were measured more than once."""
+        return any(self._is_warm("plain", n) for n in self._times["plain"])
 
     def knows_plain_of(self, n_sequences: int) -> bool:
-        """Whether such rounds were of as many sequences, or of less than twice as many."""
-        known = self._warm["plain"]
-        return n_sequences in known or any(n_sequences < n < 2 * n_sequences for n in known)
+        """True if plain rounds were, of as many sequences or of less than twice as many."""
+        return any(self._is_warm("plain", n) for n in range(n_sequences, 2 * n_sequences))
+
+    def is_warm(self, done: Round) -> bool:
+        """True if such passes, and such drafts, were run more than once."""
+        if done.n_positions and not self._is_warm(DRAFTS[done.is_top1], done.n_draft_rows):
+            return False
+        if _has_factor(done):
+            return self._n_runs[_shape(done)] >= self.n_first
+        return self._is_warm(PASSES[done.n_drafted > 0], done.n_rows)
 
     def mark_stale(self, *kinds: str) -> None:
-        """Lets coming times replace the measured times of some kinds."""
-        for kind in kinds:
+        """Lets coming times replace those of some kinds, of all without one."""
+        for kind in kinds or self._times:
             for buckets in self._times[kind].values():
                 for median in buckets.values():
                     median.mark_stale()
 
-    def end_warm_up(self) -> None:
-        """Lets times of answers replace all measured times."""
-        self.mark_stale(*self._times)
-        self._warm["plain"].clear()  # with which drafting is compared
-        self.experts.mark_stale()
-        self.sample, self.ask = RunningMedian(), RunningMedian()
-
-    def most_draft_rows(self, is_top1: bool) -> int:
-        """Rows of the largest draft of a kind that was run more than once."""
-        return max(self._warm["brief" if is_top1 else "ranked"], default=0)
-
-    def is_warm(self, done: Round) -> bool:
-        """Whether rounds like this one have been through their first run."""
-        is_known = self.knows_pass(done.n_rows, done.is_tree, done.n_sequences)
-        return is_known and self._is_drafted(done)
-
-    def _is_drafted(self, done: Round) -> bool:
-        """Whether its draft, if it has one, was run more than once."""
-        drafts = self._warm["brief" if done.is_top1 else "ranked"]
-        return not done.n_positions or done.n_draft_rows in drafts
-
-    def is_settled(self, done: Round) -> bool:
-        """Whether such rounds were filed so often that one time more changes little."""
-        if not self._is_drafted(done):
-            return False
-        if done.n_drafted and done.n_sequences > 1:
-            known = self._multi_sequence_residual.get((done.n_sequences, done.is_tree), {})
-            median = known.get(done.n_drafted)
-        else:
-            median = self._times[_kind(done)].get(done.n_rows, {}).get(_bucket(done.position))
-        return median is not None and median.is_full
-
-    def knows_pass(self, n_rows: int, is_tree: bool = False, n_sequences: int = 1) -> bool:
-        """Whether such passes were run more than once."""
-        warm = self._warm
-        if n_rows > n_sequences > 1:
-            median = self._multi_sequence_residual.get((n_sequences, is_tree), {}).get(
-                n_rows - n_sequences
-            )
-            return median is not None and median.is_warm
-        if is_tree:
-            return n_rows in warm["trees"]
-        return n_rows in warm["chains"] or n_rows in warm["plain"]
-
-    def observe(self, done: Round, *, with_draft: bool = True) -> None:
-        """Files a round's times. with_draft: whether its draft was one like others."""
+    def observe(self, done: Round) -> None:
+        """Files a round's times."""
         self.n_observed += 1
-        pass_s, bucket = done.pass_s / done.n_rounds, _bucket(done.position)
-        if done.n_drafted and done.n_sequences > 1:
-            self._observe_residual(done, pass_s)
+        pass_s, key = done.pass_s / done.n_rounds, (done.n_sequences, done.is_tree)
+        if _has_factor(done):
+            if self._n_runs[_shape(done)] >= self.n_first:
+                told_s = self._chains_s(_bucket(done.position), (done.n_rows,), done.n_sequences)[0]
+                factor = self._factors.setdefault(key, RunningMedian(0))
+                factor.add(pass_s / max(told_s, 1e-9))
+            self._n_runs[_shape(done)] += 1
         else:
-            median = self._median(_kind(done), done.n_rows, bucket)
-            first_s = median.value if not median.is_warm else 0.0
-            if done.n_experts:
-                self.experts.observe(done.n_rows, done.n_experts, pass_s, median)
-                self._forget_lines(*PASSES)
-            self._file(_kind(done), done.n_rows, bucket, pass_s, done.n_experts)
-            if first_s > 0.0 and median.is_warm:
-                self.first_s += (max(first_s - pass_s, 0.0) - self.first_s) / 2.0
-        if done.n_positions and with_draft:
-            self._file("brief" if done.is_top1 else "ranked", done.n_draft_rows, 0, done.draft_s)
-        if done.n_drafted and not done.n_positions:
-            self.ask.add(done.draft_s)
+            self._file(PASSES[done.n_drafted > 0], done.n_rows, _bucket(done.position), pass_s)
+        if done.n_positions:
+            self._file(DRAFTS[done.is_top1], done.n_draft_rows, 0, done.draft_s)
         self.sample.add(done.sample_s / max(done.n_tokens, 1))
 
-    def draft_s(self, n_rows: int, is_top1: bool) -> float:
-        """Drafts of so many rows; of a kind that was never run, as of the other."""
-        kinds = ("brief", "ranked") if is_top1 else ("ranked", "brief")
-        kind = next((kind for kind in kinds if self._times[kind]), kinds[0])
-        return self._line(kind, 0).at(n_rows)
+    def expected_s(self, done: Round) -> float:
+        """Seconds of a round whose pass does nothing else."""
+        draft_s = self.draft_s(done.n_draft_rows, done.is_top1) if done.n_positions else 0.0
+        pass_s = self.pass_s(done.position, done.n_rows, done.is_tree, done.n_sequences)
+        return draft_s + done.n_rounds * pass_s + done.n_tokens * self.sample.value
 
-    def pass_s(
-        self, position: int, n_rows: int, is_tree: bool = False, n_sequences: int = 1
-    ) -> float:
-        """A pass of so many rows after `position` tokens; a plain one must have been measured."""
-        return self.passes_s(position, (n_rows,), is_tree, n_sequences)[0]
+    def draft_s(self, n_rows: int, is_top1: bool) -> float:
+        """Seconds of a draft; of a kind that was never run, of the other."""
+        kinds = [kind for kind in (DRAFTS[is_top1], DRAFTS[not is_top1]) if self._times[kind]]
+        return self._curve(kinds[0], 0).at(n_rows) if kinds else 0.0
+
+    def plain_s(self, position: int, n_sequences: int = 1) -> float:
+        """Seconds of a plain round after `position` tokens."""
+        pass_s = self._curve("plain", _bucket(position)).at(n_sequences)
+        return pass_s + n_sequences * self.sample.value
 
     def passes_s(
         self, position: int, counts: Sequence[int], is_tree: bool = False, n_sequences: int = 1
     ) -> list[float]:
-        """Such passes of several numbers of rows.
-
-        What is not known of a tree is a chain's cost, times what the nearest tree costs more.
-        """
-        bucket = _bucket(position)
-        found = self._alone_s(bucket, counts, is_tree)
-        if n_sequences > 1 and self.knows_plain_of(n_sequences):
-            apart_s = self._line("plain", bucket).at(n_sequences)
-            apart_s -= self._line("chains", bucket).at(n_sequences)
-            beyond = self._multi_sequence_residual_s(
-                n_sequences, is_tree, [n - n_sequences for n in counts]
-            )
-            found = [max(s + apart_s + more, 0.0) for s, more in zip(found, beyond, strict=True)]
+        """Seconds of passes with so many rows after `position` tokens."""
+        found = self._chains_s(_bucket(position), counts, n_sequences)
+        known = [key for key, factor in self._factors.items() if factor.is_sure]
+        if known and (is_tree or n_sequences > 1):
+            # Trees by trees, chains by chains; then by the nearest number of sequences.
+            key = min(known, key=lambda key: (key[1] != is_tree, abs(key[0] - n_sequences)))
+            if key[0] > 1 or is_tree:
+                found = [seconds * self._factors[key].value for seconds in found]
         return found
 
-    def _alone_s(self, bucket: int, counts: Sequence[int], is_tree: bool) -> list[float]:
-        """Passes of one sequence."""
-        chains = self._line("chains", bucket)
-        if not is_tree or not self._times["trees"]:
-            return [chains.at(n) for n in counts]
-        trees = self._line("trees", bucket)
-        found = []
-        for n in counts:
-            rows = trees.nearest(n)
-            more = 1.0 if rows == n else chains.at(n) / max(chains.at(rows), 1e-9)
-            found.append(trees.at(rows) * more)
-        return found
+    def pass_s(
+        self, position: int, n_rows: int, is_tree: bool = False, n_sequences: int = 1
+    ) -> float:
+        """Seconds of one such pass."""
+        return self.passes_s(position, (n_rows,), is_tree, n_sequences)[0]
 
-    def _multi_sequence_residual_s(
-        self, n_sequences: int, is_tree: bool, counts: Sequence[int]
-    ) -> Sequence[float]:
-        """What verifying so many nodes of several sequences takes beyond what one's passes tell.
+    def _chains_s(self, bucket: int, counts: Sequence[int], n_sequences: int) -> list[float]:
+        chains, more_s = self._curve("chains", bucket), 0.0
+        if n_sequences > 1:
+            more_s = self._curve("plain", bucket).at(n_sequences) - chains.at(n_sequences)
+        return [max(chains.at(n) + more_s, 0.0) for n in counts]
 
-        What was measured; else on lines between sizes that were often enough for no single time to
-        count, of the nearest number of sequences for which there are some.
+    def _is_warm(self, kind: str, n_rows: int) -> bool:
+        return any(median.is_warm for median in self._times[kind].get(n_rows, {}).values())
+
+    def _curve(self, kind: str, bucket: int) -> Curve:
+        """Seconds by rows in a bucket.
+
+        Rows that were not run in the bucket cost what they do in the nearest one, and what a plain
+        pass costs more here than there.
         """
-        if not any(counts):  # plain rounds, which are asked for often
-            return [0.0] * len(counts)
-        sure = {
-            key: [(n, median.value) for n, median in sorted(known.items()) if median.is_sure]
-            for key, known in self._multi_sequence_residual.items()
-            if is_tree or not key[1]
-        }
-        nearest = min(
-            (key for key in sure if sure[key]),
-            key=lambda key: (key[1] != is_tree, abs(key[0] - n_sequences)),
-            default=None,
-        )
-        found = {0: 0.0}
-        if nearest is not None:
-            sizes, seconds = zip(*sure[nearest], strict=True)
-            between = np.interp(counts, sizes, seconds)
-            found = {n: float(s) for n, s in zip(counts, between, strict=True)} | found
-        own = self._multi_sequence_residual.get((n_sequences, is_tree), {})
-        found |= {n: median.value for n, median in own.items() if median.is_warm}
-        return [found.get(n, 0.0) for n in counts]
-
-    def _observe_residual(self, done: Round, pass_s: float) -> None:
-        n, position = done.n_sequences, done.position
-        told_s = self._alone_s(_bucket(position), (done.n_rows,), done.is_tree)[0]
-        told_s += self.pass_s(position, n, n_sequences=n) - self.pass_s(position, n)
-        known = self._multi_sequence_residual.setdefault((n, done.is_tree), {})
-        median = known.setdefault(done.n_drafted, RunningMedian(self.n_first))
-        before = median.value, median.is_warm, median.is_sure
-        median.add(pass_s - told_s)
-        is_little = abs(median.value - before[0]) <= SIGNIFICANT_CHANGE * told_s
-        self.version += not is_little or (median.is_warm, median.is_sure) != before[1:]
-        if median.is_warm:
-            self.most_rows = max(self.most_rows, done.n_rows)
-        if done.n_experts:
-            self.experts.observe(done.n_rows, done.n_experts, pass_s, median)
-            self._forget_lines(*PASSES)
-
-    def expected(self, done: Round) -> Round:
-        """The round as it is expected to be where its pass does nothing else."""
-        pass_s = self.pass_s(done.position, done.n_rows, done.is_tree, done.n_sequences)
-        return replace(
-            done,
-            draft_s=self.draft_s(done.n_draft_rows, done.is_top1) if done.n_positions else 0.0,
-            pass_s=done.n_rounds * pass_s,
-            sample_s=done.n_tokens * self.sample.value,
-        )
-
-    def plain_s(self, position: int, n_sequences: int = 1) -> float:
-        """A plain round."""
-        pass_s = self._line("plain", _bucket(position)).at(n_sequences)
-        return pass_s + n_sequences * self.sample.value
-
-    def _line(self, kind: str, bucket: int) -> Interpolator:
-        """Seconds by rows.
-
-        A row count that was not run in this bucket takes the nearest one's, and what a plain pass
-        costs more here than there.
-        """
-        line = self._lines[kind].get(bucket)
-        if line is None:
-            plain = self._times["plain"].get(1, {})
-            here = _nearest(plain, bucket)[1].value if plain else 0.0
-            times = self._times[kind]
-            if kind == "chains":  # as far as they go; beyond, plain rounds are all that is known
-                most = max(times, default=1)
-                known = self._times["plain"].items()
-                times = {**times, **{n: of for n, of in known if n == 1 or n > most}}
+        curve = self._curves.get((kind, bucket))
+        if curve is None:
+            plain, times = self._times["plain"].get(1, {}), self._times[kind]
+            if kind == "chains":  # as far as they go; beyond, only plain rounds are known
+                most, all_plain = max(times, default=1), self._times["plain"].items()
+                times = {**times, **{n: of for n, of in all_plain if n == 1 or n > most}}
             points = []
-            for rows, buckets in times.items():
+            for n_rows, buckets in times.items():
                 at, median = _nearest(buckets, bucket)
-                more = here - _nearest(plain, at)[1].value if plain and at != bucket else 0.0
-                more = more if abs(more) > NOISE * here and kind in PASSES else 0.0
-                more += self.experts.more_s(median, rows)
-                points.append((rows, max(median.value + more, 0.0), median.is_warm))
-            line = self._lines[kind][bucket] = Interpolator(points)
-        return line
+                more_s = 0.0
+                if plain and at != bucket and kind in PASSES:
+                    more_s = _nearest(plain, bucket)[1].value - _nearest(plain, at)[1].value
+                points.append((n_rows, max(median.value + more_s, 0.0), median.is_warm))
+            curve = self._curves[kind, bucket] = Curve(points)
+        return curve
 
-    def _median(self, kind: str, n_rows: int, bucket: int) -> RunningMedian:
+    def _file(self, kind: str, n_rows: int, bucket: int, seconds: float) -> None:
         buckets = self._times[kind].setdefault(n_rows, {})
-        return buckets.setdefault(bucket, RunningMedian(self.n_first))
-
-    def _file(
-        self, kind: str, n_rows: int, bucket: int, seconds: float, n_experts: float = 0.0
-    ) -> None:
-        median = self._median(kind, n_rows, bucket)
-        before = median.value, median.is_warm
-        median.add(seconds, n_experts)
-        if (median.value, median.is_warm) != before:
-            # What plain rounds take tells how much longer others take in other contexts.
-            self._forget_lines(*(PASSES if kind == "plain" else (kind,)))
-            is_little = abs(median.value - before[0]) <= SIGNIFICANT_CHANGE * before[0]
-            self.version += not is_little or median.is_warm != before[1]
-        if median.is_warm:
-            self._mark_warm(kind, n_rows)
-
-    def _forget_lines(self, *kinds: str) -> None:
-        for kind in kinds:
-            self._lines[kind].clear()
-
-    def _mark_warm(self, kind: str, n_rows: int) -> None:
-        self._warm[kind].add(n_rows)
-        if kind in PASSES:
-            self.most_rows = max(self.most_rows, n_rows)
+        buckets.setdefault(bucket, RunningMedian(self.n_first)).add(seconds)
+        self._curves.clear()
 
     def to_dict(self) -> dict[str, Any]:
-        """All medians that are more than a first time, as plain values."""
+        """Returns all warm medians, as plain values."""
         found: dict[str, Any] = {
             kind: [
-                [rows, bucket, median.value, median.n_experts]
-                for rows, buckets in sorted(known.items())
+                [n_rows, bucket, median.value]
+                for n_rows, buckets in sorted(known.items())
                 for bucket, median in sorted(buckets.items())
                 if median.is_warm
             ]
             for kind, known in self._times.items()
         }
-        found["beyond"] = [
-            [n_sequences, is_tree, n, median.value]
-            for (n_sequences, is_tree), known in sorted(self._multi_sequence_residual.items())
-            for n, median in sorted(known.items())
-            if median.is_warm
+        found["factors"] = [
+            [*key, factor.value] for key, factor in sorted(self._factors.items()) if factor.is_warm
         ]
-        found |= {"sample": self.sample.value, "ask": self.ask.value}
-        return found | {"experts": self.experts.to_list()}
+        return {**found, "sample": self.sample.value}
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any], n_first: int = 1) -> CostModel:
-        """What `to_dict` gave; KeyError, ValueError or TypeError for anything else."""
+        """Restores `to_dict`. Errors: KeyError, ValueError or TypeError for anything else."""
         costs = cls(n_first)
         for kind, known in costs._times.items():
-            for rows, bucket, *measured in stored[kind]:
-                known.setdefault(_count(rows), {})[int(bucket)] = RunningMedian.known(*measured)
-                costs._mark_warm(kind, int(rows))
-        for n_sequences, is_tree, n, seconds in stored["beyond"]:
-            beyond = costs._multi_sequence_residual.setdefault(
-                (_count(n_sequences), bool(is_tree)), {}
-            )
-            beyond[_count(n)] = RunningMedian.known(seconds, least=-1e6)
-            costs.most_rows = max(costs.most_rows, n_sequences + n)
-        costs.sample = RunningMedian.known(stored["sample"])
-        costs.ask = RunningMedian.known(stored["ask"])
-        costs.experts = ExpertCosts.from_list(stored["experts"])
+            for n_rows, bucket, seconds in stored[kind]:
+                median = RunningMedian.stored(seconds)
+                known.setdefault(_count(n_rows), {})[int(bucket)] = median
+        for n_sequences, is_tree, factor in stored["factors"]:
+            costs._factors[_count(n_sequences), bool(is_tree)] = RunningMedian.stored(factor)
+        costs.sample = RunningMedian.stored(stored["sample"])
         return costs
 
 
-def _kind(done: Round) -> str:
-    return "trees" if done.is_tree else "chains" if done.n_drafted else "plain"
+def _shape(done: Round) -> tuple[int, bool, int]:
+    return done.n_sequences, done.is_tree, done.n_rows
+
+
+def _has_factor(done: Round) -> bool:
+    return done.n_drafted > 0 and (done.is_tree or done.n_sequences > 1)
 
 
 def _count(value: Any) -> int:
@@ -447,7 +349,4 @@ def _bucket(position: int) -> int:
 
 def _nearest(buckets: Buckets, bucket: int) -> tuple[int, RunningMedian]:
     """The median of the bucket, or of the nearest; warm ones first."""
-    here = buckets.get(bucket)
-    if here is not None and here.is_warm:
-        return bucket, here
     return min(buckets.items(), key=lambda item: (not item[1].is_warm, abs(item[0] - bucket)))

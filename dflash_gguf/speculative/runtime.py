@@ -11,7 +11,6 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import Any
 
 from .. import _cache_dir
@@ -20,8 +19,7 @@ from ..native import MAX_VERIFY, Error, Sequence
 from ..sampling.noise import DraftScorer
 from ..text.gguf_metadata import files_of
 from .calibration import sampling_class_of
-from .controller import AutoController, Controller, FixedController
-from .controller_state import Known
+from .controller import AutoController, Controller, ControllerState, FixedController
 from .cost_model import CostModel, Round
 from .proposers.proposer import (
     CHAIN,
@@ -40,6 +38,18 @@ MEASURE_S, N_PROMPT = 0.2, 8
 """What measuring may take while a model is loaded, and the tokens before the rounds it runs."""
 N_PLAIN = 3
 """Plain rounds that are measured then; of others one."""
+SHAPES = [
+    (7, True),
+    (3, True),
+    (7, False),
+    (1, True),
+    (3, False),
+    (15, True),
+    (8, True),
+    (16, True),
+]
+"""Nodes, and whether they are a top-1 chain. Kernels begin another part of their rows at 8 and 16.
+"""
 N_ROUNDS_KEPT = 16
 """New rounds for which it is worth to write down what was learned."""
 N_HEADER = 1 << 16
@@ -92,17 +102,17 @@ class SpeculativeRuntime:
         n_first = 2 if engine.model.backend.startswith("CUDA") else 1
         self.proposers = create_proposers(sequence)
         costs, learned = cost_file.load(n_first) if cost_file else (CostModel(n_first), {})
-        self.known = Known(costs)
+        self.state = ControllerState(costs)
         for proposer in self.proposers:
             with contextlib.suppress(*_cache_dir.SENSELESS):
                 proposer.learn(learned[proposer.name])
         with contextlib.suppress(*_cache_dir.SENSELESS):
-            self.known.promise.learn(learned["promise"])
+            self.state.learn(learned["trust"])
         self._sequence, self._engine = sequence, engine
         self._cost_file = cost_file
         self._max_verify_rows = max_verify_rows
         self._n_stored = costs.n_observed
-        self._last: tuple[Any, AutoController] = (None, AutoController(self.known, 0, 1))
+        self._last: tuple[Any, AutoController] = (None, AutoController(self.state, 0, 1))
 
     def controller(self, config: DecodeConfig) -> tuple[list[Proposer], Controller | None]:
         """Returns an answer's proposers and controller; no controller for plain decoding.
@@ -138,10 +148,9 @@ class SpeculativeRuntime:
         key = sizes, names, sampling_class_of(config)
         if key != self._last[0]:
             controller = AutoController(
-                self.known, drafted, most, config.draft_min, deepest=deepest
+                self.state, drafted, most, config.draft_min, deepest=deepest
             )
             self._last = key, controller
-        self._last[1].start()
         return proposers, self._last[1]
 
     def measure(self) -> None:
@@ -151,26 +160,25 @@ class SpeculativeRuntime:
         """
         sequence = self._sequence
         n_rows = min(ROOM, self._max_verify_rows, sequence.n_ctx - 2 * N_PROMPT)
-        if self.known.costs.knows_plain or n_rows < 2:
+        if self.state.costs.knows_plain or n_rows < 2:
             return
         self.make_room(n_rows, is_needed=False)
         n_vocab = self._engine.model.n_vocab
         prompt = [token % n_vocab for token in range(N_PROMPT)]
-        paid = next((proposer for proposer in self.proposers if proposer.needs_forward), None)
-
+        drafter = next((proposer for proposer in self.proposers if proposer.needs_forward), None)
         request = SpeculativeState(sequence, prompt, DraftScorer(DecodeConfig()))
 
-        def run(done: Round, *, are_alike: bool = False) -> None:
+        def run(done: Round) -> None:
             started = drafted = time.perf_counter()
-            if done.n_positions and paid is not None:
+            if done.n_positions and drafter is not None:
                 request.n_positions = request.n_nodes = done.n_positions
                 request.shape = TOP1 if done.is_top1 else TREE
-                paid.propose([request])
+                drafter.propose([request])
                 request.notes.clear()
                 drafted = time.perf_counter()
             if done.n_drafted:
                 # A text's tokens differ, and so do the experts they touch.
-                step = 0 if are_alike else 1 + n_vocab // 97
+                step = 1 + n_vocab // 97
                 tokens = [(prompt[-1] + step * row) % n_vocab for row in range(done.n_rows)]
                 if done.is_tree:
                     parents = [(node + 1) // 2 - 1 for node in range(done.n_rows)]
@@ -181,9 +189,7 @@ class SpeculativeRuntime:
             else:
                 sequence.decode(prompt[-1]).argmax()
             done.draft_s, done.pass_s = drafted - started, time.perf_counter() - drafted
-            done.n_experts = self._engine.n_experts
 
-        run_alike = partial(run, are_alike=True)
         try:
             for proposer in self.proposers:  # whose first calls take longer as well
                 proposer.start(request)
@@ -191,12 +197,11 @@ class SpeculativeRuntime:
                     proposer.propose([request])
                 proposer.forget(sequence)
             sequence.prefill(prompt).argmax()
-            longest = paid.max_draft if paid is not None else 0
-            measure(
-                self.known, min(n_rows, self._engine.max_verify), longest, run, MEASURE_S, run_alike
-            )
+            longest = drafter.max_draft if drafter is not None else 0
+            n_rows = min(n_rows, self._engine.max_verify)
+            measure(self.state.costs, n_rows, longest, run, MEASURE_S)
         except Error:  # who answers will be told
-            self.known.costs = CostModel(self.known.costs.n_first)
+            self.state.costs = CostModel(self.state.costs.n_first)
         finally:
             sequence.reset()
 
@@ -220,60 +225,48 @@ class SpeculativeRuntime:
 
     def save(self) -> None:
         """Writes what was learned to the cost file, once enough rounds were observed."""
-        n_observed = self.known.costs.n_observed
+        n_observed = self.state.costs.n_observed
         if self._cost_file is not None and n_observed >= self._n_stored + N_ROUNDS_KEPT:
             learned = {proposer.name: proposer.to_dict() for proposer in self.proposers}
-            learned["promise"] = self.known.promise.to_dict()
-            self._cost_file.store(self.known.costs, learned)
+            learned["trust"] = self.state.to_dict()
+            self._cost_file.store(self.state.costs, learned)
             self._n_stored = n_observed
 
 
 def measure(
-    known: Known,
+    costs: CostModel,
     n_rows: int,
     longest: int,
     run: Callable[[Round], None],
     most_s: float,
-    run_alike: Callable[[Round], None] | None = None,
 ) -> None:
     """Runs some rounds that accept nothing, so that the first answers do not begin with guesses.
 
     Passes of up to n_rows and drafts of up to `longest` positions, as long as the next ones are
-    likely to end before most_s have gone by. run: fills in what a round took. run_alike: one of
-    rows that are alike, which touch few experts.
+    likely to end before most_s have gone by. run: fills in what a round took.
     """
-    costs, spent_s, plain_s = known.costs, 0.0, 0.0
-    shapes = [(0, True), (7, True), (3, True), (7, False), (1, True), (3, False), (15, True)]
-    shapes += [(8, True), (16, True)]  # kernels begin another part of their rows there
-    for n, is_top1 in shapes:
-        # A pass of many rows may take as long as several plain ones.
-        likely_s = (costs.n_first + 1) * plain_s * (1.0 + n / 4.0)
-        if n >= n_rows or (not is_top1 and n > longest) or spent_s + likely_s > most_s:
-            continue
-        runs = [run] * (costs.n_first + (1 if n else N_PLAIN))
-        if n and run_alike and costs.experts.has_experts and not costs.experts.has_costs:
-            runs.append(run_alike)
-        for fill in runs:
-            done = Round(0, n_positions=min(n, longest), is_top1=is_top1, n_drafted=n, n_tokens=1)
-            done.is_tree = not is_top1
-            fill(done)
-            costs.observe(done)
-            spent_s += done.seconds
-        plain_s = plain_s or costs.plain_s(0)
-    # Chains once more: what disturbs a single time would mislead until such a pass is run again.
-    for n, is_top1 in shapes:
-        likely_s = plain_s * (1.0 + n / 4.0)
-        if n and is_top1 and costs.knows_pass(n + 1) and spent_s + likely_s <= most_s:
-            run(done := Round(0, n_drafted=n, n_tokens=1))
-            costs.observe(done)
-            spent_s += done.seconds
-    # Plain rounds anew: the first of all passes are slow, as the weights have just been read.
-    if spent_s + N_PLAIN * plain_s <= most_s:
-        costs.mark_stale("plain")
-        for _ in range(N_PLAIN):
-            run(done := Round(0, n_tokens=1))
-            costs.observe(done)
-    costs.end_warm_up()
+    spent_s = 0.0
+
+    def run_all(shapes: Iterable[tuple[int, bool]], n_runs: int) -> None:
+        nonlocal spent_s
+        for n, is_top1 in shapes:
+            # A pass of many rows may take as long as several plain ones.
+            likely_s = n_runs * costs.plain_s(0) * (1.0 + n / 4.0)
+            if n >= n_rows or (not is_top1 and n > longest) or spent_s + likely_s > most_s:
+                continue
+            for _ in range(n_runs):
+                done = Round(0, n_positions=min(n, longest), is_top1=is_top1, n_drafted=n)
+                done.is_tree, done.n_tokens, done.n_draft_rows = not is_top1, 1, n + 1
+                run(done)
+                costs.observe(done)
+                spent_s += done.seconds
+
+    run_all([(0, True)], costs.n_first + N_PLAIN)
+    run_all(SHAPES, costs.n_first + 1)
+    run_all(SHAPES, 2)  # a single time may have been disturbed
+    costs.mark_stale("plain")  # the first passes are slow, as the weights have just been read
+    run_all([(0, True)] * N_PLAIN, 1)
+    costs.mark_stale()
 
 
 def _file_identity(path: str) -> str:

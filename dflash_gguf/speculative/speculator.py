@@ -15,12 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ..native import BreakEven
 from .controller import Controller
 from .cost_model import Round
 from .proposers.proposer import TOP1, TREE, Proposer, SpeculativeState
@@ -31,21 +26,8 @@ Progress = Callable[[int, int], None]
 Clock = Callable[[str], AbstractContextManager[object]]
 """Gives what times a with block, by the name of a phase."""
 
-
-class RowsLike(Protocol):
-    """The target's scores of one pass, one row per token asked for; valid until the next pass."""
-
-    def argmax(self, index: int = -1) -> int:
-        """Token with the largest logit of a row, lowest id on ties; no row is copied."""
-
-    def logits(self, index: int = -1) -> NDArray[np.float32]:
-        """One row, float32 [n_vocab], fetched when asked for."""
-
-
-NEW = 6
-"""Rounds before the one in which a new answer is asked, even where the others rest for as long
-after it: by then one that copies has begun to. It costs a thirtieth of a round of eight small
-answers."""
+MAX_SKIP = 16
+"""Plain rounds in a row in which nobody is asked at most: a copy begins so much later."""
 
 
 def untimed(_phase: str) -> AbstractContextManager[object]:
@@ -65,87 +47,66 @@ class Speculator:
         """clock: of "choose", "draft" and "select"."""
         self._proposers, self._controller, self._clock = proposers, controller, clock
         self._free = [proposer for proposer in proposers if not proposer.needs_forward]
-        self._paid = [proposer for proposer in proposers if proposer.needs_forward]
-        self.n_pause = 0
-        """Plain rounds that are due before all need be asked again: `pass_over` counts them."""
-        self._new: dict[SpeculativeState, int] = {}  # that decode since, and for how many rounds
-        # Rounds that the controller has not observed, as one for each kind; the newest is the last.
-        self._plain: dict[tuple[int, int, bool], Round] = {}
-        self._is_quiet, self._host_s = False, 0.0
+        self._drafters = [proposer for proposer in proposers if proposer.needs_forward]
+        self._skip, self.n_skip = 1, 0
+        """Plain rounds to skip after the next miss, and those still to be skipped now."""
+        self._skipped: Round | None = None  # such rounds as one, which nobody has heard of yet
+        self._ask_s = 0.0
 
     def start(self, request: SpeculativeState) -> None:
-        """An answer begins, with its prompt in `seen`."""
+        """Begins an answer, whose prompt is in `history`."""
         for proposer in self._proposers:
             proposer.start(request)
 
-    def start_decoding(self, request: SpeculativeState) -> None:
-        """An answer decodes from the next round on: it is asked, even where the others rest."""
-        self._new[request] = 0
-
-    @property
-    def n_quiet(self) -> int:
-        """Rounds in which nobody is to be asked."""
-        n_new = NEW - max(self._new.values()) if self._new else self.n_pause
-        return n_new if self.n_pause - n_new > NEW else self.n_pause
+    def start_decoding(self, request: SpeculativeState) -> None:  # noqa: ARG002
+        """Asks in the next round, in which a request begins to decode."""
+        self._skip, self.n_skip = 1, 0
 
     @property
     def asks(self) -> bool:
-        """Whether anybody is to be asked before the next round."""
-        return self.n_quiet == 0
+        """True if anybody is asked before the next round."""
+        return self.n_skip == 0
 
     def propose(self, done: Round, requests: Sequence[SpeculativeState]) -> None:
         """Gives each request its tree, None for a plain row. Fills in what was drafted."""
         started = time.perf_counter()
+        self.end()
         controller, clock = self._controller, self._clock
-        rests = self.n_pause > 0 and any(request not in self._new for request in requests)
-        if rests and self._paid and controller.is_due(done):
-            rests = False  # drafts may pay for so many
-        self._host_s = 0.0
-        asked = requests
-        if rests:
-            new = self._new
-            asked = [request for request in requests if new.get(request) == NEW]
+        asked = []
         for request in requests:
             request.tree = None
-            if request.proposed:
-                request.proposed.clear()
+            request.proposed.clear()
+            if (limit := request.limit) > 0:
+                request.n_nodes = min(request.n_room - 1, controller.n_nodes)
+                request.n_positions = min(limit, controller.longest)
+                request.shape, request.break_even = TREE, controller.break_even(done)
+                asked.append(request)
+        if not asked:
+            return
         with clock("select"):
-            break_even = controller.break_even(done)
-            drafting = self._limit(asked, break_even)
-            has_free = self._ask(self._free, drafting)
-        if rests:
-            if not has_free:
-                return
-            drafting = self._limit(requests, break_even)
-        if not drafting:
-            return
-        self._new.clear()
-        self._is_quiet = not has_free and controller.keeps_plain(done, self._n_plain(done))
-        if self._is_quiet:
-            self._host_s = time.perf_counter() - started
-            return
-        self._end_rest()
-        paid = self._paid[0] if self._paid else None
-        is_due = controller.is_due(done)
-        if is_due:
-            with clock("choose"):
-                way = controller.choose(done, drafting, paid)
-        else:
-            way = controller.choose(done, drafting, paid)
-        if way is not None and paid is not None:
-            n = min(way.n_positions, paid.max_draft)
-            done.n_positions, done.is_top1, done.has_both_kinds = n, way.shape == TOP1, has_free
-            for request in drafting:
-                request.n_positions = min(request.limit, n)
-                request.shape = way.shape
-            n_rows = sum([request.n_positions + 1 for request in drafting])
-            done.n_draft_rows_saved = done.n_asked * (n + 1) - n_rows
+            done.free = tuple(p.name for p in self._free if self._ask(p, asked))
+        with clock("choose"):
+            plan = controller.plan(done, asked, self._drafters)
+        if plan is not None:
+            proposer = next(p for p in self._drafters if p.name == plan.proposer)
+            done.proposer, done.is_top1 = plan.proposer, plan.shape == TOP1
+            done.n_positions = n = min(plan.n_positions, proposer.max_draft)
+            for request in asked:
+                request.n_positions, request.shape = min(request.limit, n), plan.shape
+            done.n_draft_rows = sum([request.n_positions + 1 for request in asked])
             with clock("draft"):
-                has_free |= self._ask(self._paid, drafting)
-        if has_free:
+                self._ask(proposer, asked)
+        proposed = [request for request in asked if request.proposed]
+        if proposed:
             with clock("select"):
-                self._select_nodes(done, drafting)
-        self._host_s = 0.0 if is_due or rests else time.perf_counter() - started
+                trees = [request.merged() for request in proposed]
+                limits = [request.n_room - 1 for request in proposed]
+                selected = controller.select(done, trees, limits)
+            for request, tree in zip(proposed, selected, strict=True):
+                if tree.n_drafted:
+                    request.tree = tree
+                    done.add_tree(tree)
+        self._ask_s = time.perf_counter() - started
 
     def observe(
         self,
@@ -154,8 +115,8 @@ class Speculator:
         tokens: Sequence[Sequence[int]],
     ) -> None:
         """Learns from a round and the tokens that the target chose in it for each request."""
-        if self._is_quiet:
-            self.pass_over(done)
+        if not self.asks:
+            self._skip_over(done)
             return
         for proposer in self._proposers:
             for request, chosen in zip(requests, tokens, strict=True):
@@ -163,22 +124,18 @@ class Speculator:
                     proposer.observe(request, chosen)
         if done.is_plain:
             self._compare(done, requests, tokens)
-        if done.has_both_kinds:
-            free = {proposer.name for proposer in self._free}
-            done.n_lookup_accepted = sum(
-                n_taken
-                for request, chosen in zip(requests, tokens, strict=True)
-                for name, _, n_taken in request.credits(chosen)
-                if name in free
-            )
         self._controller.observe(done)
-        if not done.n_positions and self._controller.keeps_plain(done, 0):
-            self.n_pause = self._controller.pause(done, self._host_s)
+        if done.is_plain:
+            most = self._controller.max_skip(done, self._ask_s)
+            self.n_skip = min(self._skip - 1, most)
+            self._skip = min(2 * self._skip, MAX_SKIP)
+        else:
+            self._skip = 1
 
     def _compare(
         self, done: Round, requests: Sequence[SpeculativeState], tokens: Sequence[Sequence[int]]
     ) -> None:
-        """What would have come of candidates that were not verified."""
+        """Notes what would have come of candidates that were not verified."""
         for request, chosen in zip(requests, tokens, strict=True):
             if request.proposed:
                 tree = request.merged()
@@ -186,88 +143,35 @@ class Speculator:
                 done.n_expected += sum(math.exp(tree.log_probs[at]) for at in firsts)
                 done.n_accepted += any(tree.tokens[at] == chosen[0] for at in firsts)
 
-    @property
-    def is_quiet(self) -> bool:
-        """Whether the round is plain and there is nothing to learn but how long it takes."""
-        return self._is_quiet or self.n_pause > 0
-
-    def pass_over(self, done: Round) -> None:
-        """Counts a quiet round."""
-        n, n_pause = done.n_rounds, self.n_pause - done.n_rounds
-        if self._new:
-            self._new = {new: at + n for new, at in self._new.items() if at + n <= NEW}
-        kind = done.n_sequences, done.n_undrafted, done.is_timing_shared
-        plain = self._plain.pop(kind, None)
-        if plain is None:
-            plain = replace(done, draft_s=0.0)  # of those that were asked in vain
+    def _skip_over(self, done: Round) -> None:
+        n_skip, skipped = self.n_skip - 1, self._skipped
+        if skipped is not None and (skipped.n_sequences, skipped.is_timing_shared) == (
+            done.n_sequences,
+            done.is_timing_shared,
+        ):
+            skipped.add_plain(done)
         else:
-            plain.add_plain(done)
-        self._plain[kind] = plain
-        if self._is_quiet:
-            self._is_quiet = False
-            # Where rounds are brief, even asking for copies is too much to be done in each.
-            n_pause = self._controller.pause(done, self._host_s)
-        self.n_pause = n_pause
+            self.end()
+            self._skipped = replace(done)
+        self.n_skip = n_skip
 
     def end(self) -> None:
-        """No answer is left: the controller observes what it was not told yet."""
-        self._new.clear()
-        self._end_rest()
+        """Tells the controller of skipped rounds, and skips no more."""
+        self.n_skip = 0
+        if self._skipped is not None:
+            skipped, self._skipped = self._skipped, None
+            self._controller.observe(skipped)
 
-    def _end_rest(self) -> None:
-        self.n_pause = 0
-        self._tell()
-
-    def _tell(self) -> None:
-        untold, self._plain = self._plain, {}
-        for plain in untold.values():
-            self._controller.observe(plain)
-
-    def _n_plain(self, done: Round) -> int:
-        """Rounds of as many sequences that the controller has not observed."""
-        n, n_undrafted = done.n_sequences, done.n_undrafted
-        found = (
-            self._plain.get((n, n_undrafted, is_timing_shared))
-            for is_timing_shared in (False, True)
-        )
-        return sum(plain.n_rounds for plain in found if plain is not None)
-
-    def _limit(
-        self, requests: Sequence[SpeculativeState], break_even: BreakEven
-    ) -> list[SpeculativeState]:
-        """Those of whom anything may be verified, with how much that is at most."""
-        n_nodes, longest, found = self._controller.n_nodes, self._controller.longest, []
-        for request in requests:
-            if (limit := request.limit) > 0:
-                request.n_nodes = min(request.n_room - 1, n_nodes)
-                request.n_positions, request.shape = min(limit, longest), TREE
-                request.break_even = break_even
-                found.append(request)
-        return found
-
-    def _ask(self, proposers: Sequence[Proposer], requests: Sequence[SpeculativeState]) -> bool:
-        """Whether anything is proposed."""
-        is_any = False
-        for proposer in proposers:
-            name = proposer.name
-            asked = [request for request in requests if name not in request.failed]
-            if not asked:
-                continue
-            for request, tree in zip(asked, proposer.propose(asked), strict=True):
-                if tree is None:
-                    request.failed.add(name)
-                elif tree.n_drafted:
-                    request.proposed[name] = tree
-                    is_any = True
+    def _ask(self, proposer: Proposer, requests: Sequence[SpeculativeState]) -> bool:
+        """Returns whether it proposes anything."""
+        name, is_any = proposer.name, False
+        asked = [request for request in requests if name not in request.failed]
+        if not asked:
+            return False
+        for request, tree in zip(asked, proposer.propose(asked), strict=True):
+            if tree is None:
+                request.failed.add(name)
+            elif tree.n_drafted:
+                request.proposed[name] = tree
+                is_any = True
         return is_any
-
-    def _select_nodes(self, done: Round, requests: Sequence[SpeculativeState]) -> None:
-        proposed = [request for request in requests if request.proposed]
-        trees = [request.merged() for request in proposed]
-        limits = [request.n_room - 1 for request in proposed]
-        for request, tree in zip(
-            proposed, self._controller.select_nodes(done, trees, limits), strict=True
-        ):
-            if tree.n_drafted:
-                request.tree = tree
-                done.add_tree(tree)

@@ -166,7 +166,7 @@ def bound(prompt: list[int], answer: list[int], costs: CostModel) -> tuple[float
         tokens, parents, _, _ = copies.propose(MAX_VERIFY, MAX_VERIFY)
         tree = Tree.of(tokens, parents) if tokens else Tree.of([answer[at]])
         n_right.append(min(len(tree.accepted(answer[at + 1 :])) - 1, n - at - 1))
-    most = costs.most_rows  # beyond, costs are guesses
+    most = 32  # beyond, costs are guesses
     passes = [costs.pass_s(position, rows) for rows in range(1, most + 1)]
     best = [0.0] * (n + 1)  # seconds from a token on
     for at in range(n - 1, -1, -1):
@@ -305,7 +305,7 @@ class ProposalBackoff:
             share = float(self._kind.removeprefix("right-"))
             self._partly = first.proposers[at] = Partly(first.proposers[at].max_draft, share)
             for other in others:
-                other.proposers, other.known = first.proposers, first.known
+                other.proposers, other.state = first.proposers, first.state
         gc.freeze()  # as dflash-run does
 
     def renew(self) -> None:
@@ -367,7 +367,7 @@ def measure(name: str, kind: str, args: argparse.Namespace) -> Figures:
         rounds.update(results[named[0]].rounds_by_draft or {})
     found: Figures = {}
     if args.bound:
-        costs = asking.decoders[-1]._speculative.known.costs
+        costs = asking.decoders[-1]._speculative.state.costs
         pairs = [bound(prompt, tokens, costs) for prompt, tokens in answers if len(tokens) > 1]
         found["bound"] = round(sum(plain for plain, _ in pairs) / sum(best for _, best in pairs), 3)
         base = costs.pass_s(300, 1)

@@ -49,8 +49,12 @@ from dflash_gguf.engine.request import Request
 from dflash_gguf.engine.scheduler import Scheduler
 from dflash_gguf.kv_cache.prefix_cache import PrefixCache
 from dflash_gguf.native import BatchEntry, Draft, DraftRequest, SampleRequest
-from dflash_gguf.speculative.controller import AutoController, Controller, FixedController
-from dflash_gguf.speculative.controller_state import Known
+from dflash_gguf.speculative.controller import (
+    AutoController,
+    Controller,
+    ControllerState,
+    FixedController,
+)
 from dflash_gguf.speculative.proposers import proposer
 from dflash_gguf.speculative.proposers.dflash import DFlash
 from dflash_gguf.speculative.tree import Tree
@@ -236,7 +240,7 @@ def simulated(setting: str, n: int, args: argparse.Namespace) -> Figures:
         "none": None,
         "chain": FixedController(proposer.CHAIN, BLOCK, BLOCK),
         "tree": FixedController(proposer.TREE, TREE, BLOCK),
-        "auto": AutoController(Known(), BLOCK, TREE),
+        "auto": AutoController(ControllerState(), BLOCK, TREE),
     }
     states = []
     for i in range(n):

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dflash_gguf.speculative.controller_state import MAX_TTL_ROUNDS
 from gguf_files import Parts, edited
 from pairs import Pair, make_pair, random_tokens
 
@@ -17,9 +18,7 @@ from dflash_gguf.config import DecodeConfig, LoadConfig
 from dflash_gguf.decoder import Decoder
 from dflash_gguf.native import BatchEntry, Drafter, Engine, Error, Model, Sequence
 from dflash_gguf.sampling.sampler import Sampler
-from dflash_gguf.speculative.controller_state import MAX_TTL_ROUNDS
-from dflash_gguf.speculative.cost_model import Round
-from dflash_gguf.speculative.statistics import N_TIMES
+from dflash_gguf.speculative.cost_model import N_TIMES, Round
 
 BAD = 5
 """The token whose embedding is not finite."""

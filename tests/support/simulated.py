@@ -48,7 +48,9 @@ class Machine:
         """Fills in what a round took; the first ones of a shape take longer."""
         blur = 1.0 + self.noise * rng.standard_exponential(2)
         factor = self.tree if done.is_tree else 1.0
-        rows_ms = factor * self.rows(done.n_drafted + 1) + self._first(done.kind, done.n_drafted)
+        rows_ms = factor * self.rows(done.n_drafted + 1) + self._first(
+            f"tree {done.is_tree}", done.n_drafted
+        )
         done.pass_s = rows_ms * blur[0]
         if done.n_positions:
             draft_ms = self.draft(done.n_positions) + (0.0 if done.is_top1 else self.ranking)
@@ -165,7 +167,7 @@ def answer(
     while (n_done := len(seen) - 1) < n_tokens:
         done = Round(100 + n_done)
         request.n_left, request.n_room = n_tokens - n_done, 256
-        speculator.n_pause = 0  # asking takes no time here
+        speculator.end()  # asking takes no time here
         speculator.propose(done, (request,))
         tokens = [K]
         if done.n_positions:

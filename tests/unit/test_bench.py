@@ -15,7 +15,7 @@ from dflash_gguf.bench.prompts import Prompt, read_prompts
 from dflash_gguf.bench.settings import DEFAULT, Setting, parse_settings
 from dflash_gguf.bench.summary import ratio_interval
 from dflash_gguf.native import Draft
-from dflash_gguf.speculative.controller_state import Known
+from dflash_gguf.speculative.controller import ControllerState
 from dflash_gguf.speculative.cost_model import CostModel, Round
 from dflash_gguf.speculative.proposers.dflash import DFlash
 
@@ -97,7 +97,8 @@ def known_costs(rows: Callable[[int], float], draft: Callable[[int], float]) -> 
         costs.observe(Round(0, n_tokens=1, pass_s=rows(1)))
         for n in (1, 2, 3, 5, 7, 11, 15):
             for is_tree in (False, True):
-                done = Round(0, n_positions=n, is_top1=not is_tree, n_drafted=n, is_tree=is_tree)
+                done = Round(0, n_positions=n, n_draft_rows=n + 1, n_drafted=n, is_tree=is_tree)
+                done.is_top1 = not is_tree
                 done.n_tokens, done.draft_s, done.pass_s = 1, draft(n), rows(n + 1)
                 costs.observe(done)
     return costs
@@ -118,18 +119,22 @@ def recorded(hits: float, n_tokens: int = 200) -> replay.Record:
     return replay.Record(100, tokens[:n_tokens], drafts)
 
 
+def new() -> tuple[ControllerState, DFlash, int]:
+    return ControllerState(), DFlash(15), 63
+
+
 def test_a_replay_takes_what_the_record_would_have_accepted() -> None:
     perfect, costs = recorded(1.0), known_costs(lambda rows: 1.0 + rows, lambda n: 0.5 * n)
-    seconds, rounds = replay.play(perfect, Setting("chain", 4), costs, Known(), DFlash(15), 63)
+    seconds, rounds = replay.play(perfect, Setting("chain", 4), costs, *new())
     assert all(done.n_accepted == done.n_drafted for done in rounds)
     assert sum(done.n_tokens for done in rounds) == 199
     assert seconds == pytest.approx(sum(6.0 + 2.0 for _ in rounds[:-1]) + rounds[-1].seconds)
-    plain, _ = replay.play(perfect, Setting("none"), costs, Known(), DFlash(15), 63)
+    plain, _ = replay.play(perfect, Setting("none"), costs, *new())
     assert plain == pytest.approx(199 * 2.0)
     second = recorded(0.0)
-    _, rounds = replay.play(second, Setting("chain", 4), costs, Known(), DFlash(15), 63)
+    _, rounds = replay.play(second, Setting("chain", 4), costs, *new())
     assert {done.n_accepted for done in rounds} == {0}
-    _, rounds = replay.play(second, Setting("tree", 40), costs, Known(), DFlash(15), 63)
+    _, rounds = replay.play(second, Setting("tree", 40), costs, *new())
     assert np.mean([done.n_accepted for done in rounds]) > 1
 
 

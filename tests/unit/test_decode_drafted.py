@@ -10,8 +10,12 @@ from half_right import HalfRight
 from scripted import STOP, Said, Scripted
 
 from dflash_gguf.config import DecodeConfig
-from dflash_gguf.speculative.controller import AutoController, Controller, FixedController
-from dflash_gguf.speculative.controller_state import Known
+from dflash_gguf.speculative.controller import (
+    AutoController,
+    Controller,
+    ControllerState,
+    FixedController,
+)
 from dflash_gguf.speculative.proposers.proposer import CHAIN, MAIN_CHAIN, TREE
 
 PROMPT = [1, 2, 3]
@@ -218,7 +222,7 @@ def test_a_cancelled_answer_commits_what_it_keeps(n: int) -> None:
 
 def test_budgeted_lengths_give_the_same_text() -> None:
     expected, after = plain(**SAMPLED, ignore_eos=True, n_ctx=600)
-    known = Known()
+    known = ControllerState()
     for _ in range(2):
         generation, sequence, _ = drafted(
             expected.result().tokens,

@@ -49,10 +49,7 @@ SOLE_IMPORTERS = {
 PURE = (
     "speculative/ddtree",
     "speculative/tree",
-    "speculative/promise",
     "speculative/cost_model",
-    "speculative/statistics",
-    "speculative/controller_state",
     "outputs",
     "sampling/noise",
     "text/stream",
