@@ -117,9 +117,6 @@ class Scheduler:
             state.add_step()
         state.error, state.is_finished = state.error or error, True
         self._states.remove(state)
-        speculator = state.speculator
-        if speculator is not None and all(x.speculator is not speculator for x in self._states):
-            speculator.end()
         if sequence is not None:
             self._sequences.sort(key=lambda one: one is sequence)
             if self._batch is not None:

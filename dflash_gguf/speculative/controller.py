@@ -430,7 +430,7 @@ class AutoController(Controller):
             self._book(done, seconds / plain_s)
             self._observe_rate(done, seconds, plain_s)
         self._compare(done)
-        is_cold = done.is_plain and done.n_rounds == 1 and not state.was_plain and plain_s > 0.0
+        is_cold = done.is_plain and not state.was_plain and plain_s > 0.0
         if not (is_cold or done.is_timing_shared):
             costs.observe(done)
         state.since_plain = 0 if done.is_plain and not is_cold else state.since_plain + 1
@@ -438,7 +438,7 @@ class AutoController(Controller):
         decision = self._decisions.get((n, done.n_asked))
         if decision is not None:
             failed = done.proposer and not done.n_drafted
-            decision.ttl_rounds = 0 if failed else decision.ttl_rounds - done.n_rounds
+            decision.ttl_rounds = 0 if failed else decision.ttl_rounds - 1
 
     def _book(self, done: Round, rounds: float) -> None:
         """Books a round that took as long as so many plain ones."""
@@ -454,7 +454,7 @@ class AutoController(Controller):
                 all_stats[name].book(-lost)
 
     def _observe_rate(self, done: Round, seconds: float, plain_s: float) -> None:
-        n, keep = done.n_sequences, (1.0 - 1.0 / MEMORY) ** done.n_rounds
+        n, keep = done.n_sequences, 1.0 - 1.0 / MEMORY
         before = self._state.rates.get(n, (float(MEMORY * n), MEMORY * plain_s))  # as if plain
         self._state.rates[n] = (
             keep * before[0] + done.n_tokens,

@@ -34,7 +34,6 @@ class Round:
     with a token at least; n_undrafted: those of these that nobody was asked for.
     is_timing_shared: whether its pass did more than that, so that its seconds do not say what it
     costs.
-    n_rounds: plain rounds that this stands for, one after the other.
     proposer: whose draft took a pass, if any did; n_positions: most places that it filled for one;
     n_draft_rows: rows of its pass; is_top1: whether only with best candidates. free: proposers that
     need no pass and had candidates.
@@ -64,14 +63,6 @@ class Round:
     draft_s: float = 0.0
     pass_s: float = 0.0
     sample_s: float = 0.0
-    n_rounds: int = 1
-
-    def add_plain(self, other: Round) -> None:
-        """Takes up another plain round."""
-        self.n_rounds += other.n_rounds
-        self.n_tokens += other.n_tokens
-        self.pass_s += other.pass_s
-        self.sample_s += other.sample_s
 
     def add_tree(self, tree: Tree) -> None:
         """Adds what the target is given of one sequence."""
@@ -217,15 +208,15 @@ class CostModel:
     def observe(self, done: Round) -> None:
         """Files a round's times."""
         self.n_observed += 1
-        pass_s, key = done.pass_s / done.n_rounds, (done.n_sequences, done.is_tree)
+        key = done.n_sequences, done.is_tree
         if _has_factor(done):
             if self._n_runs[_shape(done)] >= self.n_first:
                 told_s = self._chains_s(_bucket(done.position), (done.n_rows,), done.n_sequences)[0]
                 factor = self._factors.setdefault(key, RunningMedian(0))
-                factor.add(pass_s / max(told_s, 1e-9))
+                factor.add(done.pass_s / max(told_s, 1e-9))
             self._n_runs[_shape(done)] += 1
         else:
-            self._file(PASSES[done.n_drafted > 0], done.n_rows, _bucket(done.position), pass_s)
+            self._file(PASSES[done.n_drafted > 0], done.n_rows, _bucket(done.position), done.pass_s)
         if done.n_positions:
             self._file(DRAFTS[done.is_top1], done.n_draft_rows, 0, done.draft_s)
         self.sample.add(done.sample_s / max(done.n_tokens, 1))
@@ -234,7 +225,7 @@ class CostModel:
         """Seconds of a round whose pass does nothing else."""
         draft_s = self.draft_s(done.n_draft_rows, done.is_top1) if done.n_positions else 0.0
         pass_s = self.pass_s(done.position, done.n_rows, done.is_tree, done.n_sequences)
-        return draft_s + done.n_rounds * pass_s + done.n_tokens * self.sample.value
+        return draft_s + pass_s + done.n_tokens * self.sample.value
 
     def draft_s(self, n_rows: int, is_top1: bool) -> float:
         """Seconds of a draft; of a kind that was never run, of the other."""

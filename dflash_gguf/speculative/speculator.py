@@ -14,7 +14,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 
 from .controller import Controller
 from .cost_model import Round
@@ -50,7 +49,6 @@ class Speculator:
         self._drafters = [proposer for proposer in proposers if proposer.needs_forward]
         self._skip, self.n_skip = 1, 0
         """Plain rounds to skip after the next miss, and those still to be skipped now."""
-        self._skipped: Round | None = None  # such rounds as one, which nobody has heard of yet
         self._ask_s = 0.0
 
     def start(self, request: SpeculativeState) -> None:
@@ -70,7 +68,6 @@ class Speculator:
     def propose(self, done: Round, requests: Sequence[SpeculativeState]) -> None:
         """Gives each request its tree, None for a plain row. Fills in what was drafted."""
         started = time.perf_counter()
-        self.end()
         controller, clock = self._controller, self._clock
         asked = []
         for request in requests:
@@ -116,7 +113,7 @@ class Speculator:
     ) -> None:
         """Learns from a round and the tokens that the target chose in it for each request."""
         if not self.asks:
-            self._skip_over(done)
+            self.n_skip -= 1
             return
         for proposer in self._proposers:
             for request, chosen in zip(requests, tokens, strict=True):
@@ -142,25 +139,6 @@ class Speculator:
                 firsts = [at for at, parent in enumerate(tree.parents) if parent == 0]
                 done.n_expected += sum(math.exp(tree.log_probs[at]) for at in firsts)
                 done.n_accepted += any(tree.tokens[at] == chosen[0] for at in firsts)
-
-    def _skip_over(self, done: Round) -> None:
-        n_skip, skipped = self.n_skip - 1, self._skipped
-        if skipped is not None and (skipped.n_sequences, skipped.is_timing_shared) == (
-            done.n_sequences,
-            done.is_timing_shared,
-        ):
-            skipped.add_plain(done)
-        else:
-            self.end()
-            self._skipped = replace(done)
-        self.n_skip = n_skip
-
-    def end(self) -> None:
-        """Tells the controller of skipped rounds, and skips no more."""
-        self.n_skip = 0
-        if self._skipped is not None:
-            skipped, self._skipped = self._skipped, None
-            self._controller.observe(skipped)
 
     def _ask(self, proposer: Proposer, requests: Sequence[SpeculativeState]) -> bool:
         """Returns whether it proposes anything."""

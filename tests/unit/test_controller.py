@@ -636,7 +636,7 @@ class _Copying:
         for request in self._requests:
             request.n_left = request.n_room = 99
         if not rests:
-            self._speculation.end()
+            self._speculation.n_skip = 0
         done, tokens = Round(100, n_sequences=len(self._requests)), []
         if not self._speculation.asks:
             done.n_tokens, done.pass_s = len(self._requests), self(0)
