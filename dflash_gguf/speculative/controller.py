@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .._validate import number
 from ..native import NO_THRESHOLD, BreakEven, select_nodes
 from .cost_model import CostModel, Round
 from .proposers.proposer import CHAIN, TOP1, TREE, Proposer, SpeculativeState
@@ -34,8 +32,6 @@ SAVED, OWED = 64.0, 2.0
 """Plain rounds that a proposer can save up, and owe. A long draft that fails costs up to ten."""
 MEMORY = 16
 """Rounds after which one weighs 1/e in what is expected of others."""
-TRUSTED = 8.0
-"""Accepted candidates that trust in a proposer begins with: so many missing ones halve it."""
 MAX_TTL_ROUNDS = 256
 """Rounds after which a decision is made anew at the latest."""
 LENGTHS = (3, 7, 15)
@@ -124,35 +120,22 @@ class FixedController(Controller):
 
 
 class ProposerStats:
-    """What one proposer was seen to bring, and what it may still lose.
+    """What one proposer was seen to bring, and its loss budget.
 
-    balance: its loss budget, in plain rounds; below zero it rests. expected, accepted: candidates
-    verified lately. tree: tokens that its trees of SIZES nodes promise for each one that a chain
-    of as many does.
+    balance: plain rounds that it may still lose; below zero it rests. n_misses: drafts in a row of
+    which nothing was accepted. tree: expected tokens of its trees of SIZES nodes, by those of
+    chains of as many; None before one was drafted.
     """
 
     def __init__(self) -> None:
         self.balance = CREDIT
-        self.expected = self.accepted = TRUSTED
         self.n_misses = 0
-        """Drafts in a row of which nothing was accepted."""
         self.tree: Floats | None = None
         self._n_trees = 0
-
-    @property
-    def trust(self) -> float:
-        """Accepted candidates for every expected one."""
-        return self.accepted / self.expected
 
     def book(self, rounds: float) -> None:
         """Adds plain rounds that were gained, earned as time went by, or (below 0) lost."""
         self.balance = min(max(self.balance + rounds, -OWED), SAVED)
-
-    def compare(self, n_expected: float, n_accepted: int) -> None:
-        """Compares candidates that were expected to be accepted with those that were."""
-        keep, prior = 1.0 - 0.5 / MEMORY, 0.5 * TRUSTED / MEMORY
-        self.expected = keep * self.expected + prior + n_expected
-        self.accepted = keep * self.accepted + prior + n_accepted
 
     def add_tree(self, tree: Tree, chains: Floats) -> None:
         """Takes up a draft: its likeliest nodes, and tokens expected of chains of SIZES nodes."""
@@ -171,7 +154,7 @@ class ProposerStats:
         if shape == TOP1:
             return chains
         if self.tree is not None:
-            trees: Floats = np.maximum(chains, self.trust * chains * self.tree)
+            trees: Floats = np.maximum(chains, chains * self.tree)
             return trees
         more = np.log2(np.maximum(np.array(SIZES) / n_positions, 1.0))
         expected = float(path[n_positions])
@@ -195,18 +178,6 @@ class ControllerState:
     """Rounds since a plain one whose time tells of plain decoding."""
     was_plain: bool = True
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns how far expectations came true, by proposer."""
-        return {name: [stats.expected, stats.accepted] for name, stats in self.stats.items()}
-
-    def learn(self, stored: Mapping[str, Any]) -> None:
-        """Restores `to_dict`. Errors: ValueError or TypeError for anything else."""
-        for name, (expected, accepted) in stored.items():
-            stats = ProposerStats()
-            stats.expected = number("expected", expected, 1e-9, 1e6)
-            stats.accepted = number("accepted", accepted, 0.0, 1e6)
-            self.stats[name] = stats
-
 
 @dataclass(slots=True)
 class Decision:
@@ -224,6 +195,7 @@ class Decision:
     rate: float = 0.0
     gain: float = 0.0
     prices: BreakEven = NO_THRESHOLD
+    plain_s: float = 0.0
 
 
 class AutoController(Controller):
@@ -321,6 +293,7 @@ class AutoController(Controller):
             elif state.stats[plan.proposer].balance >= loss:
                 decision = Decision(1, plan, True, rate)
         decision.prices = self._price(done, decision.rate)
+        decision.plain_s = plain_s
         return decision
 
     def _arms(
@@ -356,9 +329,12 @@ class AutoController(Controller):
                         + np.where(more, passes[1], np.minimum(*passes))
                         + tokens * costs.sample.value
                     )
+                worst = seconds / costs.plain_s(done.position, n) - 1.0
+                seconds = np.where(worst <= stats.balance + OWED, seconds, np.inf)
                 at = int((tokens / np.maximum(seconds, 1e-9)).argmax())
                 plan = DraftPlan(proposer.name, n_positions, shape)
-                arms.append((float(tokens[at]), max(float(seconds[at]), 1e-9), plan))
+                if np.isfinite(seconds[at]):
+                    arms.append((float(tokens[at]), max(float(seconds[at]), 1e-9), plan))
         return arms
 
     def _price(self, done: Round, rate: float) -> BreakEven:
@@ -395,15 +371,24 @@ class AutoController(Controller):
         All chains or all trees: some layers take longer for a tree, whatever its size.
         """
         decision, stats = self._decision, self._state.stats
-        rests = not done.proposer and any(stats[name].balance < 0.0 for name in done.free)
-        if not trees or rests or decision.rate == 0.0:
+        names = (done.proposer,) if done.proposer else done.free
+        balance = min([stats[name].balance for name in names], default=0.0)
+        if not trees or decision.rate == 0.0 or (balance < 0.0 and not done.proposer):
             return 0.0, []
+        if done.proposer:
+            draft_s = self._state.costs.draft_s(done.n_draft_rows, done.is_top1)
+            balance -= draft_s / decision.plain_s
+        most = decision.rate * decision.plain_s * (balance + OWED)
+        prices = decision.prices
+        if most < max(prices.chains[-1], prices.trees[-1]):
+            lists = prices.chains, prices.trees
+            lists = [[x if x <= most else math.inf for x in y] for y in lists]
+            prices = BreakEven(prices.sizes, *lists)
         selection = select_nodes(
             [tree.parents for tree in trees],
             [tree.log_probs for tree in trees],
             limits,
-            decision.prices,
-            trust=min([1.0, *(stats[name].trust for name in done.free)]),
+            prices,
             min_value=-math.inf if decision.is_look else 0.0,
         )
         if not any(selection.counts):
@@ -429,7 +414,6 @@ class AutoController(Controller):
         if plain_s > 0.0:
             self._book(done, seconds / plain_s)
             self._observe_rate(done, seconds, plain_s)
-        self._compare(done)
         is_cold = done.is_plain and not state.was_plain and plain_s > 0.0
         if not (is_cold or done.is_timing_shared):
             costs.observe(done)
@@ -460,12 +444,6 @@ class AutoController(Controller):
             keep * before[0] + done.n_tokens,
             keep * before[1] + seconds,
         )
-
-    def _compare(self, done: Round) -> None:
-        """Compares what was accepted with what was expected to be."""
-        if done.n_expected > 0.0:
-            for name in (done.proposer,) if done.proposer else done.free:
-                self._state.stats[name].compare(done.n_expected, done.n_accepted)
 
     def max_skip(self, done: Round, ask_s: float) -> int:
         """Returns the plain rounds that make asking SHARE of their time."""

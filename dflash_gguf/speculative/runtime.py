@@ -106,8 +106,6 @@ class SpeculativeRuntime:
         for proposer in self.proposers:
             with contextlib.suppress(*_cache_dir.SENSELESS):
                 proposer.learn(learned[proposer.name])
-        with contextlib.suppress(*_cache_dir.SENSELESS):
-            self.state.learn(learned["trust"])
         self._sequence, self._engine = sequence, engine
         self._cost_file = cost_file
         self._max_verify_rows = max_verify_rows
@@ -228,7 +226,6 @@ class SpeculativeRuntime:
         n_observed = self.state.costs.n_observed
         if self._cost_file is not None and n_observed >= self._n_stored + N_ROUNDS_KEPT:
             learned = {proposer.name: proposer.to_dict() for proposer in self.proposers}
-            learned["trust"] = self.state.to_dict()
             self._cost_file.store(self.state.costs, learned)
             self._n_stored = n_observed
 
