@@ -140,7 +140,7 @@ class ProposerStats:
     def add_tree(self, tree: Tree, chains: Floats) -> None:
         """Takes up a draft: its likeliest nodes, and tokens expected of chains of SIZES nodes."""
         gains = np.cumsum(np.exp(tree.log_probs[1:]))
-        gains = gains[np.minimum(SIZES, len(gains)) - 1] / np.maximum(chains, 1e-9)
+        gains = gains[np.minimum(SIZES, len(gains)) - 1] - chains
         self._n_trees = min(self._n_trees + 1, MEMORY)
         before = gains if self.tree is None else self.tree
         self.tree = before + (gains - before) / self._n_trees
@@ -154,7 +154,7 @@ class ProposerStats:
         if shape == TOP1:
             return chains
         if self.tree is not None:
-            trees: Floats = np.maximum(chains, chains * self.tree)
+            trees: Floats = chains + np.maximum(self.tree, 0.0)
             return trees
         more = np.log2(np.maximum(np.array(SIZES) / n_positions, 1.0))
         expected = float(path[n_positions])
@@ -285,7 +285,9 @@ class AutoController(Controller):
         ]
         decision = Decision(max(ttl, MEMORY), rate=rate)
         if arms:
-            tokens, seconds, plan = max(arms, key=lambda arm: arm[0] / arm[1])
+            tokens, seconds, plan = max(
+                arms, key=lambda arm: arm[0] / arm[1] * (1.0 + SHARE * (arm[2].shape == TREE))
+            )
             loss = seconds / plain_s - tokens / n
             if loss < 0.0:
                 gain = tokens * plain_s / seconds - n
