@@ -291,7 +291,7 @@ class AutoController(Controller):
             loss = seconds / plain_s - tokens / n
             if loss < 0.0:
                 gain = tokens * plain_s / seconds - n
-                decision = Decision(ttl, plan, False, max(tokens / seconds, rate), gain)
+                decision = Decision(ttl, plan, False, rate, gain)
             elif state.stats[plan.proposer].balance >= loss:
                 decision = Decision(1, plan, True, rate)
         decision.prices = self._price(done, decision.rate)
