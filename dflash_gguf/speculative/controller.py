@@ -156,10 +156,7 @@ class ProposerStats:
         if self.tree is not None:
             trees: Floats = chains + np.maximum(self.tree, 0.0)
             return trees
-        more = np.log2(np.maximum(np.array(SIZES) / n_positions, 1.0))
-        expected = float(path[n_positions])
-        trees = chains + UNTRIED * expected * (1.0 - expected / n_positions) * more
-        return trees
+        return chains
 
 
 @dataclass(slots=True)
