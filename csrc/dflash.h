@@ -479,14 +479,13 @@ typedef struct dfl_break_even {
  * most expected tokens beyond break_even, either of the trees or of the chains that follow the
  * first child of every node. counts: [n] nodes of each tree with its root, and [n] nodes below the
  * root that may be verified. parents and log_probs (of paths): tree after tree, children after
- * their parents and likeliest first, the root's parent -1. calibration_ratio: accepted tokens per
- * expected one. min_value: the gain must exceed it. Out: n_nodes: [n], the number of nodes selected
- * below each root; is_tree: 0 for the chains; value: the gain, or min_value where none exceeds it.
- * Errors: ARGUMENT, MEMORY. */
+ * their parents and likeliest first, the root's parent -1. min_value: the gain must exceed it. Out:
+ * n_nodes: [n], the number of nodes selected below each root; is_tree: 0 for the chains; value: the
+ * gain, or min_value where none exceeds it. Errors: ARGUMENT, MEMORY. */
 dfl_status dfl_select_nodes(int32_t n, const int32_t * counts, const int32_t * parents,
                             const double * log_probs, const dfl_break_even * break_even,
-                            double calibration_ratio, double min_value, int32_t * n_nodes,
-                            int32_t * is_tree, double * value, dfl_error * err);
+                            double min_value, int32_t * n_nodes, int32_t * is_tree, double * value,
+                            dfl_error * err);
 
 /* ---- suffix index: what followed earlier occurrences of the end of a text ---- */
 

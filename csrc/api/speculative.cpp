@@ -114,8 +114,8 @@ dfl_status dfl_suffix_index_propose(dfl_suffix_index * const * index, int32_t n,
 
 dfl_status dfl_select_nodes(int32_t n, const int32_t * counts, const int32_t * parents,
                             const double * log_probs, const dfl_break_even * break_even,
-                            double calibration_ratio, double min_value, int32_t * n_nodes,
-                            int32_t * is_tree, double * value, dfl_error * err) {
+                            double min_value, int32_t * n_nodes, int32_t * is_tree, double * value,
+                            dfl_error * err) {
     return guard(err, [&] {
         need(counts, parents, log_probs, break_even);
         need(n_nodes, is_tree, value);
@@ -129,7 +129,7 @@ dfl_status dfl_select_nodes(int32_t n, const int32_t * counts, const int32_t * p
             log_probs += n_all;
         }
         const dfl::Selection selection =
-            dfl::select_nodes(trees, break_even_of(*break_even), calibration_ratio, min_value);
+            dfl::select_nodes(trees, break_even_of(*break_even), min_value);
         std::copy(selection.n_nodes.begin(), selection.n_nodes.end(), n_nodes);
         *is_tree = selection.is_tree;
         *value = selection.value;

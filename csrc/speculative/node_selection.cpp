@@ -52,7 +52,7 @@ size_t NodeSelector::n() const {
 }
 
 Selection select_nodes(const std::vector<CandidateTree> & trees, const BreakEven & break_even,
-                       double calibration_ratio, double min_value) {
+                       double min_value) {
     struct Candidate {
         double log_prob;
         size_t tree;
@@ -81,8 +81,7 @@ Selection select_nodes(const std::vector<CandidateTree> & trees, const BreakEven
         [](const Candidate & a, const Candidate & b) { return a.log_prob > b.log_prob; });
     NodeSelector best(break_even, min_value);
     for (const Candidate & candidate : candidates) {
-        best.add(calibration_ratio * std::exp(candidate.log_prob), candidate.is_chain,
-                 candidate.is_tree);
+        best.add(std::exp(candidate.log_prob), candidate.is_chain, candidate.is_tree);
     }
     Selection selection{std::vector<int32_t>(trees.size(), 0), best.is_tree(), best.value()};
     size_t n_left = best.n();

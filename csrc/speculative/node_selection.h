@@ -82,8 +82,7 @@ struct Selection {
     double value = 0.0;
 };
 
-// calibration_ratio: accepted tokens per expected one.
 Selection select_nodes(const std::vector<CandidateTree> & trees, const BreakEven & break_even,
-                       double calibration_ratio, double min_value);
+                       double min_value);
 
 } // namespace dfl

@@ -382,7 +382,7 @@ class Scheduler:
                 for state in decoding:
                     state.tree = None
                 for _, done in drafts:
-                    done.n_drafted, done.is_tree, done.n_expected = 0, False, 0.0
+                    done.n_drafted, done.is_tree = 0, False
         return drafts
 
     def _prefill_chunks(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import abc
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +22,16 @@ class BreakEven:
     sizes: abc.Sequence[int] = ()
     chains: abc.Sequence[float] = ()
     trees: abc.Sequence[float] = ()
+
+    def limited(self, max_tokens: float) -> BreakEven:
+        """Returns the sizes that need to bring no more tokens than so many; the others never do."""
+        if not self.sizes or max(self.chains[-1], self.trees[-1]) <= max_tokens:
+            return self
+        chains, trees = (
+            [x if x <= max_tokens else math.inf for x in tokens]
+            for tokens in (self.chains, self.trees)
+        )
+        return BreakEven(self.sizes, chains, trees)
 
     @cached_property
     def handle(self) -> Any:
@@ -53,14 +64,12 @@ def select_nodes(
     limits: abc.Sequence[int],
     break_even: BreakEven,
     *,
-    trust: float = 1.0,
     min_value: float = 0.0,
 ) -> Selection:
     """The best number of nodes of all trees together, the likeliest first; of chains or of trees.
 
-    parents, log_probs: of each tree, as in `Tree`. limits: nodes below each root at most. trust:
-    what comes true of chances. min_value: tokens that all must bring more than, beyond what their
-    number must.
+    parents, log_probs: of each tree, as in `Tree`. limits: nodes below each root at most.
+    min_value: tokens that all must bring more than, beyond what their number must.
     """
     n = len(parents)
     if n == 1:
@@ -78,7 +87,6 @@ def select_nodes(
         ids,
         logs,
         break_even.handle,
-        trust,
         min_value,
         out,
         out + n,

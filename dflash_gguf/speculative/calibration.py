@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,18 +51,6 @@ MIN_LOG_PROB = -30.0
 """Log-probabilities below are taken for this one: a single surprise shall not outweigh the rest."""
 
 
-class Outcome(NamedTuple):
-    """What the target took at some positions of a draft, one after the other.
-
-    first: the first of these rows of the features. places: of each token among the candidates; k if
-    it is none of them.
-    """
-
-    features: Features
-    first: int
-    places: Sequence[int]
-
-
 class Calibration:
     """What was learned about one drafter, target and way to draw."""
 
@@ -90,44 +78,31 @@ class Calibration:
         scores -= np.log(np.exp(scores).sum(axis=1, keepdims=True))
         return scores
 
-    def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Learns from drafts, one after the other; each from its first position on."""
-        gradients, curvatures = self._moments(outcomes)
-        counts = [len(outcome.places) for outcome in outcomes]
-        while counts:
-            self._extend(counts[0])  # as what was learned before it has left the last depth
-            known = len(self._weights)
-            n = next((i for i, count in enumerate(counts) if count > known), len(counts))
-            rows = sum(counts[:n])
-            learned = self._weights, self._information
-            self._params.step(*learned, gradients[:rows], curvatures[:rows], counts[:n])
-            gradients, curvatures, counts = gradients[rows:], curvatures[rows:], counts[n:]
+    def observe(
+        self,
+        features: Features,
+        places: Sequence[int],
+        rows: Sequence[int] | None = None,
+        counts: Sequence[int] | None = None,
+    ) -> None:
+        """Learns from outcomes of drafts, one after the other.
 
-    def _moments(self, outcomes: Sequence[Outcome]) -> tuple[Floats, Floats]:
-        """Slope and curvature of the log-likelihood at all positions of outcomes, in their order.
-
-        float64 [n, 5] and [n, 5, 5].
+        places: [n], of each token that the target took among the k candidates; k for none of them.
+        rows: [n], of the features; None: from the first on. counts: positions of each outcome;
+        None: all are one outcome's.
         """
-        by_features: dict[int, tuple[Features, list[int], list[int], list[int]]] = {}
-        n = 0
-        for features, first, places in outcomes:
-            _, rows, taken, at = by_features.setdefault(id(features), (features, [], [], []))
-            rows += range(first, first + len(places))
-            taken += places
-            at += range(n, n + len(places))
-            n += len(places)
-        gradients, curvatures = np.empty((n, 5)), np.empty((n, 5, 5))
-        for features, rows, taken, at in by_features.values():
-            log_probs = features.log_probs
-            if log_probs is None:
-                log_probs = self._log_probs(features)
-            values, probs = features.values[rows], np.exp(log_probs[rows])
-            weighted = probs[:, :, None] * values
-            mean = weighted.sum(axis=1)
-            gradients[at] = values[np.arange(len(rows)), taken] - mean
-            curvatures[at] = np.matmul(weighted.transpose(0, 2, 1), values)
-            curvatures[at] -= mean[:, :, None] * mean[:, None]
-        return gradients, curvatures
+        rows, counts = range(len(places)) if rows is None else rows, counts or [len(places)]
+        log_probs = features.log_probs
+        if log_probs is None:
+            log_probs = self._log_probs(features)
+        values, probs = features.values[rows], np.exp(log_probs[rows])
+        weighted = probs[:, :, None] * values
+        mean = weighted.sum(axis=1)
+        gradients = values[np.arange(len(places)), places] - mean
+        curvatures = np.matmul(weighted.transpose(0, 2, 1), values)
+        curvatures -= mean[:, :, None] * mean[:, None]
+        self._extend(max(counts))
+        self._params.step(self._weights, self._information, gradients, curvatures, counts)
 
     @staticmethod
     def _params_of(prior: Floats) -> CalibrationParams:
@@ -182,12 +157,10 @@ class Top1Acceptance:
     def __init__(self) -> None:
         self._tried: list[float] = []
         self._taken: list[float] = []
-        self._paths: list[float] = []
 
     def observe(self, candidates: Sequence[int], chosen: Sequence[int]) -> None:
         """Learns from a chain of candidates and what the target chose in their places."""
         self._extend(len(candidates))
-        self._paths.clear()
         keep = 1.0 - 1.0 / TOP1_MEMORY
         for depth, (candidate, token) in enumerate(zip(candidates, chosen, strict=False)):
             self._tried[depth] = keep * self._tried[depth] + 1.0
@@ -200,15 +173,13 @@ class Top1Acceptance:
 
         A depth that was seldom reached is taken to be like the one before it.
         """
-        if len(self._paths) < n:
-            self._extend(n)
-            path, prob = 1.0, TOP1_PRIOR
-            self._paths = []
-            for taken, tried in zip(self._taken, self._tried, strict=True):
-                prob = (taken + TOP1_WEIGHT * prob) / (tried + TOP1_WEIGHT)
-                path *= prob
-                self._paths.append(path)
-        return self._paths[:n]
+        self._extend(n)
+        path, prob, paths = 1.0, TOP1_PRIOR, []
+        for taken, tried in zip(self._taken[:n], self._tried, strict=False):
+            prob = (taken + TOP1_WEIGHT * prob) / (tried + TOP1_WEIGHT)
+            path *= prob
+            paths.append(path)
+        return paths
 
     def log_paths(self, n: int) -> list[float]:
         """Their logarithms."""

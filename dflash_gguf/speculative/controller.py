@@ -1,10 +1,10 @@
-"""Chooses what a round drafts and verifies: as told, or (`auto`) what pays for itself.
+"""Chooses what a round drafts and verifies: as told, or (`auto`) by what pays for itself.
 
-docs/develop/design.md has `auto` on one page. Everything is counted in tokens: seconds are worth
-the tokens that the best known way to decode makes of them (Dinkelbach's method), and losses are
-counted in plain rounds. Nothing here reads a clock: equal rounds give equal choices.
+docs/develop/design.md has `auto` on one page. Gains are counted in tokens, where a second is worth
+the tokens that decoding makes in a second (Dinkelbach's method), losses in plain rounds. Nothing
+here reads a clock: equal rounds give equal choices.
 
-The idea of letting the measured cost of the next node decide: CaDDTree, arXiv 2606.01813.
+Deciding by the measured cost of the next node is an idea of CaDDTree, arXiv 2606.01813.
 """
 
 from __future__ import annotations
@@ -29,18 +29,15 @@ SHARE = 0.01
 CREDIT = 0.64
 """Plain rounds that a proposer may lose before any were run."""
 SAVED, OWED = 64.0, 2.0
-"""Plain rounds that a proposer can save up, and owe. A long draft that fails costs up to ten."""
+"""Plain rounds that a proposer can save up, and owe."""
 MEMORY = 16
-"""Rounds after which one weighs 1/e in what is expected of others."""
+"""Rounds, or drafts, after which one weighs 1/e in what is expected of others."""
 MAX_TTL_ROUNDS = 256
 """Rounds after which a decision is made anew at the latest."""
 LENGTHS = (3, 7, 15)
 """Positions of drafts, beside the longest: their verify fills 4, 8 or 16 rows of a kernel."""
-SIZES = (1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63, 95, 127, 191, 255)
+SIZES = np.array((1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63, 95, 127, 191, 255))
 """Nodes that a pass may verify: kernels change at multiples of 4 and 8 rows."""
-UNTRIED = 0.1
-"""Tokens that doubling the nodes of a chain to a tree is taken to add, before one was drafted, by
-those expected of the chain and its chance to fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,56 +120,50 @@ class ProposerStats:
     """What one proposer was seen to bring, and its loss budget.
 
     balance: plain rounds that it may still lose; below zero it rests. n_misses: drafts in a row of
-    which nothing was accepted. tree: expected tokens of its trees of SIZES nodes, by those of
-    chains of as many; None before one was drafted.
+    which nothing was accepted. path: tokens expected of chains of 0, 1, 2 ... positions.
+    tree_gains: tokens expected of its trees of SIZES nodes beyond those of chains of as many.
     """
 
     def __init__(self) -> None:
         self.balance = CREDIT
         self.n_misses = 0
-        self.tree: Floats | None = None
+        self.path: Floats = np.zeros(1)
+        self.tree_gains: Floats = np.zeros(len(SIZES))
         self._n_trees = 0
 
     def book(self, rounds: float) -> None:
         """Adds plain rounds that were gained, earned as time went by, or (below 0) lost."""
         self.balance = min(max(self.balance + rounds, -OWED), SAVED)
 
-    def add_tree(self, tree: Tree, chains: Floats) -> None:
-        """Takes up a draft: its likeliest nodes, and tokens expected of chains of SIZES nodes."""
-        gains = np.cumsum(np.exp(tree.log_probs[1:]))
-        gains = gains[np.minimum(SIZES, len(gains)) - 1] - chains
+    def add_tree(self, tree: Tree, n_positions: int) -> None:
+        """Learns from a draft of so many positions what its likeliest nodes promise."""
+        promised = np.cumsum(np.exp(tree.log_probs[1:]))[np.minimum(SIZES, tree.n_drafted) - 1]
         self._n_trees = min(self._n_trees + 1, MEMORY)
-        before = gains if self.tree is None else self.tree
-        self.tree = before + (gains - before) / self._n_trees
+        gains = promised - self.expected(n_positions, TOP1) - self.tree_gains
+        self.tree_gains += gains / self._n_trees
 
-    def gains(self, path: Floats, n_positions: int, shape: str) -> Floats:
-        """Tokens beyond the first that a draft promises by nodes verified, float64 [len(SIZES)].
-
-        path: tokens expected of chains of 0, 1, 2 ... positions.
-        """
-        chains: Floats = path[np.minimum(SIZES, n_positions)]
-        if shape == TOP1:
-            return chains
-        if self.tree is not None:
-            trees: Floats = chains + np.maximum(self.tree, 0.0)
-            return trees
-        return chains
+    def expected(self, n_positions: int, shape: str) -> Floats:
+        """Returns tokens beyond the first that a draft promises, by nodes; float64 [len(SIZES)]."""
+        chains: Floats = self.path[np.minimum(SIZES, n_positions)]
+        return chains if shape == TOP1 else chains + np.maximum(self.tree_gains, 0.0)
 
 
 @dataclass(slots=True)
 class ControllerState:
-    """What outlives answers: measured costs, what proposers bring, the rate of the last rounds."""
+    """What outlives answers: measured costs, what proposers bring, the rate of the last rounds.
+
+    rates: tokens and seconds of the last rounds, by sequences. choose_s: mean seconds of a
+    decision. since_plain: rounds since one whose time tells of plain decoding. was_plain: True if
+    the last round was plain.
+    """
 
     costs: CostModel = field(default_factory=CostModel)
     stats: defaultdict[str, ProposerStats] = field(
         default_factory=lambda: defaultdict(ProposerStats)
     )
     rates: dict[int, tuple[float, float]] = field(default_factory=dict)
-    """Tokens and seconds of the last rounds, by sequences."""
     choose_s: float = 0.0
-    """Seconds of a decision, on average."""
     since_plain: int = 0
-    """Rounds since a plain one whose time tells of plain decoding."""
     was_plain: bool = True
 
 
@@ -180,38 +171,36 @@ class ControllerState:
 class Decision:
     """What is drafted for some rounds of as many sequences.
 
-    ttl_rounds: rounds until it is made anew. plan: None for nothing that costs a pass. is_look:
-    True if the plan is expected to lose, and is run to see what it brings. rate: tokens a second of
-    the best known way to decode; 0 if that is not known. gain: tokens a round that the plan wins
-    over plain decoding. prices: tokens that candidates must bring.
+    ttl_rounds: rounds until it is made anew. plan: None for nothing that needs a pass. is_probe:
+    True if the plan is expected to lose, and is run to see what it brings. gain: tokens a round
+    that the plan wins over plain decoding. plain_tokens: tokens that decoding makes in the time of
+    a plain round; 0 if that is not known. break_even: tokens that candidates must bring.
     """
 
-    ttl_rounds: int = 0
+    ttl_rounds: int = 1
     plan: DraftPlan | None = None
-    is_look: bool = False
-    rate: float = 0.0
+    is_probe: bool = False
     gain: float = 0.0
-    prices: BreakEven = NO_THRESHOLD
-    plain_s: float = 0.0
+    plain_tokens: float = 0.0
+    break_even: BreakEven = NO_THRESHOLD
 
 
 class AutoController(Controller):
-    """What pays for itself, for the requests of one engine."""
+    """Drafts what pays for itself, for the requests of one engine."""
 
     def __init__(
-        self, state: ControllerState, longest: int, most: int, least: int = 0, *, deepest: int = 0
+        self, state: ControllerState, longest: int, max_nodes: int, min_nodes: int = 0
     ) -> None:
-        """longest: positions of a draft that costs a pass. most: nodes of a pass for each sequence.
+        """longest: positions of a draft. max_nodes: nodes of a pass for each sequence.
 
-        least: nodes; fewer are dropped. deepest: positions of other proposals, at least longest.
+        min_nodes: drafts of fewer nodes are dropped.
         """
-        self._state, self.n_nodes, self._least = state, most, max(least, 1)
-        self.longest = min(max(longest, deepest), most)
-        self._longest = min(longest, most)
-        self._sizes = [size for size in SIZES if self._least <= size <= most] or [most]
+        self._state, self.n_nodes, self._min_nodes = state, max_nodes, max(min_nodes, 1)
+        self.longest = min(longest, max_nodes)
+        self._is_size = (self._min_nodes <= SIZES) & (max_nodes >= SIZES)
+        self._sizes = SIZES[self._is_size].tolist() or [max_nodes]
         self._decisions: dict[tuple[int, int], Decision] = {}  # by sequences, and those asked for
         self._decision = Decision()  # this round's
-        self._path: Floats = np.zeros(1)
         self._must_be_plain = self._has_decided = False
 
     # ---- before the draft
@@ -219,7 +208,7 @@ class AutoController(Controller):
     def break_even(self, done: Round) -> BreakEven:
         """Returns what a pass costs; beside a draft's nodes others come cheaper."""
         decision = self._decisions.get((done.n_sequences, done.n_asked))
-        return NO_THRESHOLD if decision is None or decision.plan else decision.prices
+        return NO_THRESHOLD if decision is None or decision.plan else decision.break_even
 
     def plan(
         self, done: Round, requests: Sequence[SpeculativeState], proposers: Sequence[Proposer]
@@ -233,9 +222,9 @@ class AutoController(Controller):
             decision = self._decisions[key] = self._decide(done, requests, proposers, limit)
         self._decision, self._must_be_plain = decision, False
         plan = decision.plan
-        if plan is None or limit < self._least:
+        if plan is None or limit < self._min_nodes:
             return None
-        if not decision.is_look:
+        if not decision.is_probe:
             self._must_be_plain = self._is_plain_due(decision.gain / done.n_sequences)
             if self._must_be_plain or self._copies_bring(decision.gain, done, requests):
                 return None
@@ -245,7 +234,7 @@ class AutoController(Controller):
         return DraftPlan(plan.proposer, min(plan.n_positions, limit), plan.shape)
 
     def _is_plain_due(self, gain: float) -> bool:
-        """True if a plain round costs no more than SHARE of what was gained since the last one.
+        """Returns True if a plain round costs at most SHARE of what was gained since the last one.
 
         gain: plain rounds that it gives up. It takes two, as the first is slower: drafting has left
         the target's weights out of the CPU's caches.
@@ -253,7 +242,7 @@ class AutoController(Controller):
         return self._state.since_plain * SHARE >= 2.0 * gain
 
     def _copies_bring(self, gain: float, done: Round, requests: Sequence[SpeculativeState]) -> bool:
-        """True if what is proposed already promises as much as a draft."""
+        """Returns True if what is proposed already promises as much as a draft."""
         asked = [request for request in requests if request.proposed]
         trees = [request.merged() for request in asked]
         value, _ = self._best(done, trees, [request.n_room - 1 for request in asked])
@@ -269,132 +258,113 @@ class AutoController(Controller):
         """Chooses the plan of most tokens a second, or none."""
         state, costs, n = self._state, self._state.costs, done.n_sequences
         if not costs.knows_plain_of(n):
-            return Decision(1)
-        plain_s = max(costs.plain_s(done.position, n), 1e-9)
-        tokens, seconds = state.rates.get(n, (0.0, 1.0))
-        rate = max(n / plain_s, tokens / seconds)
+            return Decision()
+        plain_s = costs.plain_s(done.position, n)
         ttl = math.ceil(min(max(state.choose_s / (SHARE * plain_s), 1.0), MAX_TTL_ROUNDS))
-        arms = [
-            arm
+        tokens, seconds = state.rates.get(n, (n, plain_s))
+        decision = Decision(max(ttl, MEMORY), plain_tokens=max(n, tokens * plain_s / seconds))
+        decision.break_even = self._break_even(done, decision.plain_tokens / plain_s)
+        options = [
+            option
             for proposer in proposers
             if state.stats[proposer.name].balance >= 0.0
-            for arm in self._arms(done, requests, proposer, limit)
+            for option in self._options(done, requests, proposer, limit)
         ]
-        decision = Decision(max(ttl, MEMORY), rate=rate)
-        if arms:
-            tokens, seconds, plan = max(
-                arms, key=lambda arm: arm[0] / arm[1] * (1.0 + SHARE * (arm[2].shape == TREE))
-            )
-            loss = seconds / plain_s - tokens / n
-            if loss < 0.0:
-                gain = tokens * plain_s / seconds - n
-                decision = Decision(ttl, plan, False, rate, gain)
-            elif state.stats[plan.proposer].balance >= loss:
-                decision = Decision(1, plan, True, rate)
-        decision.prices = self._price(done, decision.rate)
-        decision.plain_s = plain_s
+        if not options:
+            return decision
+        tokens, seconds, plan = max(options, key=_preference)
+        loss = seconds / plain_s - tokens / n
+        if loss < 0.0:
+            decision.plan, decision.ttl_rounds = plan, ttl
+            decision.gain = tokens * plain_s / seconds - n
+        elif state.stats[plan.proposer].balance >= loss:
+            decision.plan, decision.ttl_rounds, decision.is_probe = plan, 1, True
         return decision
 
-    def _arms(
+    def _options(
         self, done: Round, requests: Sequence[SpeculativeState], proposer: Proposer, limit: int
     ) -> list[tuple[float, float, DraftPlan]]:
-        """Tokens and seconds that rounds promise with each draft of a proposer."""
+        """Returns tokens and seconds that rounds with each draft of a proposer promise.
+
+        A draft is possible if its proposer could pay for it even if nothing were accepted.
+        """
         asked = [request for request in requests if proposer.name not in request.failed]
         if not asked:
             return []
         costs, stats, n = self._state.costs, self._state.stats[proposer.name], done.n_sequences
         probs = np.mean([proposer.expected_path_probs(x.scorer) for x in asked], axis=0)
-        longest = min(self._longest, proposer.max_draft, limit)
-        self._path = path = np.concatenate([[0.0], np.cumsum(probs)])
-        counts = [n + len(asked) * size for size in SIZES]
-        passes = [
-            np.where(
-                np.isin(SIZES, self._sizes), costs.passes_s(done.position, counts, tree, n), np.inf
-            )
-            for tree in (False, True)
-        ]
-        arms = []
-        for n_positions in sorted({*(x for x in LENGTHS if x < longest), longest}):
-            if n_positions < self._least:
-                continue
-            for shape in (TOP1, TREE):
-                tokens = n + len(asked) * stats.gains(path, n_positions, shape)
+        stats.path = np.concatenate([[0.0], np.cumsum(probs)])
+        most_s = (1.0 + stats.balance + OWED) * costs.plain_s(done.position, n)
+        counts = n + len(asked) * SIZES
+        chains_s, trees_s = (costs.passes_s(done.position, counts, x, n) for x in (False, True))
+        longest = min(self.longest, proposer.max_draft, limit)
+        options = []
+        for n_positions in sorted({min(x, longest) for x in LENGTHS} | {longest}):
+            for shape in (TOP1, TREE) if n_positions >= self._min_nodes else ():
+                tokens = n + len(asked) * stats.expected(n_positions, shape)
+                is_tree = (shape == TREE) & (n_positions < SIZES)
                 draft_s = costs.draft_s(len(asked) * (n_positions + 1), shape == TOP1)
-                seconds = draft_s + passes[0] + tokens * costs.sample.value
-                if shape == TREE:  # chains of its likeliest nodes may be verified, too
-                    more = np.array(SIZES) > n_positions
-                    seconds = (
-                        draft_s
-                        + np.where(more, passes[1], np.minimum(*passes))
-                        + tokens * costs.sample.value
-                    )
-                worst = seconds / costs.plain_s(done.position, n) - 1.0
-                seconds = np.where(worst <= stats.balance + OWED, seconds, np.inf)
-                at = int((tokens / np.maximum(seconds, 1e-9)).argmax())
-                plan = DraftPlan(proposer.name, n_positions, shape)
-                if np.isfinite(seconds[at]):
-                    arms.append((float(tokens[at]), max(float(seconds[at]), 1e-9), plan))
-        return arms
+                pass_s = np.where(is_tree, trees_s, chains_s)
+                seconds = draft_s + pass_s + tokens * costs.sample.value
+                rates = np.where(self._is_size & (seconds <= most_s), tokens / seconds, 0.0)
+                at = int(rates.argmax())
+                if rates[at] > 0.0:
+                    plan = DraftPlan(proposer.name, n_positions, shape)
+                    options.append((float(tokens[at]), float(seconds[at]), plan))
+        return options
 
-    def _price(self, done: Round, rate: float) -> BreakEven:
-        """Tokens that candidates must bring, by their number, for chains and for trees."""
+    def _break_even(self, done: Round, rate: float) -> BreakEven:
+        """Returns the tokens that candidates must bring where a second is worth `rate` tokens."""
         costs, n = self._state.costs, done.n_sequences
-        plain_s = costs.plain_s(done.position, n) - n * costs.sample.value
+        plain_s = costs.pass_s(done.position, n, n_sequences=n)
         counts = [n + size for size in self._sizes]
-        prices = [
-            [rate * max(pass_s - plain_s, 0.0) for pass_s in passes]
-            for passes in (costs.passes_s(done.position, counts, tree, n) for tree in (False, True))
-        ]
-        return BreakEven(self._sizes, *prices)
+        chains_s, trees_s = (costs.passes_s(done.position, counts, x, n) for x in (False, True))
+        chains, trees = (rate * np.maximum(x - plain_s, 0.0) for x in (chains_s, trees_s))
+        return BreakEven(self._sizes, chains.tolist(), trees.tolist())
 
     # ---- after it
 
     def select(self, done: Round, trees: Sequence[Tree], limits: Sequence[int]) -> list[Tree]:
-        """Returns the nodes that are worth their rows; a look verifies some at least."""
+        """Returns the nodes that are worth their rows; a probe verifies some at least."""
+        is_probe = bool(done.proposer) and self._decision.is_probe
         if done.proposer and not done.is_top1:
             for tree in trees:
-                stats = self._state.stats[done.proposer]
-                stats.add_tree(tree, stats.gains(self._path, done.n_positions, TOP1))
-        value, found = self._best(done, trees, limits)
+                self._state.stats[done.proposer].add_tree(tree, done.n_positions)
+        value, selected = self._best(done, trees, limits)
         is_worth = value > 0.0 and not self._must_be_plain
         if not done.proposer and is_worth:
             is_worth = not self._is_plain_due(value / done.n_sequences)
-        is_worth |= bool(done.proposer) and self._decision.is_look
-        return found if found and is_worth else [tree.first(0) for tree in trees]
+        return selected if selected and (is_worth or is_probe) else [x.first(0) for x in trees]
 
     def _best(
         self, done: Round, trees: Sequence[Tree], limits: Sequence[int]
     ) -> tuple[float, list[Tree]]:
-        """Tokens beyond what their seconds are worth, and what is then verified of each tree.
+        """Returns the tokens that verifying gains, and the nodes to verify of each tree.
 
-        All chains or all trees: some layers take longer for a tree, whatever its size.
+        All are chains or all trees, as some layers take longer for a tree whatever its size. As of
+        drafts, no more is verified than could be paid for if nothing were accepted.
         """
-        decision, stats = self._decision, self._state.stats
+        decision, stats, costs = self._decision, self._state.stats, self._state.costs
         names = (done.proposer,) if done.proposer else done.free
         balance = min([stats[name].balance for name in names], default=0.0)
-        if not trees or decision.rate == 0.0 or (balance < 0.0 and not done.proposer):
+        if not trees or not decision.plain_tokens or (balance < 0.0 and not done.proposer):
             return 0.0, []
         if done.proposer:
-            draft_s = self._state.costs.draft_s(done.n_draft_rows, done.is_top1)
-            balance -= draft_s / decision.plain_s
-        most = decision.rate * decision.plain_s * (balance + OWED)
-        prices = decision.prices
-        if most < max(prices.chains[-1], prices.trees[-1]):
-            lists = prices.chains, prices.trees
-            lists = [[x if x <= most else math.inf for x in y] for y in lists]
-            prices = BreakEven(prices.sizes, *lists)
+            plain_s = costs.plain_s(done.position, done.n_sequences)
+            balance -= costs.draft_s(done.n_draft_rows, done.is_top1) / plain_s
         selection = select_nodes(
             [tree.parents for tree in trees],
             [tree.log_probs for tree in trees],
             limits,
-            prices,
-            min_value=-math.inf if decision.is_look else 0.0,
+            decision.break_even.limited(decision.plain_tokens * (balance + OWED)),
+            min_value=-math.inf if decision.is_probe else 0.0,
         )
         if not any(selection.counts):
             return 0.0, []
         parts = trees if selection.is_tree else [tree.main_chain() for tree in trees]
-        found = [part.first(n) for part, n in zip(parts, selection.counts, strict=True)]
-        return selection.value, found
+        return selection.value, [
+            part.first(n) for part, n in zip(parts, selection.counts, strict=True)
+        ]
 
     # ---- after the round
 
@@ -404,16 +374,18 @@ class AutoController(Controller):
         if self._has_decided:
             self._has_decided = False
             state.choose_s += (done.choose_s - state.choose_s) / min(4.0, 1.0 + costs.n_observed)
-        plain_s = costs.plain_s(done.position, n) if costs.knows_plain_of(n) else 0.0
-        seconds = done.seconds
-        if done.is_timing_shared and plain_s > 0.0:
-            seconds = costs.expected_s(done)
-        elif plain_s > 0.0 and not costs.is_warm(done):  # the first run of a shape builds its graph
-            seconds = min(seconds, costs.expected_s(done))
-        if plain_s > 0.0:
+        is_known = costs.knows_plain_of(n)
+        if is_known:
+            plain_s, seconds = costs.plain_s(done.position, n), done.seconds
+            if done.is_timing_shared:
+                seconds = costs.expected_s(done)
+            elif not costs.is_warm(done):  # the first run of a shape builds its graph
+                seconds = min(seconds, costs.expected_s(done))
             self._book(done, seconds / plain_s)
-            self._observe_rate(done, seconds, plain_s)
-        is_cold = done.is_plain and not state.was_plain and plain_s > 0.0
+            keep = 1.0 - 1.0 / MEMORY
+            tokens, before_s = state.rates.get(n, (MEMORY * n, MEMORY * plain_s))  # as if plain
+            state.rates[n] = keep * tokens + done.n_tokens, keep * before_s + seconds
+        is_cold = done.is_plain and not state.was_plain and is_known
         if not (is_cold or done.is_timing_shared):
             costs.observe(done)
         state.since_plain = 0 if done.is_plain and not is_cold else state.since_plain + 1
@@ -425,26 +397,27 @@ class AutoController(Controller):
 
     def _book(self, done: Round, rounds: float) -> None:
         """Books a round that took as long as so many plain ones."""
-        n, all_stats = done.n_sequences, self._state.stats
+        all_stats = self._state.stats
         for name in {*all_stats, *done.free, done.proposer} - {""}:
             all_stats[name].book(SHARE * rounds / min(1 + all_stats[name].n_misses, 4))
-        lost = rounds - done.n_tokens / n
+        if done.is_plain:
+            return
         if done.proposer and done.n_drafted:
             stats = all_stats[done.proposer]
             stats.n_misses = 0 if done.n_accepted else stats.n_misses + 1
-        if not done.is_plain:
-            for name in (done.proposer,) if done.proposer else done.free:
-                all_stats[name].book(-lost)
-
-    def _observe_rate(self, done: Round, seconds: float, plain_s: float) -> None:
-        n, keep = done.n_sequences, 1.0 - 1.0 / MEMORY
-        before = self._state.rates.get(n, (float(MEMORY * n), MEMORY * plain_s))  # as if plain
-        self._state.rates[n] = (
-            keep * before[0] + done.n_tokens,
-            keep * before[1] + seconds,
-        )
+        for name in (done.proposer,) if done.proposer else done.free:
+            all_stats[name].book(done.n_tokens / done.n_sequences - rounds)
 
     def max_skip(self, done: Round, ask_s: float) -> int:
         """Returns the plain rounds that make asking SHARE of their time."""
         plain_s = self._state.costs.plain_s(done.position, done.n_sequences)
         return int(ask_s / max(SHARE * plain_s, 1e-9))
+
+
+def _preference(option: tuple[float, float, DraftPlan]) -> float:
+    """Returns a draft's tokens a second, with a little more for a tree.
+
+    Its candidates are ranked, which tells what a tree would bring.
+    """
+    tokens, seconds, plan = option
+    return tokens / seconds * (1.0 + SHARE * (plan.shape == TREE))

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from .._validate import integer, number
 from .tree import Tree
 
@@ -38,8 +41,7 @@ class Round:
     n_draft_rows: rows of its pass; is_top1: whether only with best candidates. free: proposers that
     need no pass and had candidates.
     n_drafted: nodes verified below the roots. is_tree: whether they were more than chains.
-    n_expected: those that were expected to be accepted. n_accepted: those that were.
-    Where nothing was verified of what was proposed, both are of the candidates for the next token.
+    n_accepted: those of them that were accepted.
     n_tokens: tokens the round added to answers.
     Seconds: choose_s, the decision what to draft, where one was made; draft_s, candidates and their
     choice; pass_s, the target's pass with what surrounds it; sample_s.
@@ -56,7 +58,6 @@ class Round:
     is_top1: bool = False
     n_drafted: int = 0
     is_tree: bool = False
-    n_expected: float = 0.0
     n_accepted: int = 0
     n_tokens: int = 0
     choose_s: float = 0.0
@@ -68,7 +69,6 @@ class Round:
         """Adds what the target is given of one sequence."""
         self.n_drafted += tree.n_drafted
         self.is_tree |= not tree.is_chain
-        self.n_expected += tree.n_expected
 
     @property
     def n_rows(self) -> int:
@@ -107,10 +107,10 @@ class RunningMedian:
         """True once there is more than the first times."""
 
     @classmethod
-    def stored(cls, seconds: float, least: float = 0.0) -> RunningMedian:
-        """Restores one from a file. Errors: ValueError for less than `least`, or no time."""
+    def stored(cls, seconds: float) -> RunningMedian:
+        """Restores one from a file. Errors: ValueError for anything but a time."""
         median = cls()
-        median.value = number("a time", seconds, least, 1e6)
+        median.value = number("a time", seconds, 0.0, 1e6)
         median._times.extend([median.value] * N_STORED)
         median.is_warm = True
         return median
@@ -119,10 +119,6 @@ class RunningMedian:
     def is_sure(self) -> bool:
         """True if a single time does not decide it."""
         return 3 * len(self._times) >= N_TIMES
-
-    def mark_stale(self) -> None:
-        """Lets the next time replace all before it, which were not of answers."""
-        self._times.clear()
 
     def add(self, seconds: float) -> None:
         """Adds a time."""
@@ -198,22 +194,15 @@ class CostModel:
             return self._n_runs[_shape(done)] >= self.n_first
         return self._is_warm(PASSES[done.n_drafted > 0], done.n_rows)
 
-    def mark_stale(self, *kinds: str) -> None:
-        """Lets coming times replace those of some kinds, of all without one."""
-        for kind in kinds or self._times:
-            for buckets in self._times[kind].values():
-                for median in buckets.values():
-                    median.mark_stale()
-
     def observe(self, done: Round) -> None:
         """Files a round's times."""
         self.n_observed += 1
         key = done.n_sequences, done.is_tree
         if _has_factor(done):
             if self._n_runs[_shape(done)] >= self.n_first:
-                told_s = self._chains_s(_bucket(done.position), (done.n_rows,), done.n_sequences)[0]
+                told_s = self._chains_s(_bucket(done.position), (done.n_rows,), done.n_sequences)
                 factor = self._factors.setdefault(key, RunningMedian(0))
-                factor.add(done.pass_s / max(told_s, 1e-9))
+                factor.add(done.pass_s / max(float(told_s[0]), 1e-9))
             self._n_runs[_shape(done)] += 1
         else:
             self._file(PASSES[done.n_drafted > 0], done.n_rows, _bucket(done.position), done.pass_s)
@@ -238,29 +227,30 @@ class CostModel:
         return pass_s + n_sequences * self.sample.value
 
     def passes_s(
-        self, position: int, counts: Sequence[int], is_tree: bool = False, n_sequences: int = 1
-    ) -> list[float]:
+        self, position: int, counts: Iterable[int], is_tree: bool = False, n_sequences: int = 1
+    ) -> NDArray[np.float64]:
         """Seconds of passes with so many rows after `position` tokens."""
-        found = self._chains_s(_bucket(position), counts, n_sequences)
+        chains_s = self._chains_s(_bucket(position), counts, n_sequences)
         known = [key for key, factor in self._factors.items() if factor.is_sure]
-        if known and (is_tree or n_sequences > 1):
-            # Trees by trees, chains by chains; then by the nearest number of sequences.
-            key = min(known, key=lambda key: (key[1] != is_tree, abs(key[0] - n_sequences)))
-            if key[0] > 1 or is_tree:
-                found = [seconds * self._factors[key].value for seconds in found]
-        return found
+        if not known or not (is_tree or n_sequences > 1):
+            return chains_s
+        # Trees by trees, chains by chains; then by the nearest number of sequences.
+        key = min(known, key=lambda key: (key[1] != is_tree, abs(key[0] - n_sequences)))
+        return chains_s * (self._factors[key].value if key[0] > 1 or is_tree else 1.0)
 
     def pass_s(
         self, position: int, n_rows: int, is_tree: bool = False, n_sequences: int = 1
     ) -> float:
         """Seconds of one such pass."""
-        return self.passes_s(position, (n_rows,), is_tree, n_sequences)[0]
+        return float(self.passes_s(position, (n_rows,), is_tree, n_sequences)[0])
 
-    def _chains_s(self, bucket: int, counts: Sequence[int], n_sequences: int) -> list[float]:
+    def _chains_s(
+        self, bucket: int, counts: Iterable[int], n_sequences: int
+    ) -> NDArray[np.float64]:
         chains, more_s = self._curve("chains", bucket), 0.0
         if n_sequences > 1:
             more_s = self._curve("plain", bucket).at(n_sequences) - chains.at(n_sequences)
-        return [max(chains.at(n) + more_s, 0.0) for n in counts]
+        return np.array([max(chains.at(n) + more_s, 0.0) for n in counts])
 
     def _is_warm(self, kind: str, n_rows: int) -> bool:
         return any(median.is_warm for median in self._times[kind].get(n_rows, {}).values())

@@ -37,17 +37,9 @@ ROOM = 32
 MEASURE_S, N_PROMPT = 0.2, 8
 """What measuring may take while a model is loaded, and the tokens before the rounds it runs."""
 N_PLAIN = 3
-"""Plain rounds that are measured then; of others one."""
-SHAPES = [
-    (7, True),
-    (3, True),
-    (7, False),
-    (1, True),
-    (3, False),
-    (15, True),
-    (8, True),
-    (16, True),
-]
+"""Plain rounds that are measured once the target's weights have been read."""
+PLAIN = 0, True
+SHAPES = ((7, True), (3, True), (7, False), (1, True), (3, False), (15, True), (8, True), (16, True))
 """Nodes, and whether they are a top-1 chain. Kernels begin another part of their rows at 8 and 16.
 """
 N_ROUNDS_KEPT = 16
@@ -110,7 +102,7 @@ class SpeculativeRuntime:
         self._cost_file = cost_file
         self._max_verify_rows = max_verify_rows
         self._n_stored = costs.n_observed
-        self._last: tuple[Any, AutoController] = (None, AutoController(self.state, 0, 1))
+        self._auto, self._auto_key = AutoController(self.state, 1, 1), tuple[Any, ...]()
 
     def controller(self, config: DecodeConfig) -> tuple[list[Proposer], Controller | None]:
         """Returns an answer's proposers and controller; no controller for plain decoding.
@@ -140,16 +132,13 @@ class SpeculativeRuntime:
             return proposers, FixedController(shape, most, longest, config.draft_min)
         most = config.tree_budget or AUTO_TREE_BUDGET
         self.make_room(min(most + 1, ROOM), is_needed=False)
-        drafted, deepest = longest if paid is not None else 0, config.draft_max or most
-        sizes = drafted, most, config.draft_min, deepest
+        longest = config.draft_max or most
         names = tuple(proposer.name for proposer in proposers)
-        key = sizes, names, sampling_class_of(config)
-        if key != self._last[0]:
-            controller = AutoController(
-                self.state, drafted, most, config.draft_min, deepest=deepest
-            )
-            self._last = key, controller
-        return proposers, self._last[1]
+        key = longest, most, config.draft_min, names, sampling_class_of(config)
+        if key != self._auto_key:
+            self._auto_key = key
+            self._auto = AutoController(self.state, longest, most, config.draft_min)
+        return proposers, self._auto
 
     def measure(self) -> None:
         """Runs some rounds, unless it is known what they cost; for MEASURE_S if passes are short.
@@ -231,39 +220,25 @@ class SpeculativeRuntime:
 
 
 def measure(
-    costs: CostModel,
-    n_rows: int,
-    longest: int,
-    run: Callable[[Round], None],
-    most_s: float,
+    costs: CostModel, n_rows: int, longest: int, run: Callable[[Round], None], max_s: float
 ) -> None:
     """Runs some rounds that accept nothing, so that the first answers do not begin with guesses.
 
-    Passes of up to n_rows and drafts of up to `longest` positions, as long as the next ones are
-    likely to end before most_s have gone by. run: fills in what a round took.
+    Those of passes of up to n_rows and drafts of up to `longest` positions that are likely to end
+    before max_s have gone by. run: fills in what a round took.
     """
+    shapes = [shape for shape in SHAPES if shape[0] < n_rows and (shape[1] or shape[0] <= longest)]
+    warm_up = [shape for shape in (PLAIN, *shapes) for _ in range(costs.n_first + 1)]
     spent_s = 0.0
-
-    def run_all(shapes: Iterable[tuple[int, bool]], n_runs: int) -> None:
-        nonlocal spent_s
-        for n, is_top1 in shapes:
-            # A pass of many rows may take as long as several plain ones.
-            likely_s = n_runs * costs.plain_s(0) * (1.0 + n / 4.0)
-            if n >= n_rows or (not is_top1 and n > longest) or spent_s + likely_s > most_s:
-                continue
-            for _ in range(n_runs):
-                done = Round(0, n_positions=min(n, longest), is_top1=is_top1, n_drafted=n)
-                done.is_tree, done.n_tokens, done.n_draft_rows = not is_top1, 1, n + 1
-                run(done)
-                costs.observe(done)
-                spent_s += done.seconds
-
-    run_all([(0, True)], costs.n_first + N_PLAIN)
-    run_all(SHAPES, costs.n_first + 1)
-    run_all(SHAPES, 2)  # a single time may have been disturbed
-    costs.mark_stale("plain")  # the first passes are slow, as the weights have just been read
-    run_all([(0, True)] * N_PLAIN, 1)
-    costs.mark_stale()
+    for n, is_top1 in (*warm_up, *[PLAIN] * N_PLAIN, *shapes):
+        # A pass of many rows may take as long as several plain ones.
+        if spent_s + costs.plain_s(0) * (1.0 + n / 4.0) > max_s:
+            continue
+        done = Round(0, n_positions=min(n, longest), is_top1=is_top1, n_drafted=n)
+        done.is_tree, done.n_tokens, done.n_draft_rows = not is_top1, 1, n + 1
+        run(done)
+        costs.observe(done)
+        spent_s += done.seconds
 
 
 def _file_identity(path: str) -> str:

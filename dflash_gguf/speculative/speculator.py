@@ -10,7 +10,6 @@ The scheduler runs such rounds of many answers; simulations run those of none.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -119,8 +118,6 @@ class Speculator:
             for request, chosen in zip(requests, tokens, strict=True):
                 if proposer.name not in request.failed:
                     proposer.observe(request, chosen)
-        if done.is_plain:
-            self._compare(done, requests, tokens)
         self._controller.observe(done)
         if done.is_plain:
             most = self._controller.max_skip(done, self._ask_s)
@@ -128,17 +125,6 @@ class Speculator:
             self._skip = min(2 * self._skip, MAX_SKIP)
         else:
             self._skip = 1
-
-    def _compare(
-        self, done: Round, requests: Sequence[SpeculativeState], tokens: Sequence[Sequence[int]]
-    ) -> None:
-        """Notes what would have come of candidates that were not verified."""
-        for request, chosen in zip(requests, tokens, strict=True):
-            if request.proposed:
-                tree = request.merged()
-                firsts = [at for at, parent in enumerate(tree.parents) if parent == 0]
-                done.n_expected += sum(math.exp(tree.log_probs[at]) for at in firsts)
-                done.n_accepted += any(tree.tokens[at] == chosen[0] for at in firsts)
 
     def _ask(self, proposer: Proposer, requests: Sequence[SpeculativeState]) -> bool:
         """Returns whether it proposes anything."""

@@ -6,7 +6,6 @@ the first nodes of a tree are themselves the best tree of their number.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -54,11 +53,6 @@ class Tree:
     def is_chain(self) -> bool:
         """Whether every node follows the one before it."""
         return self.depths[-1] == self.n_drafted
-
-    @property
-    def n_expected(self) -> float:
-        """Nodes that the target is expected to accept."""
-        return sum(map(math.exp, self.log_probs)) - 1.0
 
     def child(self, node: int, token: int) -> int | None:
         """The child of a node that is this token, None if there is none."""

@@ -47,7 +47,7 @@ def tokens_a_round(kind: str, size: int) -> float:
     """Mean over many rounds; 1 for a round without candidates."""
     random = np.random.default_rng(1)
     drafts = (draw(random, 1 << 16) for _ in range(N_DRAWS))
-    return float(np.mean([1 + shape(draft, kind, size).n_expected for draft in drafts]))
+    return float(np.mean([np.exp(shape(draft, kind, size).log_probs).sum() for draft in drafts]))
 
 
 def chosen(candidates: PositionCandidates, random: np.random.Generator) -> Iterator[int]:

@@ -11,7 +11,7 @@ from proposers import MadeUpProposer
 
 from dflash_gguf.config import DecodeConfig
 from dflash_gguf.sampling.noise import DraftScorer
-from dflash_gguf.speculative.calibration import Calibration, Features, Outcome, Top1Acceptance
+from dflash_gguf.speculative.calibration import Calibration, Features, Top1Acceptance
 from dflash_gguf.speculative.controller import Controller
 from dflash_gguf.speculative.cost_model import Round
 from dflash_gguf.speculative.ddtree import PositionCandidates, best_first_tree, chain
@@ -145,7 +145,7 @@ class Drafter(MadeUpProposer):
         self._spine.observe(order[:1] * request.n_positions, tokens)
         if features is not None:
             places = [order.index(token) if token < K else K for token in tokens]
-            self._ranked.observe([Outcome(features, 0, places[: len(features.values)])])
+            self._ranked.observe(features, places[: len(features.values)])
 
     def expected_path_probs(self, sampler: DraftScorer) -> Sequence[float]:  # noqa: ARG002
         return self._spine.paths(self.max_draft)

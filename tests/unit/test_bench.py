@@ -104,9 +104,9 @@ def known_costs(rows: Callable[[int], float], draft: Callable[[int], float]) -> 
     return costs
 
 
-def recorded(hits: float, n_tokens: int = 200) -> replay.Record:
+def recorded(hits: float, n_tokens: int = 200, seed: int = 0) -> replay.Record:
     """An answer of random tokens, whose drafts put the right one first that often, else second."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     tokens = rng.integers(0, 1000, n_tokens + 16).tolist()
     drafts = []
     for at in range(n_tokens - 1):
@@ -141,9 +141,9 @@ def test_a_replay_takes_what_the_record_would_have_accepted() -> None:
 @pytest.mark.parametrize("hits", [0.3, 0.9])
 @pytest.mark.parametrize("per_row", [0.01, 1.0])
 def test_auto_is_held_against_the_best(hits: float, per_row: float) -> None:
-    records = [recorded(hits), recorded(hits)]
+    records = [recorded(hits, seed=seed) for seed in range(4)]
     costs = known_costs(lambda rows: 5.0 + per_row * rows, lambda _: 0.5)
     speeds = replay.evaluate(records, parse_settings(DEFAULT, 15), costs, 63)
     ratios = replay.against_best(speeds)
-    assert ratios[1] > 0.85
+    assert np.mean(ratios[1:]) > 0.9  # the best of each knows its luck
     assert max(max(rates) for rates in speeds.values()) >= speeds["none"][0]

@@ -18,7 +18,6 @@ from dflash_gguf.speculative.calibration import (
     Calibration,
     Calibrations,
     Features,
-    Outcome,
     Top1Acceptance,
 )
 
@@ -54,7 +53,7 @@ def test_chances_come_true_of_a_drafter_that_is_too_sure_or_not_sure_enough(powe
         if step >= 500:
             said.append(np.exp(calibration.log_probs(Features(log_q))[0]))
             came.append(np.arange(K) == place)
-        calibration.observe([Outcome(Features(log_q), 0, [place])])
+        calibration.observe(Features(log_q), [place])
     said_all, came_all = np.array(said).ravel(), np.array(came).ravel()
     for low, high in ((0.02, 0.1), (0.1, 0.3), (0.3, 0.6), (0.6, 0.9)):
         inside = (said_all >= low) & (said_all < high)
@@ -74,15 +73,14 @@ def test_outcomes_together_teach_what_they_do_one_by_one() -> None:
         features = Features(log_q, depths=depths)
         expected = apart.log_probs(features)
         np.testing.assert_allclose(together.log_probs(features), expected, atol=1e-12)
-        outcomes = []
-        for first, n in zip(ends, lengths, strict=False):
-            places = [
-                outcome(rng, log_q[first + i], 2.0) for i in range(int(rng.integers(1, n + 1)))
-            ]
-            outcomes.append(Outcome(features, first, places))
-        together.observe(outcomes)
-        for one in outcomes:
-            apart.observe([one])
+        for calibration in (apart, together):  # a first outcome of a depth begins at those before
+            calibration._extend(max(lengths))
+        counts = [int(rng.integers(1, n + 1)) for n in lengths]
+        rows = [first + at for first, n in zip(ends, counts, strict=False) for at in range(n)]
+        places = [outcome(rng, log_q[row], 2.0) for row in rows]
+        together.observe(features, places, rows, counts)
+        for first, n in zip(np.cumsum([0, *counts]).tolist(), counts, strict=False):
+            apart.observe(features, places[first : first + n], rows[first : first + n])
     np.testing.assert_allclose(together.weights(6), apart.weights(6), rtol=0, atol=1e-12)
 
 
@@ -103,7 +101,7 @@ def test_steps_are_newtons() -> None:
         slope = values[taken] - mean + (prior - weights[0]) @ (PULL * held) / MEMORY
         step = np.linalg.solve(information[0], slope)
         weights[0] = np.clip(weights[0] + step, LOWER, UPPER)
-        calibration.observe([Outcome(features, 0, [taken])])
+        calibration.observe(features, [taken])
         np.testing.assert_allclose(calibration.weights(1), weights, rtol=0, atol=1e-10)
 
 
@@ -111,10 +109,10 @@ def test_few_outcomes_are_enough_to_doubt_a_drafter_that_is_always_wrong() -> No
     rng, calibration = np.random.default_rng(2), Calibration()
     log_q = np.log([[0.9] + [0.01] * (K - 1)])
     for _ in range(8):
-        calibration.observe([Outcome(Features(log_q), 0, [K])])
+        calibration.observe(Features(log_q), [K])
     assert np.exp(calibration.log_probs(Features(log_q))[0, 0]) < 0.3
     for _ in range(200):
-        calibration.observe([Outcome(Features(claims(rng, sharp=4.0)), 0, [K])])
+        calibration.observe(Features(claims(rng, sharp=4.0)), [K])
     assert np.exp(calibration.log_probs(Features(log_q))).sum() < 0.1
 
 
@@ -122,14 +120,14 @@ def test_a_deeper_depth_starts_from_the_one_before_and_then_goes_its_own_way() -
     rng, calibration = np.random.default_rng(3), Calibration()
     for _ in range(300):
         log_q = claims(rng, 2)
-        calibration.observe([Outcome(Features(log_q[:1]), 0, [outcome(rng, log_q[0], 2.0)])])
+        calibration.observe(Features(log_q[:1]), [outcome(rng, log_q[0], 2.0)])
     weights = calibration.weights(4)
     assert (weights == weights[0]).all()
     assert weights[0, 0] > 1.5
     for _ in range(600):
         log_q = claims(rng, 2)
         places = [outcome(rng, log_q[0], 2.0), outcome(rng, log_q[1], 0.3)]
-        calibration.observe([Outcome(Features(log_q), 0, places)])
+        calibration.observe(Features(log_q), places)
     first, second, third = calibration.weights(3)
     assert first[0] > 1.5
     assert second[0] < 0.6
@@ -141,7 +139,7 @@ def test_old_outcomes_fade() -> None:
     for power in (3.0, 0.3):
         for _ in range(1500):
             log_q = claims(rng)
-            calibration.observe([Outcome(Features(log_q), 0, [outcome(rng, log_q[0], power)])])
+            calibration.observe(Features(log_q), [outcome(rng, log_q[0], power)])
     assert calibration.weights(1)[0, 0] < 0.5
 
 
@@ -154,7 +152,7 @@ def test_how_much_the_noise_tells_is_learned() -> None:
             noise = rng.gumbel(size=(1, K))
             drawn = noise if shared else rng.gumbel(size=(1, K))
             place = int((log_q + drawn).argmax())
-            calibration.observe([Outcome(Features(log_q, noise), 0, [place])])
+            calibration.observe(Features(log_q, noise), [place])
         found.append(calibration.weights(1)[0])
     assert found[0][2] > 1.5  # the target is the drafter: the noise decides
     assert found[1][2] < 0.1
@@ -166,7 +164,7 @@ def test_candidates_that_the_sampler_cuts_off_lose_their_chance() -> None:
         log_q, noise = claims(rng), rng.gumbel(size=(1, K))
         is_cut = np.arange(K)[None] >= 3
         place = int((log_q + noise)[0, :3].argmax())
-        calibration.observe([Outcome(Features(log_q, noise, is_cut), 0, [place])])
+        calibration.observe(Features(log_q, noise, is_cut), [place])
     probs = np.exp(calibration.log_probs(Features(log_q, noise, is_cut)))[0]
     assert probs[3:].sum() < 0.02
 
@@ -176,7 +174,7 @@ def test_extreme_claims_stay_finite() -> None:
     for log_q in (np.full((3, K), -np.inf), np.tile([0.0] + [-500.0] * (K - 1), (3, 1))):
         for place in (0, K - 1, K):
             features = Features(log_q, np.full((3, K), 30.0))
-            calibration.observe([Outcome(features, 0, [place] * 3)])
+            calibration.observe(features, [place] * 3)
             assert np.isfinite(calibration.log_probs(features)).all()
             assert np.isfinite(calibration.weights(9)).all()
 
@@ -184,7 +182,7 @@ def test_extreme_claims_stay_finite() -> None:
 def test_every_way_to_draw_has_its_own() -> None:
     known = Calibrations()
     greedy = known.of(DecodeConfig())
-    greedy.observe([Outcome(Features(np.log([[0.5, 0.2]])), 0, [0])])
+    greedy.observe(Features(np.log([[0.5, 0.2]])), [0])
     assert known.of(DecodeConfig(seed=3)) is greedy
     assert known.of(DecodeConfig(repeat_penalty=1.1)) is not greedy
     assert known.of(DecodeConfig(temperature=0.7)).weights(1)[0, 2] > 0.0
@@ -194,9 +192,7 @@ def test_what_was_learned_survives_as_json() -> None:
     known = Calibrations()
     for config in (DecodeConfig(), DecodeConfig(temperature=0.7)):
         for place in (0, 0, 1, 0):
-            known.of(config).observe(
-                [Outcome(Features(np.log([[0.5, 0.2], [0.4, 0.3]])), 0, [place])]
-            )
+            known.of(config).observe(Features(np.log([[0.5, 0.2], [0.4, 0.3]])), [place])
             known.top1(config).observe([1, 2, 3], [1, 2 + place, 3])
     again = Calibrations.from_dict(json.loads(json.dumps(known.to_dict())))
     assert again.to_dict() == known.to_dict()

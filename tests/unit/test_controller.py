@@ -138,9 +138,8 @@ def test_once_known_it_costs_less(make: Callable[[], Machine]) -> None:
     text = Text(best=0.0, others=0.0, sure=0.9)
     pair = Pair(make())
     pair.machine.noise = 0.0
-    for seed in range(4):
-        ms, _ = pair.answer(text, seed=seed)
-    assert 512 * pair.machine.plain / ms > 0.995
+    times = [pair.answer(text, seed=seed)[0] for seed in range(8)]
+    assert 512 * pair.machine.plain / np.mean(times[1:]) > 0.997
 
 
 GRID = {
@@ -263,16 +262,20 @@ def test_one_plain_round_among_drafted_ones_forces_no_second() -> None:
     assert not controller._is_plain_due(1.0)
 
 
-def test_an_untried_tree_promises_what_its_chain_does_and_more() -> None:
-    found = []
-    for chance in (0.3, 0.6, 0.9):
-        path = np.cumsum([0.0, *(chance**depth for depth in range(1, 8))])
-        chain, tree = (ProposerStats().gains(path, 7, shape) for shape in (TOP1, TREE))
-        assert (tree >= chain).all()
-        assert chain[SIZES.index(3)] == path[3]
-        found.append(tree[SIZES.index(31)] / chain[SIZES.index(31)])
-    assert found == sorted(found, reverse=True)  # beside a sure chain there is little to win
-    assert min(found) > 1.02
+def log_probs(*probs: float) -> list[float]:
+    return np.log([1.0, *probs]).tolist()
+
+
+def test_a_tree_promises_what_its_drafts_did_and_an_untried_one_what_its_chain_does() -> None:
+    stats = ProposerStats()
+    stats.path = np.cumsum([0.0, *(0.6**depth for depth in range(1, 8))])
+    chain, tree = (stats.expected(7, shape) for shape in (TOP1, TREE))
+    assert chain.tolist() == tree.tolist()
+    assert chain[SIZES.tolist().index(3)] == stats.path[3]
+    stats.add_tree(Tree([0, 1, 2, 3], [-1, 0, 0, 1], [0, 1, 1, 2], log_probs(0.6, 0.36, 0.24)), 7)
+    assert stats.expected(7, TREE)[:3] == pytest.approx([0.6, 0.96, 1.2])
+    stats.add_tree(Tree.chain([0, 1], log_probs(0.1)), 7)
+    assert stats.expected(7, TREE)[2] == pytest.approx(chain[2])
 
 
 def test_nothing_is_drafted_for_more_sequences_than_were_seen_plain() -> None:
@@ -561,21 +564,14 @@ def test_fixed_rules_draft_what_they_were_told() -> None:
     assert chosen(FixedController(TREE, 3, 15), 15) == 3
 
 
-@pytest.mark.parametrize("n_rounds", [1, 16])
-def test_what_plain_rounds_take_is_followed(n_rounds: int) -> None:
+def test_what_plain_rounds_take_is_followed() -> None:
     """The machine's pace, and what a longer context takes; noise that only adds moves nothing."""
     state, rng = plain_state(), np.random.default_rng(0)
-
-    def play(n: int, position: int, pass_s: float) -> None:
-        for _ in range(n):
-            took = [pass_s * (1.0 + rng.exponential(0.02)) for _ in range(n_rounds)]
-            took[0] += 0.6 * pass_s * (rng.random() < 0.05)
-            done = Round(position, n_tokens=n_rounds, n_rounds=n_rounds, pass_s=sum(took))
-            controller.observe(done)
-
     controller = AutoController(state, BLOCK, 63)
     for position, pass_s in ((100, 1.0), (100, 1.3), (100, 1.0), (6000, 1.8)):
-        play(3200 // n_rounds, position, pass_s)
+        for _ in range(200):
+            took = pass_s * (1.0 + rng.exponential(0.02) + 0.6 * (rng.random() < 0.05))
+            controller.observe(Round(position, n_tokens=1, pass_s=took))
         assert state.costs.plain_s(position) == pytest.approx(1.03 * pass_s, rel=0.06)
 
 
@@ -583,7 +579,7 @@ def test_more_rows_take_no_less_than_a_plain_pass() -> None:
     """What was measured of two rows by chance less than one takes is no gift."""
     state = plain_state()
     observe_all(state, [drafted(0, 1, 0.7, n_drafted=1, draft_s=0.0)] * 4)
-    assert state.costs.passes_s(100, [1, 2]) == [1.0, 1.0]
+    assert state.costs.passes_s(100, [1, 2]).tolist() == [1.0, 1.0]
 
 
 class _Asked(MadeUpProposer):

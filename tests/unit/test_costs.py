@@ -338,6 +338,6 @@ SENSELESS += [{"ranked": {"0": NO_NUMBER}, "spines": {}}]
 
 @pytest.mark.parametrize("learned", SENSELESS)
 def test_what_makes_no_sense_is_not_learned(learned: Any) -> None:
-    for learn in (Calibrations.from_dict, SuffixProposer().learn, ControllerState().learn):
+    for learn in (Calibrations.from_dict, SuffixProposer().learn):
         with pytest.raises(_cache_dir.SENSELESS):
             learn(learned)

@@ -13,7 +13,7 @@ from dflash_gguf.config import DecodeConfig
 from dflash_gguf.native import Draft, DraftRequest
 from dflash_gguf.sampling.noise import DraftScorer
 from dflash_gguf.sampling.sampler import Sampler
-from dflash_gguf.speculative.calibration import Calibration, Calibrations, Features, Outcome
+from dflash_gguf.speculative.calibration import Calibration, Calibrations, Features
 from dflash_gguf.speculative.ddtree import PositionCandidates
 from dflash_gguf.speculative.proposers.dflash import N_RANKED, DFlash
 from dflash_gguf.speculative.proposers.proposer import (
@@ -237,7 +237,7 @@ def test_what_the_target_chose_is_looked_up_until_the_draft_ends() -> None:
         source.propose([request])
         chosen = [*found.tokens[:5, 2].tolist(), 199, 5]  # 199 is no candidate
         source.observe(request, chosen[:n_tokens])
-        expected.observe([Outcome(features, 0, [2, 2, 2, 2, 2, 32][:n_tokens])])
+        expected.observe(features, [2, 2, 2, 2, 2, 32][:n_tokens])
         source.observe(request, [1, 2])
     assert 199 not in drafter.rows[5].argsort()[-32:]
     weights = learned(source).of(DecodeConfig()).weights(6)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from ...native import Draft
 from ...sampling.noise import DraftScorer, noise_of
-from ..calibration import Calibration, Calibrations, Features, Outcome
+from ..calibration import Calibration, Calibrations, Features
 from ..ddtree import PositionCandidates, best_first_tree, chain
 from ..tree import Tree
 from .proposer import CHAIN, MAIN_CHAIN, TOP1, SpeculativeState, draft_for_all
@@ -32,13 +33,14 @@ class _Batch:
         self.calibration, self.features, self.tokens = calibration, features, tokens
         self.best: list[int] = tokens[:, 0].tolist()
 
-    def places(self, rows: Sequence[int], wanted: Sequence[int]) -> list[int]:
-        """Of a token for each of some rows its place among the candidates; k if it is none."""
-        is_it = self.tokens[rows] == np.array(wanted)[:, None]
-        places: list[int] = np.where(
-            is_it.any(axis=1), is_it.argmax(axis=1), is_it.shape[1]
-        ).tolist()
-        return places
+    def observe(self, outcomes: Sequence[tuple[int, Sequence[int]]]) -> None:
+        """Learns at which places the target's tokens stood, each from its draft's first row on."""
+        counts = [len(taken) for _, taken in outcomes]
+        rows = [first + at for first, taken in outcomes for at in range(len(taken))]
+        tokens = np.array([token for _, taken in outcomes for token in taken])
+        is_it = self.tokens[rows] == tokens[:, None]
+        places = np.where(is_it.any(axis=1), is_it.argmax(axis=1), is_it.shape[1]).tolist()
+        self.calibration.observe(self.features, places, rows, counts)
 
 
 class _Ranked(NamedTuple):
@@ -173,23 +175,13 @@ class DFlash:
         return [PositionCandidates(tokens[a:b], probs[a:b]) for a, b in itertools.pairwise(ends)]
 
     def _learn_outcomes(self) -> None:
-        """Looks all tokens that the target took up among their candidates, and learns from that."""
-        if not self._outcomes:
-            return
+        """Learns from all tokens that the target took since the last draft."""
         outcomes, self._outcomes = self._outcomes, []
-        by_batch: dict[_Batch, tuple[list[int], list[int]]] = {}
+        by_batch = defaultdict[_Batch, list[tuple[int, Sequence[int]]]](list)
         for note, taken in outcomes:
-            rows, tokens = by_batch.setdefault(note.batch, ([], []))
-            rows += range(note.first, note.first + len(taken))
-            tokens += taken
-        places = {batch: iter(batch.places(*found)) for batch, found in by_batch.items()}
-        by_calibration: dict[Calibration, list[Outcome]] = {}
-        for (batch, first, _), taken in outcomes:
-            theirs = list(itertools.islice(places[batch], len(taken)))
-            outcome = Outcome(batch.features, first, theirs)
-            by_calibration.setdefault(batch.calibration, []).append(outcome)
-        for calibration, found in by_calibration.items():
-            calibration.observe(found)
+            by_batch[note.batch].append((note.first, taken))
+        for batch, of_batch in by_batch.items():
+            batch.observe(of_batch)
 
 
 def _ranking_class(scorer: DraftScorer) -> object:
