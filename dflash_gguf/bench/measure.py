@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from .. import native
-from ..speculative.cost_model import N_TIMES, CostModel, Round
+from ..speculative.cost_model import N_FIRST, N_TIMES, CostModel, Round
 from ..speculative.proposers.dflash import N_RANKED
 
 
@@ -28,7 +28,7 @@ def measure(
     last = sequence.prefill(prompt).argmax()
     sequence.engine.reserve_verify(max(sizes) + 1)
     start, first = sequence.snapshot(), last
-    for _ in range(1 + N_TIMES):
+    for _ in range(N_FIRST + N_TIMES):
         sequence.attach(start, start.n_tokens)  # contexts of one length compare
         last = first
         done = Round(sequence.position, n_tokens=1)

@@ -21,6 +21,9 @@ from .tree import Tree
 
 N_TIMES = 9
 """Times of a running median; of fewer than a third of them the least counts, as noise only adds."""
+N_FIRST = 2
+"""Runs of a shape that are slower than later ones: the first builds its graph, and on CUDA the
+second captures it."""
 N_STORED = 3
 """Times that a median counts as when it comes from a file."""
 CELLS = 256
@@ -92,19 +95,17 @@ class Round:
 
 
 class RunningMedian:
-    """Median of the last times, in seconds.
+    """Median of the last times, in seconds; those of first runs count only until there are others.
 
-    The first run of a shape builds its graph (where graphs are captured, the second run does so
-    too): such times count only until there are others.
+    is_warm: True once there are others.
     """
 
-    def __init__(self, n_first: int = 1) -> None:
-        """n_first: runs that are slower than those to come."""
+    def __init__(self, n_first: int = N_FIRST) -> None:
+        """n_first: runs that are slower than later ones."""
         self._n_first = n_first
         self._times: deque[float] = deque(maxlen=N_TIMES)
         self.value = 0.0
         self.is_warm = False
-        """True once there is more than the first times."""
 
     @classmethod
     def stored(cls, seconds: float) -> RunningMedian:
@@ -165,9 +166,7 @@ class CostModel:
     of sequences, and for trees.
     """
 
-    def __init__(self, n_first: int = 1) -> None:
-        """n_first: runs of a shape that are slower than those to come."""
-        self.n_first = n_first
+    def __init__(self) -> None:
         self.n_observed = 0
         """Rounds filed by this process."""
         self.sample = RunningMedian()
@@ -191,7 +190,7 @@ class CostModel:
         if done.n_positions and not self._is_warm(DRAFTS[done.is_top1], done.n_draft_rows):
             return False
         if _has_factor(done):
-            return self._n_runs[_shape(done)] >= self.n_first
+            return self._n_runs[_shape(done)] >= N_FIRST
         return self._is_warm(PASSES[done.n_drafted > 0], done.n_rows)
 
     def observe(self, done: Round) -> None:
@@ -199,7 +198,7 @@ class CostModel:
         self.n_observed += 1
         key = done.n_sequences, done.is_tree
         if _has_factor(done):
-            if self._n_runs[_shape(done)] >= self.n_first:
+            if self._n_runs[_shape(done)] >= N_FIRST:
                 told_s = self._chains_s(_bucket(done.position), (done.n_rows,), done.n_sequences)
                 factor = self._factors.setdefault(key, RunningMedian(0))
                 factor.add(done.pass_s / max(float(told_s[0]), 1e-9))
@@ -279,7 +278,7 @@ class CostModel:
 
     def _file(self, kind: str, n_rows: int, bucket: int, seconds: float) -> None:
         buckets = self._times[kind].setdefault(n_rows, {})
-        buckets.setdefault(bucket, RunningMedian(self.n_first)).add(seconds)
+        buckets.setdefault(bucket, RunningMedian()).add(seconds)
         self._curves.clear()
 
     def to_dict(self) -> dict[str, Any]:
@@ -299,9 +298,9 @@ class CostModel:
         return {**found, "sample": self.sample.value}
 
     @classmethod
-    def from_dict(cls, stored: dict[str, Any], n_first: int = 1) -> CostModel:
+    def from_dict(cls, stored: dict[str, Any]) -> CostModel:
         """Restores `to_dict`. Errors: KeyError, ValueError or TypeError for anything else."""
-        costs = cls(n_first)
+        costs = cls()
         for kind, known in costs._times.items():
             for n_rows, bucket, seconds in stored[kind]:
                 median = RunningMedian.stored(seconds)

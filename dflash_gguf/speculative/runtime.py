@@ -20,7 +20,7 @@ from ..sampling.noise import DraftScorer
 from ..text.gguf_metadata import files_of
 from .calibration import sampling_class_of
 from .controller import AutoController, Controller, ControllerState, FixedController
-from .cost_model import CostModel, Round
+from .cost_model import N_FIRST, CostModel, Round
 from .proposers.proposer import (
     CHAIN,
     MAIN_CHAIN,
@@ -61,17 +61,17 @@ class CostFile:
         name = hashlib.sha256("\n".join(self._identity).encode()).hexdigest()[:16]
         self._name = f"costs-{name}.json"
 
-    def load(self, n_first: int = 1) -> tuple[CostModel, dict[str, Any]]:
+    def load(self) -> tuple[CostModel, dict[str, Any]]:
         """What was measured before, and what proposers have learned, by their names.
 
-        Empty if nothing was, or if it makes no sense. n_first: as of `CostModel`.
+        Empty if nothing was, or if it makes no sense.
         """
         stored = _cache_dir.read(self._name, self._identity)
         if stored is not None:
             with contextlib.suppress(*_cache_dir.SENSELESS):
                 learned = {RETIRED_DRAFT_TYPES.get(k, k): x for k, x in stored["learned"].items()}
-                return CostModel.from_dict(stored["costs"], n_first), learned
-        return CostModel(n_first), {}
+                return CostModel.from_dict(stored["costs"]), learned
+        return CostModel(), {}
 
     def store(self, costs: CostModel, learned: Mapping[str, Any]) -> None:
         """Keeps both."""
@@ -89,16 +89,13 @@ class SpeculativeRuntime:
         max_verify_rows: int = MAX_VERIFY,
     ) -> None:
         """cost_file: where this pair's costs are kept. most_rows: of a verify by default."""
-        # ggml's CUDA backend captures a graph as it runs for the second time.
-        engine = sequence.engine
-        n_first = 2 if engine.model.backend.startswith("CUDA") else 1
         self.proposers = create_proposers(sequence)
-        costs, learned = cost_file.load(n_first) if cost_file else (CostModel(n_first), {})
+        costs, learned = cost_file.load() if cost_file else (CostModel(), {})
         self.state = ControllerState(costs)
         for proposer in self.proposers:
             with contextlib.suppress(*_cache_dir.SENSELESS):
                 proposer.learn(learned[proposer.name])
-        self._sequence, self._engine = sequence, engine
+        self._sequence, self._engine = sequence, sequence.engine
         self._cost_file = cost_file
         self._max_verify_rows = max_verify_rows
         self._n_stored = costs.n_observed
@@ -188,7 +185,7 @@ class SpeculativeRuntime:
             n_rows = min(n_rows, self._engine.max_verify)
             measure(self.state.costs, n_rows, longest, run, MEASURE_S)
         except Error:  # who answers will be told
-            self.state.costs = CostModel(self.state.costs.n_first)
+            self.state.costs = CostModel()
         finally:
             sequence.reset()
 
@@ -228,7 +225,7 @@ def measure(
     before max_s have gone by. run: fills in what a round took.
     """
     shapes = [shape for shape in SHAPES if shape[0] < n_rows and (shape[1] or shape[0] <= longest)]
-    warm_up = [shape for shape in (PLAIN, *shapes) for _ in range(costs.n_first + 1)]
+    warm_up = [shape for shape in (PLAIN, *shapes) for _ in range(N_FIRST + 1)]
     spent_s = 0.0
     for n, is_top1 in (*warm_up, *[PLAIN] * N_PLAIN, *shapes):
         # A pass of many rows may take as long as several plain ones.

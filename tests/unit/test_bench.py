@@ -93,7 +93,7 @@ def test_measured_trees_are_trees(n: int) -> None:
 
 def known_costs(rows: Callable[[int], float], draft: Callable[[int], float]) -> CostModel:
     costs = CostModel()
-    for _ in range(2):
+    for _ in range(3):
         costs.observe(Round(0, n_tokens=1, pass_s=rows(1)))
         for n in (1, 2, 3, 5, 7, 11, 15):
             for is_tree in (False, True):
