@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from .. import native
 from ..speculative.cost_model import N_FIRST, N_TIMES, CostModel, Round
-from ..speculative.proposers.dflash import N_RANKED
+from ..speculative.proposers.dflash import N_RANKED, DFlash
 
 
 def branched(n: int) -> list[int]:
@@ -47,6 +47,7 @@ def _round(sequence: native.Sequence, last: int, n: int, size: int, is_tree: boo
     """A chain of best candidates, or a tree of ranked ones."""
     done = Round(
         sequence.position,
+        proposer=DFlash.name,
         n_positions=n,
         n_draft_rows=n + 1,
         is_top1=not is_tree,

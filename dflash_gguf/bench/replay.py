@@ -89,7 +89,7 @@ def play(
             done.n_accepted = len(request.tree.accepted(coming)) - 1
         done.n_tokens = done.n_accepted + 1
         if done.n_positions:
-            done.draft_s = costs.draft_s(done.n_draft_rows, done.is_top1)
+            done.draft_s = costs.draft_s(dflash.name, done.n_draft_rows, done.is_top1)
         done.pass_s = costs.pass_s(done.position, done.n_rows, done.is_tree)
         if speculator is not None:
             speculator.observe(done, (request,), (coming[: done.n_tokens],))

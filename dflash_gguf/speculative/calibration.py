@@ -55,10 +55,13 @@ class Calibration:
     """What was learned about one drafter, target and way to draw."""
 
     def __init__(self, is_sampled: bool = False) -> None:
+        self._is_sampled = is_sampled
         self._prior = np.array(PRIOR_SAMPLED if is_sampled else PRIOR)
-        self._weights = np.empty((0, 5))
-        self._information = np.empty((0, 5, 5))
-        self._params = self._params_of(self._prior)
+        self._weights, self._information = np.empty((0, 5)), np.empty((0, 5, 5))
+        precision = np.array(PRIOR_WEIGHTS)
+        self._params = CalibrationParams(
+            self._prior, precision, PULL * precision, LOWER, UPPER, 1.0 / MEMORY
+        )
 
     def weights(self, n: int) -> Floats:
         """The numbers of depths 1 to n, float64 [n, 5]; unseen depths are like the last seen."""
@@ -104,11 +107,6 @@ class Calibration:
         self._extend(max(counts))
         self._params.step(self._weights, self._information, gradients, curvatures, counts)
 
-    @staticmethod
-    def _params_of(prior: Floats) -> CalibrationParams:
-        precision = np.array(PRIOR_WEIGHTS)
-        return CalibrationParams(prior, precision, PULL * precision, LOWER, UPPER, 1.0 / MEMORY)
-
     def _of_depths(self, depths: NDArray[np.intp]) -> Floats:
         """The numbers of depths, from 0 on."""
         if not len(self._weights):
@@ -125,7 +123,7 @@ class Calibration:
     def to_dict(self) -> dict[str, Any]:
         """What was learned, as plain values."""
         return {
-            "prior": self._prior.tolist(),
+            "is_sampled": self._is_sampled,
             "weights": self._weights.tolist(),
             "information": self._information.tolist(),
         }
@@ -133,18 +131,12 @@ class Calibration:
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Calibration:
         """What `to_dict` gave; KeyError, TypeError or ValueError for anything else."""
-        calibration = cls()
-        calibration._prior = np.array(stored["prior"], dtype=np.float64).reshape(5)
-        calibration._params = cls._params_of(calibration._prior)
-        calibration._weights = np.array(stored["weights"], dtype=np.float64).reshape(-1, 5)
-        calibration._information = np.array(stored["information"], dtype=np.float64).reshape(
-            -1, 5, 5
-        )
-        if len(calibration._weights) != len(calibration._information):
-            raise ValueError("a calibration of unequal parts")
-        parts = calibration._prior, calibration._weights, calibration._information
-        if not all(np.isfinite(part).all() for part in parts):
+        calibration = cls(bool(stored["is_sampled"]))
+        weights = np.array(stored["weights"], dtype=np.float64).reshape(-1, 5)
+        information = np.array(stored["information"], dtype=np.float64).reshape(len(weights), 5, 5)
+        if not (np.isfinite(weights).all() and np.isfinite(information).all()):
             raise ValueError("a calibration that is not finite")
+        calibration._weights, calibration._information = weights, information
         return calibration
 
 
@@ -235,10 +227,10 @@ class Calibrations:
     def from_dict(cls, stored: Mapping[str, Any]) -> Calibrations:
         """What `to_dict` gave; KeyError, TypeError or ValueError for anything else."""
         calibrations = cls()
-        for sampling_class, x in stored["ranked"].items():
-            calibrations._known[sampling_class] = Calibration.from_dict(x)
-        for sampling_class, x in stored["spines"].items():
-            calibrations._top1[sampling_class] = Top1Acceptance.from_dict(x)
+        for name, known in stored["ranked"].items():
+            calibrations._known[name] = Calibration.from_dict(known)
+        for name, top1 in stored["spines"].items():
+            calibrations._top1[name] = Top1Acceptance.from_dict(top1)
         return calibrations
 
 

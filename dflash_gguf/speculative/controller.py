@@ -257,7 +257,7 @@ class AutoController(Controller):
     ) -> Decision:
         """Chooses the plan of most tokens a second, or none."""
         state, costs, n = self._state, self._state.costs, done.n_sequences
-        if not costs.knows_plain_of(n):
+        if not costs.knows_plain(n):
             return Decision()
         plain_s = costs.plain_s(done.position, n)
         ttl = math.ceil(min(max(state.choose_s / (SHARE * plain_s), 1.0), MAX_TTL_ROUNDS))
@@ -303,7 +303,8 @@ class AutoController(Controller):
             for shape in (TOP1, TREE) if n_positions >= self._min_nodes else ():
                 tokens = n + len(asked) * stats.expected(n_positions, shape)
                 is_tree = (shape == TREE) & (n_positions < SIZES)
-                draft_s = costs.draft_s(len(asked) * (n_positions + 1), shape == TOP1)
+                n_rows = len(asked) * (n_positions + 1)
+                draft_s = costs.draft_s(proposer.name, n_rows, shape == TOP1)
                 pass_s = np.where(is_tree, trees_s, chains_s)
                 seconds = draft_s + pass_s + tokens * costs.sample.value
                 rates = np.where(self._is_size & (seconds <= most_s), tokens / seconds, 0.0)
@@ -351,7 +352,7 @@ class AutoController(Controller):
             return 0.0, []
         if done.proposer:
             plain_s = costs.plain_s(done.position, done.n_sequences)
-            balance -= costs.draft_s(done.n_draft_rows, done.is_top1) / plain_s
+            balance -= costs.draft_s(done.proposer, done.n_draft_rows, done.is_top1) / plain_s
         selection = select_nodes(
             [tree.parents for tree in trees],
             [tree.log_probs for tree in trees],
@@ -374,7 +375,7 @@ class AutoController(Controller):
         if self._has_decided:
             self._has_decided = False
             state.choose_s += (done.choose_s - state.choose_s) / min(4.0, 1.0 + costs.n_observed)
-        is_known = costs.knows_plain_of(n)
+        is_known = costs.knows_plain(n)
         if is_known:
             plain_s, seconds = costs.plain_s(done.position, n), done.seconds
             if done.is_timing_shared:

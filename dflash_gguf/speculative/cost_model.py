@@ -7,8 +7,8 @@ were, and more rows never take less.
 from __future__ import annotations
 
 from bisect import bisect
-from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -22,14 +22,15 @@ from .tree import Tree
 N_TIMES = 9
 """Times of a running median; of fewer than a third of them the least counts, as noise only adds."""
 N_FIRST = 2
-"""Runs of a shape that are slower than later ones: the first builds its graph, and on CUDA the
-second captures it."""
+"""Runs of a shape that do not count: the first builds its graph, on CUDA the second captures it."""
+ROW = 0.25
+"""Plain passes that a draft, and each row of a verify, is taken to cost before one was measured."""
 N_STORED = 3
 """Times that a median counts as when it comes from a file."""
 CELLS = 256
 """Tokens in the caches of the first bucket; each further bucket is twice as wide."""
-PASSES, DRAFTS = ("plain", "chains"), ("ranked", "brief")
-"""Kinds of passes of the target, without drafts and with some; kinds of drafts: all, and top-1."""
+PASSES = ("plain", "chains")
+"""Kinds of passes of the target, without drafts and with some. Drafts are kinds by `_draft_kind`."""
 
 
 @dataclass(slots=True)
@@ -95,26 +96,13 @@ class Round:
 
 
 class RunningMedian:
-    """Median of the last times, in seconds; those of first runs count only until there are others.
+    """Median of the last times, in seconds; 0 without any."""
 
-    is_warm: True once there are others.
-    """
-
-    def __init__(self, n_first: int = N_FIRST) -> None:
-        """n_first: runs that are slower than later ones."""
-        self._n_first = n_first
+    def __init__(self, *times: float) -> None:
         self._times: deque[float] = deque(maxlen=N_TIMES)
         self.value = 0.0
-        self.is_warm = False
-
-    @classmethod
-    def stored(cls, seconds: float) -> RunningMedian:
-        """Restores one from a file. Errors: ValueError for anything but a time."""
-        median = cls()
-        median.value = number("a time", seconds, 0.0, 1e6)
-        median._times.extend([median.value] * N_STORED)
-        median.is_warm = True
-        return median
+        for seconds in times:
+            self.add(seconds)
 
     @property
     def is_sure(self) -> bool:
@@ -123,30 +111,24 @@ class RunningMedian:
 
     def add(self, seconds: float) -> None:
         """Adds a time."""
-        if len(self._times) == self._n_first and not self.is_warm:
-            self.is_warm = True
-            self._times.clear()
         self._times.append(seconds)
-        times = sorted(self._times)
-        n = len(times)
-        self.value = times[0] if 3 * n < N_TIMES else (times[(n - 1) // 2] + times[n // 2]) / 2.0
+        times, n = sorted(self._times), len(self._times)
+        self.value = (times[(n - 1) // 2] + times[n // 2]) / 2.0 if self.is_sure else times[0]
 
 
 class Curve:
     """Seconds by rows: rising lines between known points; beyond, as they rose so far."""
 
-    def __init__(self, points: Iterable[tuple[int, float, bool]]) -> None:
-        """points: rows, seconds, and whether they are warm; others count only without warm ones."""
-        found = sorted(points)
-        found = [point for point in found if point[2]] or found
-        self._xs = [rows for rows, _, _ in found]
-        self._ys = list(accumulate((seconds for _, seconds, _ in found), max))
+    def __init__(self, points: Iterable[tuple[int, float]]) -> None:
+        """points: rows and seconds; at least one."""
+        xs, ys = zip(*sorted(points), strict=True)
+        self._xs, self._ys = xs, list(accumulate(ys, max))
 
     def at(self, n_rows: int) -> float:
-        """Returns seconds; 0 if nothing is known."""
+        """Returns the seconds of so many rows."""
         xs, ys = self._xs, self._ys
-        if len(xs) < 2:
-            return ys[0] if ys else 0.0
+        if len(xs) == 1:
+            return ys[0] * max(1.0 + ROW * (n_rows - xs[0]), 0.0)
         if n_rows >= xs[-1]:  # the last step alone may be where a kernel ends
             return ys[-1] + (ys[-1] - ys[0]) / (xs[-1] - xs[0]) * (n_rows - xs[-1])
         i = max(bisect(xs, n_rows), 1)
@@ -171,64 +153,60 @@ class CostModel:
         """Rounds filed by this process."""
         self.sample = RunningMedian()
         """Seconds of sampling one token."""
-        self._times: dict[str, dict[int, Buckets]] = {kind: {} for kind in (*PASSES, *DRAFTS)}
+        self._times: defaultdict[str, dict[int, Buckets]] = defaultdict(dict)  # by kind, rows
         self._factors: dict[tuple[int, bool], RunningMedian] = {}  # by sequences, trees
-        self._n_runs: Counter[tuple[int, bool, int]] = Counter()  # of shapes that have a factor
+        self._n_runs: Counter[tuple[object, ...]] = Counter()  # by shape
         self._curves: dict[tuple[str, int], Curve] = {}
 
-    @property
-    def knows_plain(self) -> bool:
-        """True if plain rounds of answers were measured more than once."""
-        return any(self._is_warm("plain", n) for n in self._times["plain"])
-
-    def knows_plain_of(self, n_sequences: int) -> bool:
-        """True if plain rounds were, of as many sequences or of less than twice as many."""
-        return any(self._is_warm("plain", n) for n in range(n_sequences, 2 * n_sequences))
+    def knows_plain(self, n_sequences: int = 1) -> bool:
+        """Returns True if plain passes of as many sequences, or less than twice as many, are known."""
+        return any(n in self._times["plain"] for n in range(n_sequences, 2 * n_sequences))
 
     def is_warm(self, done: Round) -> bool:
-        """True if such passes, and such drafts, were run more than once."""
-        if done.n_positions and not self._is_warm(DRAFTS[done.is_top1], done.n_draft_rows):
-            return False
-        if _has_factor(done):
-            return self._n_runs[_shape(done)] >= N_FIRST
-        return self._is_warm(PASSES[done.n_drafted > 0], done.n_rows)
+        """Returns True if such passes, and such drafts, were run more than N_FIRST times."""
+        shapes = _shapes(done)
+        return all(self._n_runs[shape] >= N_FIRST for shape in shapes if shape is not None)
 
     def observe(self, done: Round) -> None:
         """Files a round's times."""
         self.n_observed += 1
-        key = done.n_sequences, done.is_tree
-        if _has_factor(done):
-            if self._n_runs[_shape(done)] >= N_FIRST:
-                told_s = self._chains_s(_bucket(done.position), (done.n_rows,), done.n_sequences)
-                factor = self._factors.setdefault(key, RunningMedian(0))
-                factor.add(done.pass_s / max(float(told_s[0]), 1e-9))
-            self._n_runs[_shape(done)] += 1
-        else:
-            self._file(PASSES[done.n_drafted > 0], done.n_rows, _bucket(done.position), done.pass_s)
-        if done.n_positions:
-            self._file(DRAFTS[done.is_top1], done.n_draft_rows, 0, done.draft_s)
+        rows, draft = _shapes(done)
+        if draft is not None and self._counts(draft):
+            self._file(*draft, 0, done.draft_s)
+        if self._counts(rows):
+            bucket = _bucket(done.position)
+            if len(rows) == 2:
+                self._file(*rows, bucket, done.pass_s)
+            else:
+                chains_s = float(self._chains_s(bucket, (done.n_rows,), done.n_sequences)[0])
+                factor = self._factors.setdefault(rows[:2], RunningMedian())
+                factor.add(done.pass_s / max(chains_s, 1e-9))
         self.sample.add(done.sample_s / max(done.n_tokens, 1))
 
     def expected_s(self, done: Round) -> float:
-        """Seconds of a round whose pass does nothing else."""
-        draft_s = self.draft_s(done.n_draft_rows, done.is_top1) if done.n_positions else 0.0
+        """Returns the seconds of a round whose pass does nothing else."""
+        draft_s = 0.0
+        if done.n_positions:
+            draft_s = self.draft_s(done.proposer, done.n_draft_rows, done.is_top1)
         pass_s = self.pass_s(done.position, done.n_rows, done.is_tree, done.n_sequences)
         return draft_s + pass_s + done.n_tokens * self.sample.value
 
-    def draft_s(self, n_rows: int, is_top1: bool) -> float:
-        """Seconds of a draft; of a kind that was never run, of the other."""
-        kinds = [kind for kind in (DRAFTS[is_top1], DRAFTS[not is_top1]) if self._times[kind]]
-        return self._curve(kinds[0], 0).at(n_rows) if kinds else 0.0
+    def draft_s(self, proposer: str, n_rows: int, is_top1: bool) -> float:
+        """Returns the seconds of a draft; of a kind that was never run, those of the other."""
+        for kind in (_draft_kind(proposer, is_top1), _draft_kind(proposer, not is_top1)):
+            if self._times[kind]:
+                return self._curve(kind, 0).at(n_rows)
+        return ROW * self.plain_s(0)
 
     def plain_s(self, position: int, n_sequences: int = 1) -> float:
-        """Seconds of a plain round after `position` tokens."""
+        """Returns the seconds of a plain round after `position` tokens."""
         pass_s = self._curve("plain", _bucket(position)).at(n_sequences)
         return pass_s + n_sequences * self.sample.value
 
     def passes_s(
         self, position: int, counts: Iterable[int], is_tree: bool = False, n_sequences: int = 1
     ) -> NDArray[np.float64]:
-        """Seconds of passes with so many rows after `position` tokens."""
+        """Returns the seconds of passes with so many rows after `position` tokens, [len(counts)]."""
         chains_s = self._chains_s(_bucket(position), counts, n_sequences)
         known = [key for key, factor in self._factors.items() if factor.is_sure]
         if not known or not (is_tree or n_sequences > 1):
@@ -240,7 +218,7 @@ class CostModel:
     def pass_s(
         self, position: int, n_rows: int, is_tree: bool = False, n_sequences: int = 1
     ) -> float:
-        """Seconds of one such pass."""
+        """Returns the seconds of one such pass."""
         return float(self.passes_s(position, (n_rows,), is_tree, n_sequences)[0])
 
     def _chains_s(
@@ -251,11 +229,8 @@ class CostModel:
             more_s = self._curve("plain", bucket).at(n_sequences) - chains.at(n_sequences)
         return np.array([max(chains.at(n) + more_s, 0.0) for n in counts])
 
-    def _is_warm(self, kind: str, n_rows: int) -> bool:
-        return any(median.is_warm for median in self._times[kind].get(n_rows, {}).values())
-
     def _curve(self, kind: str, bucket: int) -> Curve:
-        """Seconds by rows in a bucket.
+        """Returns seconds by rows in a bucket; all are 0 if nothing is known.
 
         Rows that were not run in the bucket cost what they do in the nearest one, and what a plain
         pass costs more here than there.
@@ -268,55 +243,65 @@ class CostModel:
                 times = {**times, **{n: of for n, of in all_plain if n == 1 or n > most}}
             points = []
             for n_rows, buckets in times.items():
-                at, median = _nearest(buckets, bucket)
-                more_s = 0.0
-                if plain and at != bucket and kind in PASSES:
-                    more_s = _nearest(plain, bucket)[1].value - _nearest(plain, at)[1].value
-                points.append((n_rows, max(median.value + more_s, 0.0), median.is_warm))
-            curve = self._curves[kind, bucket] = Curve(points)
+                at, seconds = _nearest(buckets, bucket)
+                if plain and kind in PASSES:
+                    seconds += _nearest(plain, bucket)[1] - _nearest(plain, at)[1]
+                points.append((n_rows, max(seconds, 0.0)))
+            curve = self._curves[kind, bucket] = Curve(points or [(1, 0.0)])
         return curve
 
+    def _counts(self, shape: tuple[object, ...]) -> bool:
+        """Returns False for the first runs of a shape."""
+        self._n_runs[shape] += 1
+        return self._n_runs[shape] > N_FIRST
+
     def _file(self, kind: str, n_rows: int, bucket: int, seconds: float) -> None:
-        buckets = self._times[kind].setdefault(n_rows, {})
-        buckets.setdefault(bucket, RunningMedian()).add(seconds)
+        self._times[kind].setdefault(n_rows, {}).setdefault(bucket, RunningMedian()).add(seconds)
         self._curves.clear()
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns all warm medians, as plain values."""
-        found: dict[str, Any] = {
-            kind: [
-                [n_rows, bucket, median.value]
-                for n_rows, buckets in sorted(known.items())
-                for bucket, median in sorted(buckets.items())
-                if median.is_warm
-            ]
+        """Returns all medians, as plain values."""
+        times = [
+            [kind, n_rows, bucket, median.value]
             for kind, known in self._times.items()
-        }
-        found["factors"] = [
-            [*key, factor.value] for key, factor in sorted(self._factors.items()) if factor.is_warm
+            for n_rows, buckets in known.items()
+            for bucket, median in buckets.items()
         ]
-        return {**found, "sample": self.sample.value}
+        factors = [[*key, factor.value] for key, factor in self._factors.items()]
+        return {"times": times, "factors": factors, "sample": self.sample.value}
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> CostModel:
         """Restores `to_dict`. Errors: KeyError, ValueError or TypeError for anything else."""
         costs = cls()
-        for kind, known in costs._times.items():
-            for n_rows, bucket, seconds in stored[kind]:
-                median = RunningMedian.stored(seconds)
-                known.setdefault(_count(n_rows), {})[int(bucket)] = median
+        for kind, n_rows, bucket, seconds in stored["times"]:
+            costs._times[str(kind)].setdefault(_count(n_rows), {})[int(bucket)] = _stored(seconds)
+            costs._n_runs[kind, n_rows] = N_FIRST
         for n_sequences, is_tree, factor in stored["factors"]:
-            costs._factors[_count(n_sequences), bool(is_tree)] = RunningMedian.stored(factor)
-        costs.sample = RunningMedian.stored(stored["sample"])
+            costs._factors[_count(n_sequences), bool(is_tree)] = _stored(factor)
+        costs.sample = _stored(stored["sample"])
         return costs
 
 
-def _shape(done: Round) -> tuple[int, bool, int]:
-    return done.n_sequences, done.is_tree, done.n_rows
+def _shapes(done: Round) -> tuple[tuple[Any, ...], tuple[str, int] | None]:
+    """Returns what tells a round's pass, and its draft, from others: kind and rows.
+
+    Verifies of several sequences and of trees have a factor: sequences, is_tree and rows.
+    """
+    rows: tuple[Any, ...] = PASSES[done.n_drafted > 0], done.n_rows
+    if done.n_drafted and (done.is_tree or done.n_sequences > 1):
+        rows = done.n_sequences, done.is_tree, done.n_rows
+    if not done.n_positions:
+        return rows, None
+    return rows, (_draft_kind(done.proposer, done.is_top1), done.n_draft_rows)
 
 
-def _has_factor(done: Round) -> bool:
-    return done.n_drafted > 0 and (done.is_tree or done.n_sequences > 1)
+def _draft_kind(proposer: str, is_top1: bool) -> str:
+    return f"{proposer} top1" if is_top1 else proposer
+
+
+def _stored(seconds: Any) -> RunningMedian:
+    return RunningMedian(*[number("a time", seconds, 0.0, 1e6)] * N_STORED)
 
 
 def _count(value: Any) -> int:
@@ -327,6 +312,7 @@ def _bucket(position: int) -> int:
     return (position // CELLS).bit_length()
 
 
-def _nearest(buckets: Buckets, bucket: int) -> tuple[int, RunningMedian]:
-    """The median of the bucket, or of the nearest; warm ones first."""
-    return min(buckets.items(), key=lambda item: (not item[1].is_warm, abs(item[0] - bucket)))
+def _nearest(buckets: Buckets, bucket: int) -> tuple[int, float]:
+    """Returns the nearest bucket, and its seconds."""
+    at = min(buckets, key=lambda at: abs(at - bucket))
+    return at, buckets[at].value

@@ -14,23 +14,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from .. import _cache_dir
-from ..config import AUTO_TREE_BUDGET, RETIRED_DRAFT_TYPES, TREE_BUDGET, DecodeConfig
+from ..config import AUTO_TREE_BUDGET, TREE_BUDGET, DecodeConfig
 from ..native import MAX_VERIFY, Error, Sequence
 from ..sampling.noise import DraftScorer
 from ..text.gguf_metadata import files_of
-from .calibration import sampling_class_of
 from .controller import AutoController, Controller, ControllerState, FixedController
 from .cost_model import N_FIRST, CostModel, Round
-from .proposers.proposer import (
-    CHAIN,
-    MAIN_CHAIN,
-    TOP1,
-    TREE,
-    Proposer,
-    SpeculativeState,
-    select_proposers,
-)
-from .proposers.registry import create_proposers
+from .proposers.proposer import CHAIN, MAIN_CHAIN, TOP1, TREE, Proposer, SpeculativeState
+from .proposers.registry import create_proposers, select_proposers
 
 ROOM = 32
 """Rows that a verify is given room for from the start, where there is memory."""
@@ -39,7 +30,16 @@ MEASURE_S, N_PROMPT = 0.2, 8
 N_PLAIN = 3
 """Plain rounds that are measured once the target's weights have been read."""
 PLAIN = 0, True
-SHAPES = ((7, True), (3, True), (7, False), (1, True), (3, False), (15, True), (8, True), (16, True))
+SHAPES = (
+    (7, True),
+    (3, True),
+    (7, False),
+    (1, True),
+    (3, False),
+    (15, True),
+    (8, True),
+    (16, True),
+)
 """Nodes, and whether they are a top-1 chain. Kernels begin another part of their rows at 8 and 16.
 """
 N_ROUNDS_KEPT = 16
@@ -69,8 +69,7 @@ class CostFile:
         stored = _cache_dir.read(self._name, self._identity)
         if stored is not None:
             with contextlib.suppress(*_cache_dir.SENSELESS):
-                learned = {RETIRED_DRAFT_TYPES.get(k, k): x for k, x in stored["learned"].items()}
-                return CostModel.from_dict(stored["costs"]), learned
+                return CostModel.from_dict(stored["costs"]), dict(stored["learned"])
         return CostModel(), {}
 
     def store(self, costs: CostModel, learned: Mapping[str, Any]) -> None:
@@ -99,7 +98,7 @@ class SpeculativeRuntime:
         self._cost_file = cost_file
         self._max_verify_rows = max_verify_rows
         self._n_stored = costs.n_observed
-        self._auto, self._auto_key = AutoController(self.state, 1, 1), tuple[Any, ...]()
+        self._auto, self._auto_key = AutoController(self.state, 1, 1, 0), (1, 1, 0, list[str]())
 
     def controller(self, config: DecodeConfig) -> tuple[list[Proposer], Controller | None]:
         """Returns an answer's proposers and controller; no controller for plain decoding.
@@ -109,32 +108,29 @@ class SpeculativeRuntime:
         if config.draft == "none":
             return [], None
         proposers = select_proposers(self.proposers, config.draft_type)
-        paid = next((proposer for proposer in proposers if proposer.needs_forward), None)
-        if config.draft != "auto" and config.draft_type is None and paid is not None:
-            proposers = [paid]  # what is fixed is the drafter's, unless others are asked for
+        drafters = [proposer for proposer in proposers if proposer.needs_forward]
+        if config.draft != "auto" and config.draft_type is None:
+            proposers = drafters or proposers
         if not proposers:
             if config.draft == "auto":
                 return [], None
             raise ValueError(f"draft is {config.draft!r}, which needs a drafter")
-        longest = paid.max_draft if paid is not None else proposers[0].max_draft
+        longest = max(proposer.max_draft for proposer in drafters or proposers)
         for name, value in (("draft_max", config.draft_max), ("draft_min", config.draft_min)):
             if value is not None and value > longest:
                 raise ValueError(f"{name} is {value}, this drafter drafts at most {longest}")
-        longest = config.draft_max or longest
+        longest, least = config.draft_max or longest, config.draft_min
         if config.draft == "chain":
-            return proposers, FixedController(CHAIN, longest, longest, config.draft_min)
+            return proposers, FixedController(CHAIN, longest, longest, least)
         if config.draft == "tree":
             most = config.tree_budget or TREE_BUDGET
             shape = MAIN_CHAIN if config.tree_main_chain else TREE
-            return proposers, FixedController(shape, most, longest, config.draft_min)
+            return proposers, FixedController(shape, most, longest, least)
         most = config.tree_budget or AUTO_TREE_BUDGET
         self.make_room(min(most + 1, ROOM), is_needed=False)
-        longest = config.draft_max or most
-        names = tuple(proposer.name for proposer in proposers)
-        key = longest, most, config.draft_min, names, sampling_class_of(config)
+        key = config.draft_max or most, most, least, [proposer.name for proposer in proposers]
         if key != self._auto_key:
-            self._auto_key = key
-            self._auto = AutoController(self.state, longest, most, config.draft_min)
+            self._auto_key, self._auto = key, AutoController(self.state, *key[:3])
         return proposers, self._auto
 
     def measure(self) -> None:
@@ -142,49 +138,41 @@ class SpeculativeRuntime:
 
         The sequence is empty afterwards.
         """
-        sequence = self._sequence
+        sequence, costs = self._sequence, self.state.costs
         n_rows = min(ROOM, self._max_verify_rows, sequence.n_ctx - 2 * N_PROMPT)
-        if self.state.costs.knows_plain or n_rows < 2:
+        if costs.knows_plain() or n_rows < 2:
             return
         self.make_room(n_rows, is_needed=False)
         n_vocab = self._engine.model.n_vocab
-        prompt = [token % n_vocab for token in range(N_PROMPT)]
-        drafter = next((proposer for proposer in self.proposers if proposer.needs_forward), None)
-        request = SpeculativeState(sequence, prompt, DraftScorer(DecodeConfig()))
+        # Tokens of a text differ, and so do the experts they are routed to.
+        tokens = [97 * row % n_vocab for row in range(ROOM)]
+        drafters = [proposer for proposer in self.proposers if proposer.needs_forward]
+        request = SpeculativeState(sequence, tokens[:N_PROMPT], DraftScorer(DecodeConfig()))
 
         def run(done: Round) -> None:
-            started = drafted = time.perf_counter()
-            if done.n_positions and drafter is not None:
+            started = time.perf_counter()
+            if done.n_positions:
                 request.n_positions = request.n_nodes = done.n_positions
                 request.shape = TOP1 if done.is_top1 else TREE
-                drafter.propose([request])
+                drafters[0].propose([request])
                 request.notes.clear()
-                drafted = time.perf_counter()
-            if done.n_drafted:
-                # A text's tokens differ, and so do the experts they touch.
-                step = 1 + n_vocab // 97
-                tokens = [(prompt[-1] + step * row) % n_vocab for row in range(done.n_rows)]
-                if done.is_tree:
-                    parents = [(node + 1) // 2 - 1 for node in range(done.n_rows)]
-                    sequence.verify_tree(tokens, parents).argmax()
-                else:
-                    sequence.verify(tokens).argmax()
-                sequence.commit(0)
+            drafted = time.perf_counter()
+            if done.is_tree:
+                parents = [(node + 1) // 2 - 1 for node in range(done.n_rows)]
+                sequence.verify_tree(tokens[: done.n_rows], parents).argmax()
+            elif done.n_drafted:
+                sequence.verify(tokens[: done.n_rows]).argmax()
             else:
-                sequence.decode(prompt[-1]).argmax()
+                sequence.decode(tokens[0]).argmax()
+            if done.n_drafted:
+                sequence.commit(0)
             done.draft_s, done.pass_s = drafted - started, time.perf_counter() - drafted
 
         try:
-            for proposer in self.proposers:  # whose first calls take longer as well
-                proposer.start(request)
-                if not proposer.needs_forward:
-                    proposer.propose([request])
-                proposer.forget(sequence)
-            sequence.prefill(prompt).argmax()
-            longest = drafter.max_draft if drafter is not None else 0
+            sequence.prefill(tokens[:N_PROMPT]).argmax()
             n_rows = min(n_rows, self._engine.max_verify)
-            measure(self.state.costs, n_rows, longest, run, MEASURE_S)
-        except Error:  # who answers will be told
+            measure(costs, n_rows, drafters[0] if drafters else None, run, MEASURE_S)
+        except Error:  # whoever answers will be told
             self.state.costs = CostModel()
         finally:
             sequence.reset()
@@ -217,21 +205,25 @@ class SpeculativeRuntime:
 
 
 def measure(
-    costs: CostModel, n_rows: int, longest: int, run: Callable[[Round], None], max_s: float
+    costs: CostModel,
+    n_rows: int,
+    drafter: Proposer | None,
+    run: Callable[[Round], None],
+    max_s: float,
 ) -> None:
     """Runs some rounds that accept nothing, so that the first answers do not begin with guesses.
 
-    Those of passes of up to n_rows and drafts of up to `longest` positions that are likely to end
-    before max_s have gone by. run: fills in what a round took.
+    Those of passes of up to n_rows and drafts of `drafter` that are likely to end before max_s have
+    gone by. run: fills in what a round took.
     """
+    name, longest = (drafter.name, drafter.max_draft) if drafter else ("", 0)
     shapes = [shape for shape in SHAPES if shape[0] < n_rows and (shape[1] or shape[0] <= longest)]
     warm_up = [shape for shape in (PLAIN, *shapes) for _ in range(N_FIRST + 1)]
     spent_s = 0.0
     for n, is_top1 in (*warm_up, *[PLAIN] * N_PLAIN, *shapes):
-        # A pass of many rows may take as long as several plain ones.
-        if spent_s + costs.plain_s(0) * (1.0 + n / 4.0) > max_s:
+        if spent_s + costs.pass_s(0, n + 1) > max_s:
             continue
-        done = Round(0, n_positions=min(n, longest), is_top1=is_top1, n_drafted=n)
+        done = Round(0, proposer=name, n_positions=min(n, longest), is_top1=is_top1, n_drafted=n)
         done.is_tree, done.n_tokens, done.n_draft_rows = not is_top1, 1, n + 1
         run(done)
         costs.observe(done)

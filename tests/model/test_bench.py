@@ -64,7 +64,7 @@ def test_the_command_replays(
     assert lines[-1]["auto_by_best"]["least"] == pytest.approx(
         min(line["auto_by_best"] for line in lines[:2]), abs=1e-4
     )
-    assert CostModel.from_dict(lines[-1]["costs"]).knows_plain
+    assert CostModel.from_dict(lines[-1]["costs"]).knows_plain()
     assert "auto by the best of each prompt: mean" in err
 
 

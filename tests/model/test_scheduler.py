@@ -484,7 +484,7 @@ def test_auto_learns_beside_answers_of_other_settings(
         is_alone = [not done.is_timing_shared for done in theirs]
         assert all(is_alone) if settings == {"draft": "none"} else not all(is_alone)
         assert settings == {"draft": "chain"} or any(is_alone)
-        assert many._speculative.known.costs.knows_plain_of(2) == any(is_alone)
+        assert many._speculative.known.costs.knows_plain(2) == any(is_alone)
         other.close()
 
 

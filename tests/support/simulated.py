@@ -27,7 +27,8 @@ BLOCK = 15
 class Machine:
     """Milliseconds of a pass by rows, what a tree's pass costs times that, and of a draft.
 
-    ranking: what a draft with ranked candidates takes more.
+    ranking: what a draft with ranked candidates takes more. slower: what drafts of a proposer take
+    times `draft`.
     """
 
     rows: Callable[[int], float]
@@ -37,6 +38,7 @@ class Machine:
     noise: float = 0.03
     warm_up: float = 0.5
     n_first: int = 1
+    slower: dict[str, float] = field(default_factory=dict)
     seen: Counter[tuple[str, int]] = field(default_factory=Counter)
 
     @property
@@ -48,12 +50,13 @@ class Machine:
         """Fills in what a round took; the first ones of a shape take longer."""
         blur = 1.0 + self.noise * rng.standard_exponential(2)
         factor = self.tree if done.is_tree else 1.0
-        rows_ms = factor * self.rows(done.n_drafted + 1) + self._first(
+        rows_ms = factor * self.rows(done.n_rows) + self._first(
             f"tree {done.is_tree}", done.n_drafted
         )
         done.pass_s = rows_ms * blur[0]
         if done.n_positions:
             draft_ms = self.draft(done.n_positions) + (0.0 if done.is_top1 else self.ranking)
+            draft_ms *= self.slower.get(done.proposer, 1.0)
             done.draft_s = (draft_ms + self._first("draft", done.n_positions)) * blur[1]
 
     def _first(self, kind: str, n: int) -> float:
@@ -102,53 +105,110 @@ class Text:
 class Drafter(MadeUpProposer):
     """Proposes by a text that stays the same for a round, in the order of what it claims."""
 
-    name = "simulated"
     max_draft = BLOCK
 
-    def __init__(self, text: Callable[[int], Text]):
-        self.text = text
+    def __init__(self, text: Callable[[int], Text], name: str = "simulated"):
+        self.text, self.name = text, name
         self.rng = np.random.default_rng(0)
-        self._ranked, self._spine = Calibration(), Top1Acceptance()
-        self._open: tuple[Features | None, list[int]] | None = None
-        self._truth: np.ndarray | None = None
+        self._ranked, self._top1 = Calibration(), Top1Acceptance()
 
     def propose(self, requests: Sequence[SpeculativeState]) -> list[Tree | None]:
         return [self._tree(request) for request in requests]
 
     def _tree(self, request: SpeculativeState) -> Tree:
         n, root = request.n_positions, request.history[-1]
-        self._truth, claims = self.text(len(request.history) - 1).draft(self.rng)
+        truth, claims = self.text(len(request.history) - 1).draft(self.rng)
         order = np.argsort(-claims, kind="stable")
         if request.shape == TOP1:
             best = [int(order[0])] * n
-            self._open = None, best
-            return Tree.chain([root, *best], [0.0, *self._spine.log_paths(n)])
+            request.notes[self.name] = truth, None, best
+            return Tree.chain([root, *best], [0.0, *self._top1.log_paths(n)])
         features = Features(np.tile(claims[order], (n, 1)))
-        self._open = features, order.tolist()
+        request.notes[self.name] = truth, features, order.tolist()
         tokens = np.tile(order, (n, 1)).astype(np.int64)
         candidates = PositionCandidates(tokens, self._ranked.log_probs(features))
         if request.shape == CHAIN:
             return chain(root, candidates, request.n_nodes)
         return best_first_tree(root, candidates, request.n_nodes)
 
-    def chosen(self) -> Iterator[int]:
+    def chosen(self, request: SpeculativeState) -> Iterator[int]:
         """The target's tokens of the positions to come, K for one that was no candidate."""
-        assert self._truth is not None
-        probs = np.append(self._truth, 1.0 - self._truth.sum())
+        truth = request.notes[self.name][0]
+        probs = np.append(truth, 1.0 - truth.sum())
         while True:
             yield int(self.rng.choice(K + 1, p=probs))
 
     def observe(self, request: SpeculativeState, tokens: Sequence[int]) -> None:
-        if self._open is None:
+        if self.name not in request.notes:
             return
-        (features, order), self._open = self._open, None
-        self._spine.observe(order[:1] * request.n_positions, tokens)
+        _, features, order = request.notes.pop(self.name)
+        self._top1.observe(order[:1] * request.n_positions, tokens)
         if features is not None:
             places = [order.index(token) if token < K else K for token in tokens]
             self._ranked.observe(features, places[: len(features.values)])
 
     def expected_path_probs(self, sampler: DraftScorer) -> Sequence[float]:  # noqa: ARG002
-        return self._spine.paths(self.max_draft)
+        return self._top1.paths(self.max_draft)
+
+
+class Play:
+    """Requests that decode together; its time is what their rounds took."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        drafters: Sequence[Drafter],
+        controller: Controller,
+        *,
+        n_requests: int = 1,
+        seed: int = 0,
+    ) -> None:
+        self.machine, self._drafters = machine, drafters
+        self._speculator = Speculator(drafters, controller)
+        self._rng = np.random.default_rng(seed)
+        for drafter in drafters:
+            drafter.rng = self._rng
+        self.requests: list[SpeculativeState] = []
+        self.ms, self.n_tokens = 0.0, 0
+        self.rounds: list[Round] = []
+        self.join(n_requests)
+
+    def join(self, n_requests: int) -> None:
+        """More requests begin to decode."""
+        for _ in range(n_requests):
+            self.requests.append(SpeculativeState(None, [0], DraftScorer(DecodeConfig())))
+            self._speculator.start_decoding(self.requests[-1])
+
+    def round(self, n_left: int = 10_000) -> Round:
+        """Runs a round, in which no answer may take more than n_left tokens."""
+        done = Round(100 + sum(len(x.history) - 1 for x in self.requests), len(self.requests))
+        for request in self.requests:
+            request.n_left, request.n_room = n_left, 256
+        self._speculator.n_skip = 0  # asking takes no time here
+        self._speculator.propose(done, self.requests)
+        drafter = next((x for x in self._drafters if x.name == done.proposer), None)
+        tokens = [[K] for _ in self.requests]
+        if drafter is not None:
+            for request, chosen in zip(self.requests, tokens, strict=True):
+                chosen.clear()
+                drawn = (chosen.append(x) or x for x in drafter.chosen(request))
+                done.n_accepted += len((request.tree or Tree.of([0])).accepted(drawn)) - 1
+        done.n_tokens = sum(map(len, tokens))
+        self.machine.run(done, self._rng)
+        self._speculator.observe(done, self.requests, tokens)
+        for request, chosen in zip(self.requests, tokens, strict=True):
+            request.history = [*request.history, *chosen]
+        self.ms += done.seconds
+        self.n_tokens += done.n_tokens
+        self.rounds.append(done)
+        return done
+
+    def speed(self, ms: float) -> float:
+        """Tokens a millisecond of the next rounds, until so much time has gone by."""
+        n_tokens, start = self.n_tokens, self.ms
+        while self.ms < start + ms:
+            self.round()
+        return (self.n_tokens - n_tokens) / (self.ms - start)
 
 
 def answer(
@@ -160,24 +220,7 @@ def answer(
     seed: int = 0,
 ) -> tuple[float, list[Round]]:
     """Milliseconds of an answer, and its rounds."""
-    rng = drafter.rng = np.random.default_rng(seed)
-    speculator = Speculator([drafter], controller)
-    ms, seen, rounds = 0.0, [0], []
-    request = SpeculativeState(None, seen, DraftScorer(DecodeConfig()))
-    while (n_done := len(seen) - 1) < n_tokens:
-        done = Round(100 + n_done)
-        request.n_left, request.n_room = n_tokens - n_done, 256
-        speculator.n_skip = 0  # asking takes no time here
-        speculator.propose(done, (request,))
-        tokens = [K]
-        if done.n_positions:
-            tokens = []
-            drawn = (tokens.append(x) or x for x in drafter.chosen())
-            done.n_accepted = len((request.tree or Tree.of([0])).accepted(drawn)) - 1
-        done.n_tokens = done.n_accepted + 1
-        machine.run(done, rng)
-        speculator.observe(done, (request,), (tokens,))
-        ms += done.seconds
-        seen += tokens
-        rounds.append(done)
-    return ms / (len(seen) - 1) * n_tokens, rounds
+    play = Play(machine, [drafter], controller, seed=seed)
+    while play.n_tokens < n_tokens:
+        play.round(n_tokens - play.n_tokens)
+    return play.ms / play.n_tokens * n_tokens, play.rounds

@@ -98,7 +98,7 @@ def known_costs(rows: Callable[[int], float], draft: Callable[[int], float]) -> 
         for n in (1, 2, 3, 5, 7, 11, 15):
             for is_tree in (False, True):
                 done = Round(0, n_positions=n, n_draft_rows=n + 1, n_drafted=n, is_tree=is_tree)
-                done.is_top1 = not is_tree
+                done.proposer, done.is_top1 = DFlash.name, not is_tree
                 done.n_tokens, done.draft_s, done.pass_s = 1, draft(n), rows(n + 1)
                 costs.observe(done)
     return costs

@@ -48,9 +48,9 @@ class Pair:
         self.machine, self.state = machine, state or ControllerState()
         self.drafter = Drafter(lambda _: Text(0.0))
         self._auto = AutoController(self.state, BLOCK, 63)
-        if not self.state.costs.knows_plain:
+        if not self.state.costs.knows_plain():
             rng = np.random.default_rng(0)
-            measure(self.state.costs, 16, BLOCK, lambda done: machine.run(done, rng), np.inf)
+            measure(self.state.costs, 16, self.drafter, lambda x: machine.run(x, rng), np.inf)
 
     def answer(
         self,
@@ -296,7 +296,13 @@ def test_a_drafter_is_tried_where_many_are_served_from_the_start() -> None:
     for n in (1, 2, 4, 8, 16, 32):
         for _ in range(4):
             costs.observe(Round(0, n_drafted=n - 1, n_tokens=1, pass_s=1.0 + 0.01 * n))
-            costs.observe(Round(0, n_positions=3, n_tokens=1, draft_s=0.05 * n, pass_s=1.0))
+            draft = {
+                "proposer": pair.drafter.name,
+                "n_positions": 3,
+                "n_draft_rows": 4 * n,
+                "draft_s": 0.05 * n,
+            }
+            costs.observe(Round(0, n_tokens=1, pass_s=1.0, **draft))
     controller = AutoController(ControllerState(costs), BLOCK, 63)
     sixteen = [request for _ in range(16) for request in ask()]
     first_way(controller, sixteen, pair.drafter, 1.2, 400)

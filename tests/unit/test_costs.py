@@ -12,23 +12,17 @@ import pytest
 
 from dflash_gguf import _cache_dir
 from dflash_gguf.speculative.calibration import Calibrations
-from dflash_gguf.speculative.controller import ControllerState
-from dflash_gguf.speculative.cost_model import N_TIMES, CostModel, Round, RunningMedian
+from dflash_gguf.speculative.cost_model import N_TIMES, ROW, CostModel, Round, RunningMedian
 from dflash_gguf.speculative.proposers.suffix import SuffixProposer
 from dflash_gguf.speculative.runtime import CostFile
 
 
-def test_the_first_times_of_a_shape_do_not_count() -> None:
-    median = RunningMedian()
-    for ms in (9.0, 8.0):
-        median.add(ms)
-    assert (median.value, median.is_warm) == (8.0, False)  # of few the least
-    for ms in (2.0, 1.0):
-        median.add(ms)
-    assert (median.value, median.is_warm) == (1.0, True)
+def test_a_median_follows_the_last_times() -> None:
+    median = RunningMedian(2.0, 1.0)
+    assert (median.value, median.is_sure) == (1.0, False)  # of few the least
     for ms in (4.0, 3.0):
         median.add(ms)
-    assert median.value == 2.5
+    assert (median.value, median.is_sure) == (2.5, True)
     for _ in range(N_TIMES):
         median.add(5.0)
     assert median.value == 5.0
@@ -45,6 +39,7 @@ def drafted(position: int, n: int, **more: Any) -> Round:
     """A round with so many brief candidates."""
     is_top1 = n > 0
     given = {
+        "proposer": "a",
         "n_positions": n,
         "n_draft_rows": n + 1,
         "is_top1": is_top1,
@@ -59,18 +54,22 @@ def test_costs_between_and_beyond_what_was_measured() -> None:
     costs = CostModel()
     for _ in range(2):
         costs.observe(Round(0, n_tokens=1, pass_s=99.0))
-    assert not costs.knows_plain
+    assert not costs.knows_plain()
     warm(costs, 0, 0, 0.0, 10.0)
-    assert costs.knows_plain
+    assert costs.knows_plain()
     assert costs.plain_s(0) == 10.5
-    assert costs.pass_s(0, 4) == 10.0
+    assert costs.pass_s(0, 4) == 10.0 * (1 + 3 * ROW)
+    assert costs.draft_s("a", 4, True) == ROW * costs.plain_s(0)
     warm(costs, 0, 1, 4.0, 12.0)
     assert costs.expected_s(drafted(0, 1, n_tokens=2)) == 17.0
-    assert (costs.draft_s(4, True), costs.pass_s(0, 4)) == (4.0, 16.0)
+    assert (costs.draft_s("a", 4, True), costs.pass_s(0, 4)) == (6.0, 16.0)
     warm(costs, 0, 7, 10.0, 18.0)
-    assert (costs.draft_s(5, True), costs.pass_s(0, 5)) == (7.0, 15.0)
-    assert (costs.draft_s(16, True), costs.pass_s(0, 16)) == (18.0, pytest.approx(18 + 8 / 7 * 8))
-    assert costs.draft_s(5, False) == 7.0
+    assert (costs.draft_s("a", 5, True), costs.pass_s(0, 5)) == (7.0, 15.0)
+    assert (costs.draft_s("a", 16, True), costs.pass_s(0, 16)) == (
+        18.0,
+        pytest.approx(18 + 8 / 7 * 8),
+    )
+    assert costs.draft_s("a", 5, False) == 7.0
     warm(costs, 0, 3, 8.0, 9.0)  # by chance
     assert (costs.pass_s(0, 4), costs.pass_s(0, 3)) == (12.0, 12.0)  # more rows never take less
 
@@ -106,28 +105,28 @@ def test_drafts_cost_by_the_rows_of_all_sequences() -> None:
     costs = CostModel()
     for n, seconds in ((3, 4.0), (15, 8.0)):
         warm(costs, 0, n, seconds, 10.0)
-    assert costs.draft_s(4, True) == 4.0
-    assert costs.draft_s(16, True) == 8.0
+    assert costs.draft_s("a", 4, True) == 4.0
+    assert costs.draft_s("a", 16, True) == 8.0
     done = drafted(0, 3, n_sequences=4, n_draft_rows=14)
     assert not costs.is_warm(done)
     for _ in range(3):
         costs.observe(drafted(0, 3, n_sequences=4, n_draft_rows=14, n_drafted=12, draft_s=12.0))
-    assert costs.draft_s(14, True) == 12.0
-    assert costs.draft_s(4, True) == 4.0
+    assert costs.draft_s("a", 14, True) == 12.0
+    assert costs.draft_s("a", 4, True) == 4.0
 
 
 def test_plain_rounds_of_several_sequences_are_known_by_their_number() -> None:
     costs = CostModel()
     warm(costs, 0, 0, 0.0, 10.0)
     warm(costs, 0, 7, 4.0, 30.0)
-    assert not costs.knows_plain_of(8)
+    assert not costs.knows_plain(8)
     for _ in range(3):
         costs.observe(Round(0, n_sequences=8, n_tokens=8, pass_s=20.0, sample_s=4.0))
-    assert [n for n in range(1, 12) if costs.knows_plain_of(n)] == [1, 5, 6, 7, 8]
+    assert [n for n in range(1, 12) if costs.knows_plain(n)] == [1, 5, 6, 7, 8]
     assert costs.plain_s(0, 8) == 20.0 + 8 * 0.5
     again = CostModel.from_dict(json.loads(json.dumps(costs.to_dict())))
     assert again.plain_s(0, 8) == costs.plain_s(0, 8)
-    assert again.knows_plain_of(8)
+    assert again.knows_plain(8)
 
 
 def several(n: int, n_drafted: int) -> Round:
@@ -190,14 +189,19 @@ def test_plain_rounds_tell_of_more_rows_until_some_were_verified() -> None:
     assert costs.pass_s(0, 12, n_sequences=8) == several(8, 4).pass_s
 
 
-def test_warm_is_what_ran_three_times() -> None:
+def test_the_first_runs_of_a_shape_do_not_count() -> None:
     costs = CostModel()
-    for is_warm in (False, False, False, True):
-        assert costs.is_warm(drafted(0, 7)) is is_warm
-        costs.observe(drafted(0, 7))
+    warm(costs, 0, 0, 0.0, 10.0)
+    for pass_s in (99.0, 50.0):
+        assert not costs.is_warm(drafted(0, 7))
+        costs.observe(drafted(0, 7, draft_s=9.0, pass_s=pass_s))
+    assert costs.is_warm(drafted(0, 7))
+    costs.observe(drafted(0, 7, draft_s=3.0, pass_s=20.0))
+    assert (costs.draft_s("a", 8, True), costs.pass_s(0, 8)) == (3.0, 20.0)
     assert not costs.is_warm(drafted(0, 7, is_tree=True))
     assert not costs.is_warm(drafted(0, 7, n_draft_rows=6))
     assert not costs.is_warm(drafted(0, 7, is_top1=False))
+    assert not costs.is_warm(drafted(0, 7, proposer="b"))
 
 
 def measured() -> CostModel:
@@ -214,7 +218,7 @@ def test_a_table_survives_as_json() -> None:
     costs = measured()
     again = CostModel.from_dict(json.loads(json.dumps(costs.to_dict())))
     assert again.to_dict() == costs.to_dict()
-    assert 4 not in {rows for rows, *_ in costs.to_dict()["chains"]}  # it ran only once
+    assert 4 not in {rows for _, rows, *_ in costs.to_dict()["times"]}  # it ran only once
     for rows, is_tree in ((1, False), (8, False), (16, True)):
         assert again.pass_s(0, rows, is_tree) == costs.pass_s(0, rows, is_tree)
     assert again.is_warm(drafted(0, 7))
@@ -235,16 +239,15 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_costs_are_found_again_for_the_same_files_and_settings(files: list[str]) -> None:
     CostFile(files, "CPU", 2).store(measured(), {})
     assert CostFile(files, "CPU", 2).load()[0].to_dict() == measured().to_dict()
-    assert not CostFile(files, "CPU", 4).load()[0].knows_plain
-    assert not CostFile(files[::-1], "CPU", 2).load()[0].knows_plain
+    assert not CostFile(files, "CPU", 4).load()[0].knows_plain()
+    assert not CostFile(files[::-1], "CPU", 2).load()[0].knows_plain()
     Path(files[1]).write_bytes(b"Drafter.gguf")
-    assert not CostFile(files, "CPU", 2).load()[0].knows_plain
+    assert not CostFile(files, "CPU", 2).load()[0].knows_plain()
 
 
 def test_what_proposers_learned_is_kept_beside(files: list[str]) -> None:
-    for name in ("suffix", "copy"):  # files of before have the latter
-        CostFile(files).store(measured(), {name: {"tried": [1.0, 2.0]}})
-        assert CostFile(files).load()[1] == {"suffix": {"tried": [1.0, 2.0]}}
+    CostFile(files).store(measured(), {"suffix": {"tried": [1.0, 2.0]}})
+    assert CostFile(files).load()[1] == {"suffix": {"tried": [1.0, 2.0]}}
 
 
 EMPTY: dict[str, Any] = CostModel().to_dict()
@@ -256,19 +259,19 @@ DAMAGED: list[Any] = [
     '{"identity": 1}',
     "\0" * 9,
     "[" * 100_000,
-    {"brief": []},
-    {**EMPTY, "brief": [[1, 0]]},
-    {**EMPTY, "ranked": [["a", 0, 1]]},
-    {**EMPTY, "brief": [[0, 0, 1]]},
-    {**EMPTY, "chains": [[1, 0, -1]]},
-    {**EMPTY, "chains": [[1, 0, "x"]]},
-    {**EMPTY, "chains": [[1, 0, 1e999]]},
-    {**EMPTY, "chains": [[1, 1e999, 1]]},
-    {**EMPTY, "chains": 3},
+    {"times": []},
+    {**EMPTY, "times": [["plain", 1, 0]]},
+    {**EMPTY, "times": [["plain", "a", 0, 1]]},
+    {**EMPTY, "times": [["plain", 0, 0, 1]]},
+    {**EMPTY, "times": [["chains", 1, 0, -1]]},
+    {**EMPTY, "times": [["chains", 1, 0, "x"]]},
+    {**EMPTY, "times": [["chains", 1, 0, 1e999]]},
+    {**EMPTY, "times": [["chains", 1, 1e999, 1]]},
+    {**EMPTY, "times": [[[1], 1, 0, 1]]},
+    {**EMPTY, "times": 3},
     {**EMPTY, "sample": None},
     {**EMPTY, "factors": [[2, True, -1]]},
-    {**EMPTY, "chains": [[1, 0, 1, -1]]},
-    {**EMPTY, "chains": [[1, 0, 1, 1, 1]]},
+    {**EMPTY, "times": [["chains", 1, 0, 1, -1]]},
     [1],
     3,
 ]
@@ -284,9 +287,9 @@ def test_a_damaged_table_is_replaced(files: list[str], content: Any) -> None:
     else:
         value = {"costs": content, "learned": {}}
         path.write_text(json.dumps({**json.loads(path.read_text()), "value": value}))
-    assert not kept.load()[0].knows_plain
+    assert not kept.load()[0].knows_plain()
     kept.store(measured(), {})
-    assert kept.load()[0].knows_plain
+    assert kept.load()[0].knows_plain()
     assert list(path.parent.iterdir()) == [path]
 
 
@@ -294,7 +297,7 @@ def test_without_a_place_to_keep_it_nothing_is_kept(files: list[str], tmp_path: 
     (tmp_path / "cache").write_text("a file where a folder should be")
     kept = CostFile(files, "CPU")
     kept.store(measured(), {})
-    assert not kept.load()[0].knows_plain
+    assert not kept.load()[0].knows_plain()
 
 
 def test_without_a_home_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

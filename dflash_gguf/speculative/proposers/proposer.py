@@ -7,7 +7,7 @@ text so far. The loop verifies its candidates whatever they are: it can only cos
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -161,19 +161,3 @@ def draft_for_all(requests: Sequence[SpeculativeState], widths: Sequence[int]) -
         else Draft(draft.tokens[:, :width], draft.logits[:, :width], draft.log_sum_exp)
         for draft, width in zip(drafts, widths, strict=True)
     ]
-
-
-def select_proposers(proposers: Sequence[Proposer], names: Iterable[str] | None) -> list[Proposer]:
-    """Those of these names, all without any.
-
-    Errors: ValueError for a name that none of them has.
-    """
-    if names is None:
-        return list(proposers)
-    known = {proposer.name: proposer for proposer in proposers}
-    names = list(names)
-    for name in names:
-        if name not in known:
-            available = ", ".join(known) or "none"
-            raise ValueError(f"draft_type {name!r} is not there; this decoder has: {available}")
-    return [known[name] for name in known if name in names]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from .dflash import DFlash
 from .proposer import DraftSource, Proposer
@@ -23,3 +23,19 @@ def create_proposers(sequence: DraftSource) -> list[Proposer]:
     """All that serve the sequence and others of its engine."""
     made = (make(sequence) for make in PROPOSERS.values())
     return [proposer for proposer in made if proposer is not None]
+
+
+def select_proposers(proposers: Sequence[Proposer], names: Iterable[str] | None) -> list[Proposer]:
+    """Those of these names, all without any.
+
+    Errors: ValueError for a name that none of them has.
+    """
+    if names is None:
+        return list(proposers)
+    known = {proposer.name: proposer for proposer in proposers}
+    names = list(names)
+    for name in names:
+        if name not in known:
+            available = ", ".join(known) or "none"
+            raise ValueError(f"draft_type {name!r} is not there; this decoder has: {available}")
+    return [known[name] for name in known if name in names]
