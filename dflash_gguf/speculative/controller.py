@@ -28,7 +28,7 @@ SHARE = 0.01
 """Share of the running time that a proposer may lose to plain decoding, and deciding may take."""
 CREDIT = 0.64
 """Plain rounds that a proposer may lose before any were run."""
-SAVED, OWED = 64.0, 2.0
+SAVED, OWED = 24.0, 2.0
 """Plain rounds that a proposer can save up, and owe."""
 MEMORY = 16
 """Rounds, or drafts, after which one weighs 1/e in what is expected of others."""
@@ -79,8 +79,8 @@ class Controller:
     def observe(self, done: Round) -> None:
         """Learns from a round, if it learns."""
 
-    def max_skip(self, done: Round, ask_s: float) -> int:  # noqa: ARG002
-        """Returns the most plain rounds without asking anybody, if asking takes ask_s."""
+    def max_skip(self, done: Round) -> int:  # noqa: ARG002
+        """Returns the most plain rounds without asking anybody, after asking in vain."""
         return 0
 
 
@@ -409,10 +409,10 @@ class AutoController(Controller):
         for name in (done.proposer,) if done.proposer else done.free:
             all_stats[name].book(done.n_tokens / done.n_sequences - rounds)
 
-    def max_skip(self, done: Round, ask_s: float) -> int:
+    def max_skip(self, done: Round) -> int:
         """Returns the plain rounds that make asking SHARE of their time."""
         plain_s = self._state.costs.plain_s(done.position, done.n_sequences)
-        return int(ask_s / max(SHARE * plain_s, 1e-9))
+        return int((done.choose_s + done.draft_s) / max(SHARE * plain_s, 1e-9))
 
 
 def _preference(option: tuple[float, float, DraftPlan]) -> float:

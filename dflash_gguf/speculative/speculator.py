@@ -10,7 +10,6 @@ The scheduler runs such rounds of many answers; simulations run those of none.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
@@ -48,7 +47,6 @@ class Speculator:
         self._drafters = [proposer for proposer in proposers if proposer.needs_forward]
         self._skip, self.n_skip = 1, 0
         """Plain rounds to skip after the next miss, and those still to be skipped now."""
-        self._ask_s = 0.0
 
     def start(self, request: SpeculativeState) -> None:
         """Begins an answer, whose prompt is in `history`."""
@@ -66,7 +64,6 @@ class Speculator:
 
     def propose(self, done: Round, requests: Sequence[SpeculativeState]) -> None:
         """Gives each request its tree, None for a plain row. Fills in what was drafted."""
-        started = time.perf_counter()
         controller, clock = self._controller, self._clock
         asked = []
         for request in requests:
@@ -102,7 +99,6 @@ class Speculator:
                 if tree.n_drafted:
                     request.tree = tree
                     done.add_tree(tree)
-        self._ask_s = time.perf_counter() - started
 
     def observe(
         self,
@@ -119,9 +115,8 @@ class Speculator:
                 if proposer.name not in request.failed:
                     proposer.observe(request, chosen)
         self._controller.observe(done)
-        if done.is_plain:
-            most = self._controller.max_skip(done, self._ask_s)
-            self.n_skip = min(self._skip - 1, most)
+        if not done.n_drafted:
+            self.n_skip = min(self._skip - 1, self._controller.max_skip(done))
             self._skip = min(2 * self._skip, MAX_SKIP)
         else:
             self._skip = 1

@@ -184,8 +184,10 @@ class Play:
         done = Round(100 + sum(len(x.history) - 1 for x in self.requests), len(self.requests))
         for request in self.requests:
             request.n_left, request.n_room = n_left, 256
-        self._speculator.n_skip = 0  # asking takes no time here
-        self._speculator.propose(done, self.requests)
+        for request in self.requests:
+            request.tree = None
+        if self._speculator.asks:
+            self._speculator.propose(done, self.requests)
         drafter = next((x for x in self._drafters if x.name == done.proposer), None)
         tokens = [[K] for _ in self.requests]
         if drafter is not None:

@@ -687,7 +687,7 @@ def test_rounds_without_asking_double_until_a_request_joins() -> None:
     class Cheap(AutoController):
         """Finds asking as dear as sixteen rounds."""
 
-        def max_skip(self, done: Round, ask_s: float) -> int:  # noqa: ARG002
+        def max_skip(self, done: Round) -> int:  # noqa: ARG002
             return 16
 
     proposer = _Asked()
