@@ -32,6 +32,8 @@ SAVED, OWED = 24.0, 2.0
 """Plain rounds that a proposer can save up, and owe."""
 MEMORY = 16
 """Rounds, or drafts, after which one weighs 1/e in what is expected of others."""
+RARE = 0.001
+"""Probability of misses in a row, by what a proposer promises, below which it is not believed."""
 MAX_TTL_ROUNDS = 256
 """Rounds after which a decision is made anew at the latest."""
 LENGTHS = (3, 7, 15)
@@ -126,7 +128,7 @@ class ProposerStats:
 
     def __init__(self) -> None:
         self.balance = CREDIT
-        self.n_misses = 0
+        self.n_misses = self.n_waited = self.wait = 0
         self.path: Floats = np.zeros(1)
         self.tree_gains: Floats = np.zeros(len(SIZES))
         self._n_trees = 0
@@ -134,6 +136,18 @@ class ProposerStats:
     def book(self, rounds: float) -> None:
         """Adds plain rounds that were gained, earned as time went by, or (below 0) lost."""
         self.balance = min(max(self.balance + rounds, -OWED), SAVED)
+
+    @property
+    def is_believed(self) -> bool:
+        """False if its last misses in a row are too rare for what it promises."""
+        return (1.0 - float(self.path[1])) ** self.n_misses >= RARE
+
+    def can_probe(self, loss: float) -> bool:
+        """Returns True if a draft may be run that is expected to lose so many plain rounds.
+
+        Each of the last drafts of which nothing was accepted doubles the rounds to wait for it.
+        """
+        return self.balance >= loss and self.n_waited >= self.wait
 
     def add_tree(self, tree: Tree, n_positions: int) -> None:
         """Learns from a draft of so many positions what its likeliest nodes promise."""
@@ -274,10 +288,10 @@ class AutoController(Controller):
             return decision
         tokens, seconds, plan = max(options, key=_preference)
         loss = seconds / plain_s - tokens / n
-        if loss < 0.0:
+        if loss < 0.0 and state.stats[plan.proposer].is_believed:
             decision.plan, decision.ttl_rounds = plan, ttl
             decision.gain = tokens * plain_s / seconds - n
-        elif state.stats[plan.proposer].balance >= loss:
+        elif state.stats[plan.proposer].can_probe(loss):
             decision.plan, decision.ttl_rounds, decision.is_probe = plan, 1, True
         return decision
 
@@ -401,11 +415,15 @@ class AutoController(Controller):
         all_stats = self._state.stats
         for name in {*all_stats, *done.free, done.proposer} - {""}:
             all_stats[name].book(SHARE * rounds / min(1 + all_stats[name].n_misses, 4))
+            all_stats[name].n_waited += 1
         if done.is_plain:
             return
         if done.proposer and done.n_drafted:
             stats = all_stats[done.proposer]
             stats.n_misses = 0 if done.n_accepted else stats.n_misses + 1
+            stats.n_waited = 0
+            if self._decision.is_probe:
+                stats.wait = 0 if done.n_accepted else min(2 * stats.wait + 1, 255)
         for name in (done.proposer,) if done.proposer else done.free:
             all_stats[name].book(done.n_tokens / done.n_sequences - rounds)
 
