@@ -24,9 +24,9 @@ from .kv_cache import prefix_file
 from .kv_cache.prefix_cache import PrefixCache
 from .memory.plan import MAX_PREFIX_BYTES
 from .native import MAX_VERIFY, Error
+from .native.progress import Progress
 from .outputs import Result
 from .speculative.runtime import CostFile, SpeculativeRuntime
-from .speculative.speculator import Progress
 from .stream import Stream
 from .text.chat import ChatPrompt, Message
 from .text.tokenizer import Tokenizer

@@ -10,11 +10,12 @@ from enum import Enum
 from ..config import DecodeConfig
 from ..kv_cache.prefix_cache import PrefixHit
 from ..native import Sequence as KvSequence
+from ..native.progress import Progress
 from ..outputs import Result, Step
 from ..sampling.noise import TokenLogprobs
 from ..sampling.sampler import Sampler
 from ..speculative.proposers.proposer import SpeculativeState
-from ..speculative.speculator import Progress, Speculator
+from ..speculative.speculator import Speculator
 from ..text.reasoning import Format
 from .output_processor import OutputProcessor, VocabularyLike
 from .stats import RequestStats

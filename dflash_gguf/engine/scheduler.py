@@ -21,10 +21,11 @@ from ..config import DecodeConfig
 from ..kv_cache.prefix_cache import PrefixCache, PrefixMatch
 from ..native import PAGE, BatchEntry, Engine, Error, Rows
 from ..native import Sequence as KvSequence
+from ..native.progress import Progress
 from ..speculative.controller import Controller
 from ..speculative.cost_model import Round
 from ..speculative.proposers.proposer import Proposer
-from ..speculative.speculator import Progress, Speculator
+from ..speculative.speculator import Speculator
 from .batch import Batch, ScheduledEntry, decode_entry
 from .output_processor import VocabularyLike
 from .prefill_budget import PrefillBudget

@@ -28,7 +28,7 @@ from ..decoder import Decoder
 from ..engine.request import RequestState
 from ..loading import load
 from ..native import Error
-from ..speculative.speculator import Progress
+from ..native.progress import Progress
 from ..text.chat import ChatPrompt
 from ..text.reasoning import Format
 from .messages import (

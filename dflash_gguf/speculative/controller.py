@@ -23,6 +23,8 @@ from .proposers.proposer import CHAIN, TOP1, TREE, Proposer, SpeculativeState
 from .tree import Tree
 
 Floats = NDArray[np.float64]
+Requests = Sequence[SpeculativeState]
+Proposers = Sequence[Proposer]
 
 SHARE = 0.01
 """Share of the running time that a proposer may lose to plain decoding, and deciding may take."""
@@ -30,10 +32,12 @@ CREDIT = 0.64
 """Plain rounds that a proposer may lose before any were run."""
 SAVED, OWED = 24.0, 2.0
 """Plain rounds that a proposer can save up, and owe."""
-MEMORY = 16
-"""Rounds, or drafts, after which one weighs 1/e in what is expected of others."""
 RARE = 0.001
 """Probability of misses in a row, by what a proposer promises, below which it is not believed."""
+MAX_WAIT = 255
+"""Rounds between probes of a proposer of which nothing is accepted any more, at most."""
+MEMORY = 16
+"""Rounds, or drafts, after which one weighs 1/e in what is expected of others."""
 MAX_TTL_ROUNDS = 256
 """Rounds after which a decision is made anew at the latest."""
 LENGTHS = (3, 7, 15)
@@ -65,9 +69,7 @@ class Controller:
         """Returns what proposals that cost no pass must promise."""
         return NO_THRESHOLD
 
-    def plan(
-        self, done: Round, requests: Sequence[SpeculativeState], proposers: Sequence[Proposer]
-    ) -> DraftPlan | None:
+    def plan(self, done: Round, requests: Requests, proposers: Proposers) -> DraftPlan | None:
         """Chooses among proposers that need a pass; the others have proposed already."""
         raise NotImplementedError
 
@@ -97,12 +99,7 @@ class FixedController(Controller):
         self._shape, self.n_nodes, self._least = shape, size, least
         self.longest = min(size, longest)
 
-    def plan(
-        self,
-        done: Round,  # noqa: ARG002
-        requests: Sequence[SpeculativeState],
-        proposers: Sequence[Proposer],
-    ) -> DraftPlan | None:
+    def plan(self, done: Round, requests: Requests, proposers: Proposers) -> DraftPlan | None:  # noqa: ARG002
         """Returns the same plan for the first proposer always."""
         limit = max(request.limit for request in requests)
         if not proposers or min(limit, self.longest) < self._least:
@@ -122,8 +119,9 @@ class ProposerStats:
     """What one proposer was seen to bring, and its loss budget.
 
     balance: plain rounds that it may still lose; below zero it rests. n_misses: drafts in a row of
-    which nothing was accepted. path: tokens expected of chains of 0, 1, 2 ... positions.
-    tree_gains: tokens expected of its trees of SIZES nodes beyond those of chains of as many.
+    which nothing was accepted. wait: rounds from a draft to the next probe; n_waited: those that
+    have gone by. path: tokens expected of chains of 0, 1, 2 ... positions. tree_gains: tokens
+    expected of its trees of SIZES nodes beyond those of chains of as many.
     """
 
     def __init__(self) -> None:
@@ -137,17 +135,12 @@ class ProposerStats:
         """Adds plain rounds that were gained, earned as time went by, or (below 0) lost."""
         self.balance = min(max(self.balance + rounds, -OWED), SAVED)
 
-    @property
-    def is_believed(self) -> bool:
-        """False if its last misses in a row are too rare for what it promises."""
-        return (1.0 - float(self.path[1])) ** self.n_misses >= RARE
-
-    def can_probe(self, loss: float) -> bool:
-        """Returns True if a draft may be run that is expected to lose so many plain rounds.
-
-        Each of the last drafts of which nothing was accepted doubles the rounds to wait for it.
-        """
-        return self.balance >= loss and self.n_waited >= self.wait
+    def add_draft(self, n_accepted: int, is_probe: bool) -> None:
+        """Learns whether any candidate was accepted; each failed probe doubles the wait."""
+        self.n_misses = 0 if n_accepted else self.n_misses + 1
+        self.n_waited = 0
+        if is_probe:
+            self.wait = 0 if n_accepted else min(2 * self.wait + 1, MAX_WAIT)
 
     def add_tree(self, tree: Tree, n_positions: int) -> None:
         """Learns from a draft of so many positions what its likeliest nodes promise."""
@@ -215,7 +208,7 @@ class AutoController(Controller):
         self._sizes = SIZES[self._is_size].tolist() or [max_nodes]
         self._decisions: dict[tuple[int, int], Decision] = {}  # by sequences, and those asked for
         self._decision = Decision()  # this round's
-        self._must_be_plain = self._has_decided = False
+        self._has_decided = False
 
     # ---- before the draft
 
@@ -224,9 +217,7 @@ class AutoController(Controller):
         decision = self._decisions.get((done.n_sequences, done.n_asked))
         return NO_THRESHOLD if decision is None or decision.plan else decision.break_even
 
-    def plan(
-        self, done: Round, requests: Sequence[SpeculativeState], proposers: Sequence[Proposer]
-    ) -> DraftPlan | None:
+    def plan(self, done: Round, requests: Requests, proposers: Proposers) -> DraftPlan | None:
         """Returns the plan of the last decision or of a new one, unless copies bring as much."""
         limit = max(request.limit for request in requests)
         key = done.n_sequences, done.n_asked
@@ -234,14 +225,14 @@ class AutoController(Controller):
         self._has_decided = decision is None or decision.ttl_rounds <= 0
         if decision is None or decision.ttl_rounds <= 0:
             decision = self._decisions[key] = self._decide(done, requests, proposers, limit)
-        self._decision, self._must_be_plain = decision, False
-        plan = decision.plan
+        self._decision, plan = decision, decision.plan
         if plan is None or limit < self._min_nodes:
             return None
-        if not decision.is_probe:
-            self._must_be_plain = self._is_plain_due(decision.gain / done.n_sequences)
-            if self._must_be_plain or self._copies_bring(decision.gain, done, requests):
-                return None
+        if not decision.is_probe and (
+            self._is_plain_due(decision.gain / done.n_sequences)
+            or self._copies_bring(decision.gain, done, requests)
+        ):
+            return None
         done.free = ()  # one or the other: what both propose would be nobody's gain
         for request in requests:
             request.proposed.clear()
@@ -255,7 +246,7 @@ class AutoController(Controller):
         """
         return self._state.since_plain * SHARE >= 2.0 * gain
 
-    def _copies_bring(self, gain: float, done: Round, requests: Sequence[SpeculativeState]) -> bool:
+    def _copies_bring(self, gain: float, done: Round, requests: Requests) -> bool:
         """Returns True if what is proposed already promises as much as a draft."""
         asked = [request for request in requests if request.proposed]
         trees = [request.merged() for request in asked]
@@ -263,11 +254,7 @@ class AutoController(Controller):
         return value >= gain and value > 0.0
 
     def _decide(
-        self,
-        done: Round,
-        requests: Sequence[SpeculativeState],
-        proposers: Sequence[Proposer],
-        limit: int,
+        self, done: Round, requests: Requests, proposers: Proposers, limit: int
     ) -> Decision:
         """Chooses the plan of most tokens a second, or none."""
         state, costs, n = self._state, self._state.costs, done.n_sequences
@@ -288,15 +275,16 @@ class AutoController(Controller):
             return decision
         tokens, seconds, plan = max(options, key=_preference)
         loss = seconds / plain_s - tokens / n
-        if loss < 0.0 and state.stats[plan.proposer].is_believed:
+        stats = state.stats[plan.proposer]
+        if loss < 0.0 and (1.0 - stats.path[1]) ** stats.n_misses >= RARE:
             decision.plan, decision.ttl_rounds = plan, ttl
             decision.gain = tokens * plain_s / seconds - n
-        elif state.stats[plan.proposer].can_probe(loss):
+        elif stats.balance >= loss and stats.n_waited >= stats.wait:
             decision.plan, decision.ttl_rounds, decision.is_probe = plan, 1, True
         return decision
 
     def _options(
-        self, done: Round, requests: Sequence[SpeculativeState], proposer: Proposer, limit: int
+        self, done: Round, requests: Requests, proposer: Proposer, limit: int
     ) -> list[tuple[float, float, DraftPlan]]:
         """Returns tokens and seconds that rounds with each draft of a proposer promise.
 
@@ -346,10 +334,10 @@ class AutoController(Controller):
             for tree in trees:
                 self._state.stats[done.proposer].add_tree(tree, done.n_positions)
         value, selected = self._best(done, trees, limits)
-        is_worth = value > 0.0 and not self._must_be_plain
-        if not done.proposer and is_worth:
-            is_worth = not self._is_plain_due(value / done.n_sequences)
-        return selected if selected and (is_worth or is_probe) else [x.first(0) for x in trees]
+        if not done.proposer and value > 0.0 and self._is_plain_due(value / done.n_sequences):
+            value = 0.0
+        is_worth = value > 0.0 or is_probe
+        return selected if selected and is_worth else [tree.first(0) for tree in trees]
 
     def _best(
         self, done: Round, trees: Sequence[Tree], limits: Sequence[int]
@@ -414,16 +402,12 @@ class AutoController(Controller):
         """Books a round that took as long as so many plain ones."""
         all_stats = self._state.stats
         for name in {*all_stats, *done.free, done.proposer} - {""}:
-            all_stats[name].book(SHARE * rounds / min(1 + all_stats[name].n_misses, 4))
+            all_stats[name].book(SHARE * rounds)
             all_stats[name].n_waited += 1
         if done.is_plain:
             return
-        if done.proposer and done.n_drafted:
-            stats = all_stats[done.proposer]
-            stats.n_misses = 0 if done.n_accepted else stats.n_misses + 1
-            stats.n_waited = 0
-            if self._decision.is_probe:
-                stats.wait = 0 if done.n_accepted else min(2 * stats.wait + 1, 255)
+        if done.proposer:
+            all_stats[done.proposer].add_draft(done.n_accepted, self._decision.is_probe)
         for name in (done.proposer,) if done.proposer else done.free:
             all_stats[name].book(done.n_tokens / done.n_sequences - rounds)
 

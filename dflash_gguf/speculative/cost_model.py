@@ -30,7 +30,7 @@ N_STORED = 3
 CELLS = 256
 """Tokens in the caches of the first bucket; each further bucket is twice as wide."""
 PASSES = ("plain", "chains")
-"""Kinds of passes of the target, without drafts and with some. Drafts are kinds by `_draft_kind`."""
+"""Kinds of passes of the target, without drafts and with some; drafts are kinds of their own."""
 
 
 @dataclass(slots=True)
@@ -121,8 +121,9 @@ class Curve:
 
     def __init__(self, points: Iterable[tuple[int, float]]) -> None:
         """points: rows and seconds; at least one."""
-        xs, ys = zip(*sorted(points), strict=True)
-        self._xs, self._ys = xs, list(accumulate(ys, max))
+        found = sorted(points)
+        self._xs = [n_rows for n_rows, _ in found]
+        self._ys = list(accumulate((seconds for _, seconds in found), max))
 
     def at(self, n_rows: int) -> float:
         """Returns the seconds of so many rows."""
@@ -159,7 +160,7 @@ class CostModel:
         self._curves: dict[tuple[str, int], Curve] = {}
 
     def knows_plain(self, n_sequences: int = 1) -> bool:
-        """Returns True if plain passes of as many sequences, or less than twice as many, are known."""
+        """Returns True if plain passes of as many sequences, or up to twice as many, are known."""
         return any(n in self._times["plain"] for n in range(n_sequences, 2 * n_sequences))
 
     def is_warm(self, done: Round) -> bool:
@@ -206,7 +207,7 @@ class CostModel:
     def passes_s(
         self, position: int, counts: Iterable[int], is_tree: bool = False, n_sequences: int = 1
     ) -> NDArray[np.float64]:
-        """Returns the seconds of passes with so many rows after `position` tokens, [len(counts)]."""
+        """Returns the seconds of passes with so many rows after `position` tokens, [n]."""
         chains_s = self._chains_s(_bucket(position), counts, n_sequences)
         known = [key for key, factor in self._factors.items() if factor.is_sure]
         if not known or not (is_tree or n_sequences > 1):

@@ -29,19 +29,8 @@ MEASURE_S, N_PROMPT = 0.2, 8
 """What measuring may take while a model is loaded, and the tokens before the rounds it runs."""
 N_PLAIN = 3
 """Plain rounds that are measured once the target's weights have been read."""
-PLAIN = 0, True
-SHAPES = (
-    (7, True),
-    (3, True),
-    (7, False),
-    (1, True),
-    (3, False),
-    (15, True),
-    (8, True),
-    (16, True),
-)
-"""Nodes, and whether they are a top-1 chain. Kernels begin another part of their rows at 8 and 16.
-"""
+CHAINS, TREES = (7, 3, 1, 15, 8, 16), (7, 3)
+"""Nodes of the verifies that are measured. Kernels begin another part of their rows at 8 and 16."""
 N_ROUNDS_KEPT = 16
 """New rounds for which it is worth to write down what was learned."""
 N_HEADER = 1 << 16
@@ -95,8 +84,7 @@ class SpeculativeRuntime:
             with contextlib.suppress(*_cache_dir.SENSELESS):
                 proposer.learn(learned[proposer.name])
         self._sequence, self._engine = sequence, sequence.engine
-        self._cost_file = cost_file
-        self._max_verify_rows = max_verify_rows
+        self._cost_file, self._max_verify_rows = cost_file, max_verify_rows
         self._n_stored = costs.n_observed
         self._auto, self._auto_key = AutoController(self.state, 1, 1, 0), (1, 1, 0, list[str]())
 
@@ -105,14 +93,13 @@ class SpeculativeRuntime:
 
         Errors: ValueError if what was asked for cannot be.
         """
-        if config.draft == "none":
-            return [], None
-        proposers = select_proposers(self.proposers, config.draft_type)
+        is_drafted = config.draft != "none"
+        proposers = select_proposers(self.proposers, config.draft_type) if is_drafted else []
         drafters = [proposer for proposer in proposers if proposer.needs_forward]
         if config.draft != "auto" and config.draft_type is None:
             proposers = drafters or proposers
         if not proposers:
-            if config.draft == "auto":
+            if config.draft in ("none", "auto"):
                 return [], None
             raise ValueError(f"draft is {config.draft!r}, which needs a drafter")
         longest = max(proposer.max_draft for proposer in drafters or proposers)
@@ -217,10 +204,12 @@ def measure(
     gone by. run: fills in what a round took.
     """
     name, longest = (drafter.name, drafter.max_draft) if drafter else ("", 0)
-    shapes = [shape for shape in SHAPES if shape[0] < n_rows and (shape[1] or shape[0] <= longest)]
-    warm_up = [shape for shape in (PLAIN, *shapes) for _ in range(N_FIRST + 1)]
+    plain = 0, True
+    chains = [(n, True) for n in CHAINS if n < n_rows]
+    trees = [(n, False) for n in TREES if n < n_rows and n <= longest]
+    warm_up = [shape for shape in (plain, *chains, *trees) for _ in range(N_FIRST + 1)]
     spent_s = 0.0
-    for n, is_top1 in (*warm_up, *[PLAIN] * N_PLAIN, *shapes):
+    for n, is_top1 in (*warm_up, *[plain] * N_PLAIN, *chains, *trees):
         if spent_s + costs.pass_s(0, n + 1) > max_s:
             continue
         done = Round(0, proposer=name, n_positions=min(n, longest), is_top1=is_top1, n_drafted=n)

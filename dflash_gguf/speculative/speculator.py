@@ -17,9 +17,6 @@ from .controller import Controller
 from .cost_model import Round
 from .proposers.proposer import TOP1, TREE, Proposer, SpeculativeState
 
-Progress = Callable[[int, int], None]
-"""Called with (tokens done, tokens in all) between micro-batches. It may raise, to cancel."""
-
 Clock = Callable[[str], AbstractContextManager[object]]
 """Gives what times a with block, by the name of a phase."""
 
