@@ -23,8 +23,7 @@ from .engine.scheduler import Scheduler
 from .kv_cache import prefix_file
 from .kv_cache.prefix_cache import PrefixCache
 from .memory.plan import MAX_PREFIX_BYTES
-from .native import MAX_VERIFY, Error
-from .native.progress import Progress
+from .native import MAX_VERIFY, Error, Progress
 from .outputs import Result
 from .speculative.runtime import CostFile, SpeculativeRuntime
 from .stream import Stream

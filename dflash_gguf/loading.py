@@ -13,8 +13,7 @@ from .convert.schema import Key
 from .decoder import Decoder
 from .memory.fit import max_verify_rows, with_context
 from .memory.plan import Planner, check_fits
-from .native import MAX_VERIFY, Drafter, Engine, Model, library_build
-from .native.progress import Progress
+from .native import MAX_VERIFY, Drafter, Engine, Model, Progress, library_build
 from .speculative.runtime import CostFile
 from .text.gguf_metadata import GgufMetadata
 from .text.tokenizer import Tokenizer

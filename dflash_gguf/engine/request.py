@@ -9,8 +9,8 @@ from enum import Enum
 
 from ..config import DecodeConfig
 from ..kv_cache.prefix_cache import PrefixHit
+from ..native import Progress
 from ..native import Sequence as KvSequence
-from ..native.progress import Progress
 from ..outputs import Result, Step
 from ..sampling.noise import TokenLogprobs
 from ..sampling.sampler import Sampler

@@ -19,9 +19,8 @@ from contextlib import ExitStack
 
 from ..config import DecodeConfig
 from ..kv_cache.prefix_cache import PrefixCache, PrefixMatch
-from ..native import PAGE, BatchEntry, Engine, Error, Rows
+from ..native import PAGE, BatchEntry, Engine, Error, Progress, Rows
 from ..native import Sequence as KvSequence
-from ..native.progress import Progress
 from ..speculative.controller import Controller
 from ..speculative.cost_model import Round
 from ..speculative.proposers.proposer import Proposer

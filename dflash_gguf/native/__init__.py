@@ -19,6 +19,7 @@ from .models import Drafter, Model
 from .node_selection import NO_THRESHOLD, BreakEven, Selection, select_nodes
 from .passes import BatchEntry, Draft, DraftRequest, Rows
 from .prefixes import Prefix, PrefixTensor
+from .progress import Progress
 from .samplers import CoreSampler, SampleRequest, SamplerOptions
 from .sequences import Sequence
 from .suffix_index import Proposals, SuffixIndex
@@ -51,6 +52,7 @@ __all__ = [
     "Option",
     "Prefix",
     "PrefixTensor",
+    "Progress",
     "Proposals",
     "Rows",
     "SampleRequest",

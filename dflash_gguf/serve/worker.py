@@ -27,8 +27,7 @@ from ..config import DecodeConfig
 from ..decoder import Decoder
 from ..engine.request import RequestState
 from ..loading import load
-from ..native import Error
-from ..native.progress import Progress
+from ..native import Error, Progress
 from ..text.chat import ChatPrompt
 from ..text.reasoning import Format
 from .messages import (

@@ -42,7 +42,7 @@ MAX_TTL_ROUNDS = 256
 """Rounds after which a decision is made anew at the latest."""
 LENGTHS = (3, 7, 15)
 """Positions of drafts, beside the longest: their verify fills 4, 8 or 16 rows of a kernel."""
-SIZES = np.array((1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63, 95, 127, 191, 255))
+SIZES = (1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63, 95, 127, 191, 255)
 """Nodes that a pass may verify: kernels change at multiples of 4 and 8 rows."""
 
 
@@ -204,8 +204,9 @@ class AutoController(Controller):
         """
         self._state, self.n_nodes, self._min_nodes = state, max_nodes, max(min_nodes, 1)
         self.longest = min(longest, max_nodes)
-        self._is_size = (self._min_nodes <= SIZES) & (max_nodes >= SIZES)
-        self._sizes = SIZES[self._is_size].tolist() or [max_nodes]
+        self._nodes = np.array(SIZES)
+        self._is_size = (self._min_nodes <= self._nodes) & (self._nodes <= max_nodes)
+        self._sizes = self._nodes[self._is_size].tolist() or [max_nodes]
         self._decisions: dict[tuple[int, int], Decision] = {}  # by sequences, and those asked for
         self._decision = Decision()  # this round's
         self._has_decided = False
@@ -297,14 +298,14 @@ class AutoController(Controller):
         probs = np.mean([proposer.expected_path_probs(x.scorer) for x in asked], axis=0)
         stats.path = np.concatenate([[0.0], np.cumsum(probs)])
         most_s = (1.0 + stats.balance + OWED) * costs.plain_s(done.position, n)
-        counts = n + len(asked) * SIZES
+        counts = n + len(asked) * self._nodes
         chains_s, trees_s = (costs.passes_s(done.position, counts, x, n) for x in (False, True))
         longest = min(self.longest, proposer.max_draft, limit)
         options = []
         for n_positions in sorted({min(x, longest) for x in LENGTHS} | {longest}):
             for shape in (TOP1, TREE) if n_positions >= self._min_nodes else ():
                 tokens = n + len(asked) * stats.expected(n_positions, shape)
-                is_tree = (shape == TREE) & (n_positions < SIZES)
+                is_tree = (shape == TREE) & (n_positions < self._nodes)
                 n_rows = len(asked) * (n_positions + 1)
                 draft_s = costs.draft_s(proposer.name, n_rows, shape == TOP1)
                 pass_s = np.where(is_tree, trees_s, chains_s)

@@ -97,7 +97,7 @@ class SpeculativeRuntime:
         proposers = select_proposers(self.proposers, config.draft_type) if is_drafted else []
         drafters = [proposer for proposer in proposers if proposer.needs_forward]
         if config.draft != "auto" and config.draft_type is None:
-            proposers = drafters or proposers
+            proposers = drafters[:1] or proposers
         if not proposers:
             if config.draft in ("none", "auto"):
                 return [], None

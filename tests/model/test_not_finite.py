@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dflash_gguf.speculative.controller_state import MAX_TTL_ROUNDS
 from gguf_files import Parts, edited
 from pairs import Pair, make_pair, random_tokens
 
@@ -18,7 +17,7 @@ from dflash_gguf.config import DecodeConfig, LoadConfig
 from dflash_gguf.decoder import Decoder
 from dflash_gguf.native import BatchEntry, Drafter, Engine, Error, Model, Sequence
 from dflash_gguf.sampling.sampler import Sampler
-from dflash_gguf.speculative.cost_model import N_TIMES, Round
+from dflash_gguf.speculative.cost_model import Round
 
 BAD = 5
 """The token whose embedding is not finite."""
@@ -219,11 +218,8 @@ def test_a_drafter_that_fails_is_said_once_and_left(
     settings: dict[str, Any] = {"temperature": temperature, "seed": 4, "max_tokens": 40}
     expected = decoder.generate(CLEAN, draft="none", **settings)
     for _ in range(2):
-        for _ in range(N_TIMES):  # beside such rounds a look costs nothing; and it is time for one
-            done = Round(
-                len(CLEAN), n_tokens=MAX_TTL_ROUNDS, pass_s=MAX_TTL_ROUNDS, n_rounds=MAX_TTL_ROUNDS
-            )
-            decoder._speculative._last[1].observe(done)
+        for _ in range(300):  # beside such rounds a probe costs nothing, and is earned
+            decoder._speculative._auto.observe(Round(len(CLEAN), n_tokens=1, pass_s=1.0))
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             found = decoder.generate(CLEAN, draft=draft, draft_type="dflash", **settings)

@@ -14,11 +14,10 @@ from dflash_gguf.config import DecodeConfig
 from dflash_gguf.engine.request import Request
 from dflash_gguf.engine.scheduler import Scheduler
 from dflash_gguf.kv_cache.prefix_cache import PrefixCache
-from dflash_gguf.native import BatchEntry, SampleRequest
+from dflash_gguf.native import BatchEntry, Progress, SampleRequest
 from dflash_gguf.outputs import Result, Step
 from dflash_gguf.speculative.controller import Controller
 from dflash_gguf.speculative.proposers.proposer import Proposer
-from dflash_gguf.speculative.speculator import Progress
 from dflash_gguf.speculative.tree import Tree
 
 N_VOCAB = 300

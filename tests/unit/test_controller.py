@@ -272,7 +272,7 @@ def test_a_tree_promises_what_its_drafts_did_and_an_untried_one_what_its_chain_d
     stats.path = np.cumsum([0.0, *(0.6**depth for depth in range(1, 8))])
     chain, tree = (stats.expected(7, shape) for shape in (TOP1, TREE))
     assert chain.tolist() == tree.tolist()
-    assert chain[SIZES.tolist().index(3)] == stats.path[3]
+    assert chain[SIZES.index(3)] == stats.path[3]
     stats.add_tree(Tree([0, 1, 2, 3], [-1, 0, 0, 1], [0, 1, 1, 2], log_probs(0.6, 0.36, 0.24)), 7)
     assert stats.expected(7, TREE)[:3] == pytest.approx([0.6, 0.96, 1.2])
     stats.add_tree(Tree.chain([0, 1], log_probs(0.1)), 7)
