@@ -61,6 +61,7 @@ from dflash_gguf.decoder import Decoder
 from dflash_gguf.native import MAX_VERIFY, Draft, SuffixIndex
 from dflash_gguf.outputs import Result
 from dflash_gguf.speculative.cost_model import CostModel
+from dflash_gguf.speculative.ddtree import PositionCandidates
 from dflash_gguf.speculative.proposers.dflash import DFlash
 from dflash_gguf.speculative.proposers.proposer import SpeculativeState
 from dflash_gguf.speculative.tree import Tree
@@ -183,14 +184,20 @@ class Partly(DFlash):
         self.answer: list[int] = []
         """Prompt and answer."""
 
-    def _tree(self, request: SpeculativeState, draft: Draft) -> Tree:
+    def _brief(self, request: SpeculativeState, draft: Draft) -> Tree:
+        return super()._brief(request, self._corrected(request, draft))
+
+    def _ranked(self, drafts: Sequence[tuple[SpeculativeState, Draft]]) -> list[PositionCandidates]:
+        return super()._ranked([(x, self._corrected(x, draft)) for x, draft in drafts])
+
+    def _corrected(self, request: SpeculativeState, draft: Draft) -> Draft:
         coming = self.answer[len(request.history) :][: len(draft.tokens)]
         for position, token in enumerate(coming):
             if self._dice.random() < self._share:
                 draft.tokens[position, 0] = token
                 draft.logits[position, 0] = draft.logits[position].max() + 9.0
                 draft.log_sum_exp[position] = draft.logits[position, 0]
-        return super()._tree(request, draft)
+        return draft
 
 
 class Turns:

@@ -14,7 +14,7 @@ HAVE_SECTIONS = (Arch.QWEN35, Arch.QWEN35MOE)
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertCosts:
+class Mixture:
     """A mixture: n_ff of one expert; n_ff_shared of the shared expert, 0 for none.
 
     in_blocks: published in blocks of MXFP4, whatever type the other matrices have.
@@ -68,7 +68,7 @@ class Shape:
     attention_interval: int = 4
     taps: tuple[int, ...] = ()
     multi_rope: bool = False
-    experts: ExpertCosts | None = None
+    experts: Mixture | None = None
     sliding: Sliding | None = None
     biased: bool = False
     yarn: tuple[float, int] | None = None
@@ -114,7 +114,7 @@ def _gpt_oss(n_layer: int, n_experts: int) -> Shape:
         1e-5,
         False,
         64,
-        experts=ExpertCosts(n_experts, 4, 2880, in_blocks=True),
+        experts=Mixture(n_experts, 4, 2880, in_blocks=True),
         sliding=Sliding(128, 2),
         biased=True,
         yarn=(32.0, 4096),
@@ -122,7 +122,7 @@ def _gpt_oss(n_layer: int, n_experts: int) -> Shape:
 
 
 def _gemma4(
-    n_layer: int, n_embd: int, n_ff: int, heads: tuple[int, int, int], experts: ExpertCosts | None
+    n_layer: int, n_embd: int, n_ff: int, heads: tuple[int, int, int], experts: Mixture | None
 ) -> Shape:
     """heads: of queries, of keys in full layers and in sliding ones."""
     return Shape(
@@ -181,7 +181,7 @@ PRESETS = {
         1e-6,
         False,
         128,
-        experts=ExpertCosts(128, 8, 768),
+        experts=Mixture(128, 8, 768),
     ),
     "qwen35-0.8b": Shape(
         Arch.QWEN35, 24, 1024, 3584, 8, 2, 256, 248320, 262144, 1e7, 1e-6, True, 64, 16, 16
@@ -205,7 +205,7 @@ PRESETS = {
         64,
         16,
         32,
-        experts=ExpertCosts(256, 8, 512, 512),
+        experts=Mixture(256, 8, 512, 512),
     ),
     "qwen3-coder-next": Shape(
         Arch.QWEN3NEXT,
@@ -223,13 +223,13 @@ PRESETS = {
         64,
         16,
         32,
-        experts=ExpertCosts(512, 10, 512, 512),
+        experts=Mixture(512, 10, 512, 512),
     ),
     "gpt-oss-20b": _gpt_oss(24, 32),
     "gpt-oss-120b": _gpt_oss(36, 128),
     "gemma-4-12b": _gemma4(48, 3840, 15360, (16, 1, 8), None),
     "gemma-4-31b": _gemma4(60, 5376, 21504, (32, 4, 16), None),
-    "gemma-4-26b-a4b": _gemma4(30, 2816, 2112, (16, 2, 8), ExpertCosts(128, 8, 704)),
+    "gemma-4-26b-a4b": _gemma4(30, 2816, 2112, (16, 2, 8), Mixture(128, 8, 704)),
     "gemma-4-e2b": _gemma4_e(35, 1536, 1, n_shared=20, period=5, wide=True),
     "gemma-4-e4b": _gemma4_e(42, 2560, 2, n_shared=18, period=6, wide=False),
 }
@@ -258,32 +258,32 @@ TINY_GEMMA4 = replace(
 PRESETS |= {
     "tiny-llama": TINY,
     "tiny-qwen3": replace(TINY, arch=Arch.QWEN3),
-    "tiny-qwen3moe": replace(TINY, arch=Arch.QWEN3MOE, experts=ExpertCosts(8, 2, 256)),
+    "tiny-qwen3moe": replace(TINY, arch=Arch.QWEN3MOE, experts=Mixture(8, 2, 256)),
     "tiny-qwen35": TINY_HYBRID,
     "tiny-qwen35moe": replace(
         TINY_HYBRID,
         arch=Arch.QWEN35MOE,
         n_k_heads=2,
         n_v_heads=4,
-        experts=ExpertCosts(8, 2, 256, 256),
+        experts=Mixture(8, 2, 256, 256),
     ),
     "tiny-qwen3next": replace(
         TINY_HYBRID,
         arch=Arch.QWEN3NEXT,
         n_k_heads=2,
         n_v_heads=4,
-        experts=ExpertCosts(8, 2, 256, 256),
+        experts=Mixture(8, 2, 256, 256),
     ),
     "tiny-gpt-oss": replace(
         TINY,
         arch=Arch.GPT_OSS,
-        experts=ExpertCosts(8, 4, 256, in_blocks=True),
+        experts=Mixture(8, 4, 256, in_blocks=True),
         sliding=Sliding(32, 2),
         biased=True,
         yarn=(32.0, 4096),
     ),
     "tiny-gemma4": TINY_GEMMA4,
-    "tiny-gemma4moe": replace(TINY_GEMMA4, experts=ExpertCosts(8, 2, 256)),
+    "tiny-gemma4moe": replace(TINY_GEMMA4, experts=Mixture(8, 2, 256)),
     "tiny-gemma4e": replace(
         TINY_GEMMA4,
         n_layer=4,

@@ -18,7 +18,7 @@ import numpy as np
 from dflash_gguf.convert.plan import Metadata
 from dflash_gguf.convert.schema import Arch, Key, Tensor
 from numpy.typing import NDArray
-from synthetic_shapes import HAVE_SECTIONS, ExpertCosts, Shape, Sliding, metadata, tensors
+from synthetic_shapes import HAVE_SECTIONS, Mixture, Shape, Sliding, metadata, tensors
 from synthetic_vocabulary import copied_vocabulary, invented_vocabulary
 from synthetic_weights import NEAR_ONE, rope_divisors
 
@@ -42,7 +42,7 @@ SHAPES = {
     "llama": _shape(Arch.LLAMA, (4, 2, 64)),
     "llama, heads of 40": _shape(Arch.LLAMA, (6, 3, 40)),
     "qwen3": _shape(Arch.QWEN3, (2, 1, 128)),
-    "qwen3moe": _shape(Arch.QWEN3MOE, (8, 2, 32), experts=ExpertCosts(6, 2, 0)),
+    "qwen3moe": _shape(Arch.QWEN3MOE, (8, 2, 32), experts=Mixture(6, 2, 0)),
     "qwen35": _shape(Arch.QWEN35, (4, 1, 64), n_k_heads=2, n_v_heads=8, d_state=32, **_HYBRID),
     "qwen35moe": _shape(
         Arch.QWEN35MOE,
@@ -50,7 +50,7 @@ SHAPES = {
         n_k_heads=4,
         n_v_heads=16,
         d_state=16,
-        experts=ExpertCosts(5, 3, 0, 1),
+        experts=Mixture(5, 3, 0, 1),
         **_HYBRID,
     ),
     "qwen3next": _shape(
@@ -59,20 +59,20 @@ SHAPES = {
         n_k_heads=4,
         n_v_heads=16,
         d_state=16,
-        experts=ExpertCosts(5, 3, 0, 1),
+        experts=Mixture(5, 3, 0, 1),
         **_HYBRID,
     ),
     "gpt-oss": _shape(
         Arch.GPT_OSS,
         (4, 2, 64),
-        experts=ExpertCosts(6, 4, 0),
+        experts=Mixture(6, 4, 0),
         sliding=Sliding(40, 2),
         biased=True,
         yarn=(8.0, 512),
     ),
     "gemma4": _shape(Arch.GEMMA4, (4, 1, 128), sliding=_SLIDING, **_GEMMA),
     "gemma4moe": _shape(
-        Arch.GEMMA4, (4, 1, 128), sliding=_SLIDING, experts=ExpertCosts(5, 3, 0), **_GEMMA
+        Arch.GEMMA4, (4, 1, 128), sliding=_SLIDING, experts=Mixture(5, 3, 0), **_GEMMA
     ),
     "gemma4e": _shape(
         Arch.GEMMA4,
