@@ -287,9 +287,6 @@ typedef struct {
  * finite), CANCELLED. */
 dfl_status dfl_engine_run(dfl_engine * engine, dfl_batch_entry * entries, int64_t n_entries,
                           dfl_progress progress, void * user, dfl_error * err);
-/* Experts that the last run multiplied with, of all layers together; 0 where our own code does not
- * do that, -1 for NULL. */
-int64_t dfl_engine_n_experts(const dfl_engine * engine);
 
 /* What the drafter is asked for: candidates for n_draft positions after last_token, which is chosen
  * but not appended. */

@@ -102,10 +102,6 @@ int64_t dfl_engine_draft_rows(const dfl_engine * engine) {
     return engine != nullptr ? engine->engine->draft_rows() : -1;
 }
 
-int64_t dfl_engine_n_experts(const dfl_engine * engine) {
-    return engine != nullptr ? engine->engine->n_experts() : -1;
-}
-
 dfl_status dfl_engine_run(dfl_engine * engine, dfl_batch_entry * entries, int64_t n_entries,
                           dfl_progress progress, void * user, dfl_error * err) {
     return guard_busy(engine, err, [&] {

@@ -132,8 +132,6 @@ class Engine {
     int64_t n_graph_nodes() const { return graphs_.largest_n_nodes(); }
     // Forward passes of the target so far.
     int64_t n_passes() const { return n_passes_; }
-    // Experts that those of the last run multiplied with, of all layers where our own code does.
-    int64_t n_experts() const { return n_experts_; }
     uint64_t bytes_read() const { return devices_.bytes_read(); }
     uint64_t mask_bytes_written() const {
         return kv_.mask_bytes_written() + (draft_ ? draft_->mask_bytes_written() : 0);
@@ -258,7 +256,6 @@ class Engine {
     int64_t n_top_ = 0; // of set_top_k()
     int64_t verify_rows_ = 0;
     int64_t n_passes_ = 0;
-    int64_t n_experts_ = 0;
     uint64_t prefix_bytes_ = 0;
 };
 

@@ -45,7 +45,6 @@ void Engine::check(const std::vector<BatchEntry> & entries) const {
 
 void Engine::run(const std::vector<BatchEntry> & entries, const PrefillProgress & progress) {
     check(entries);
-    n_experts_ = 0;
     if (entries.size() == 1 && !entries[0].is_verify) {
         append_in_microbatches(entries[0], progress);
         return;
@@ -440,7 +439,6 @@ CachedGraph & Engine::compute(Pass & pass) {
         pass.has_started = true;
         ++n_passes_;
         graphs_.compute(cached);
-        n_experts_ += cached.cpu_nodes.n_experts();
         return cached;
     } catch (...) {
         release(pass);

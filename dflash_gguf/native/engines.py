@@ -73,11 +73,6 @@ class Engine:
             raise Error("the engine is closed")
         return self._handle
 
-    @property
-    def n_experts(self) -> int:
-        """Experts that the last run multiplied with, of all layers; 0 where nobody counts them."""
-        return value("engine_n_experts", self.handle)
-
     def close(self) -> None:
         """Gives up this reference; memory goes when the engine's sequences are closed too."""
         self._is_closed = True

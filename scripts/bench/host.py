@@ -98,7 +98,7 @@ class SimulatedEngine:
 
     max_verify = 256
     max_draft_rows = 1 << 20
-    max_top_k = n_top = n_experts = 0
+    max_top_k = n_top = 0
     partial_prefix_ok = True
     prefix_bytes = 0
     n_free_cells = 1 << 20

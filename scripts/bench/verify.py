@@ -1,17 +1,11 @@
 """Measures what a verify of n rows costs, as a chain and as a tree, in plain steps.
 
     scripts/bench/verify.py MODEL.gguf... [--rows 1 2 3 4 8 16 24 32 64] [--rounds 9]
-    scripts/bench/verify.py MODEL.gguf... --expected [--passes 1200]
 
 A round is a plain step and, for each n, the verify and the commit of a chain and of a tree of n
 nodes, in an order of its own, each from the same 256 tokens on. Both commit five nodes, or as many
 as they have. Verifies need no drafter, so none is loaded. The table shows medians: milliseconds,
 plain steps, and tree / chain as the median of the rounds' ratios.
-
-With --expected, for a mixture of experts: verifies of 1 to 16 rows of texts that touch few or many
-experts, in random order, and how far their times are from those that the costs of `auto` expected
-before each of them, after the first hundred: by rows alone, and with the experts that passes
-touched.
 
 The last line is one JSON object. Rounds with their drafts, on any device: bench_gpu.py --parts
 sweep, by the same `forced_round`.
@@ -26,26 +20,18 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from rounds import forced_round
 from turns import Figures, facts, seconds_of
 
 from dflash_gguf import native
 from dflash_gguf.config import LoadConfig
-from dflash_gguf.speculative.cost_model import CostModel, Round
 from dflash_gguf.speculative.tree import Tree
 
 N_CTX = 1024
 N_PROMPT = 256
 N_ACCEPTED = 5
-SIZES = (1, 2, 3, 4, 6, 8, 12, 16)
-"""Rows of the verifies with --expected."""
-N_TEXT_PROMPT, N_PASSES, N_LEARNING = 50, 60, 100
-"""With --expected: tokens before the passes of a text, passes of a text, and the first ones, which
-do not count."""
 
 Step = tuple[str, int]  # "plain", "chain" or "tree", and its rows
-Tokens = NDArray[np.int64]
 
 
 def tree_parents(n: int) -> list[int]:
@@ -129,67 +115,16 @@ def print_table(result: Figures) -> None:
         )
 
 
-def texts(n_vocab: int, rng: np.random.Generator) -> dict[str, Tokens]:
-    """Returns texts whose neighbours are alike, of few tokens, of some frequent ones, of all."""
-    length = N_TEXT_PROMPT + N_PASSES + SIZES[-1]
-    rare = rng.integers(0, n_vocab, length)
-    return {
-        "one": np.full(length, rare[0]),
-        "few": rng.choice(rare[:6], length),
-        "frequent": rng.zipf(1.3, length) * 37 % n_vocab,
-        "all": rare,
-    }
-
-
-def expected(path: Path, args: argparse.Namespace) -> Figures:
-    """Returns the mean and median error of expected times, as parts of the measured ones."""
-    sequence, rng = open_sequence(path, args.threads, SIZES[-1]), np.random.default_rng(0)
-    engine = sequence.engine
-    known = {"rows": CostModel(), "experts": CostModel()}
-    errors: dict[str, list[float]] = {name: [] for name in known}
-    touched: dict[str, dict[int, list[int]]] = {}
-    for number in range(-(-args.passes // N_PASSES)):
-        named = list(texts(engine.model.n_vocab, rng).items())
-        name, text = named[number % len(named)]
-        sequence.reset()
-        sequence.prefill(text[:N_TEXT_PROMPT].tolist())
-        for at in range(N_TEXT_PROMPT, N_TEXT_PROMPT + N_PASSES):
-            n_rows = int(rng.choice(SIZES))
-            done = Round(at, n_drafted=n_rows - 1, n_tokens=1)
-            rows = text[at : at + n_rows].tolist()
-            done.pass_s = seconds_of(lambda rows=rows: sequence.verify(rows).argmax())  # type: ignore[misc]
-            sequence.commit(1)
-            touched.setdefault(name, {}).setdefault(n_rows, []).append(engine.n_experts)
-            for kind, costs in known.items():
-                if costs.n_observed >= N_LEARNING:
-                    errors[kind].append(abs(costs.pass_s(at, n_rows) / done.pass_s - 1.0))
-                done.n_experts = engine.n_experts if kind == "experts" else 0
-                costs.observe(done)
-    for name, by_rows in touched.items():
-        means = "  ".join(f"{n}: {np.mean(by_rows[n]):.0f}" for n in sorted(by_rows))
-        print(f"{name:10} experts touched by rows  {means}")
-    error = {
-        kind: {"mean": round(float(np.mean(x)), 4), "median": round(float(np.median(x)), 4)}
-        for kind, x in errors.items()
-    }
-    for kind, x in error.items():
-        print(f"by {kind:8} mean error {x['mean']:.4f}, median {x['median']:.4f}")
-    cost_ms = 1000.0 * known["experts"].experts.cost_s
-    return {"model": path.name, "error": error, "expert_ms": round(cost_ms, 4)}
-
-
 def main() -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(description="Cost of verifying n rows, chain and tree")
     parser.add_argument("models", nargs="+", type=Path, metavar="MODEL.gguf")
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 2, 3, 4, 8, 16, 24, 32, 64])
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--expected", action="store_true", help="errors of expected times instead")
-    parser.add_argument("--passes", type=int, default=1200, help="with --expected")
     parser.add_argument("-t", "--threads", type=int, help="default: one per physical core")
     args = parser.parse_args()
     try:
-        results = [(expected if args.expected else bench)(path, args) for path in args.models]
+        results = [bench(path, args) for path in args.models]
     except (native.Error, ValueError) as error:
         sys.exit(f"error: {error}")
     print(json.dumps({**facts(), "rounds": args.rounds, "results": results}))

@@ -91,7 +91,6 @@ class Engine:
         self.n_ctx = self.n_free_cells = sequence.n_ctx
         self.max_verify = 256
         self.n_top = 0
-        self.n_experts = 0
         self.max_top_k = 0  # N_TOP: it is like a device
         self.cpu_operations: list[str] = []
 

@@ -59,14 +59,6 @@ void CpuNodes::begin_run() {
     }
 }
 
-int64_t CpuNodes::n_experts() const {
-    int64_t n = 0;
-    for (const auto & step : list) {
-        n += step->node->n_experts();
-    }
-    return n;
-}
-
 static void run(ggml_tensor * dst, int ith, int nth, void * data) {
     const auto * step = static_cast<const CpuStep *>(data);
     step->node->compute(dst, ith, nth);

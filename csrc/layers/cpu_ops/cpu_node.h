@@ -70,8 +70,6 @@ class CpuNode {
     virtual void compute(ggml_tensor * dst, int ith, int nth) = 0;
     // Weights that it multiplies with.
     virtual std::vector<const PackedMatrix *> weights() const { return {}; }
-    // Experts that the last run multiplied with.
-    virtual int64_t n_experts() const { return 0; }
 
     void use(WorkShares & shares) { shares_ = &shares; }
 
@@ -155,8 +153,6 @@ struct CpuNodes {
 
     // Before each run of the graph.
     void begin_run();
-    // Experts of all layers that the last run multiplied with.
-    int64_t n_experts() const;
 };
 
 // A node of shape [ne0, ne1] that reads args.

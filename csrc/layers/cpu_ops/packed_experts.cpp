@@ -126,7 +126,6 @@ class GatedExperts : public CpuNode {
           groups_(groups), input_(std::move(input)) {}
 
     std::vector<const PackedMatrix *> weights() const override { return steps_.weights(); }
-    int64_t n_experts() const override { return n_experts_; }
     int64_t max_rows() const { return std::min(MAX_ROWS, input_.n_rows()); }
 
     // Bytes of a thread: groups, its input, rows of an expert, and a step's columns of them.
@@ -142,9 +141,6 @@ class GatedExperts : public CpuNode {
         char * scratch = to + bytes() + ith * scratch_size();
         const ggml_tensor * choices = dst->src[input_.sources().size()];
         at.sorted = groups_.sort(static_cast<const ExpertChoice *>(choices->data), scratch);
-        if (ith == 0) {
-            n_experts_ = at.sorted.n_active;
-        }
         scratch += groups_.scratch_size();
         at.x = input_.quantized(dst, scratch);
         at.rows = scratch + input_.scratch_size();
@@ -201,7 +197,6 @@ class GatedExperts : public CpuNode {
     int64_t x_size_, expert_bytes_;
     Groups groups_;
     PackedInput input_;
-    int64_t n_experts_ = 0;
 };
 
 // src: what GatedExperts made, the choices, and what else is summed. dst: f32 [n_embd, n_rows],
