@@ -252,7 +252,7 @@ int64_t dfl_sequence_cells_needed(const dfl_sequence * sequence, int64_t n);
 dfl_status dfl_sequence_get_tokens(const dfl_sequence * sequence, int32_t * tokens,
                                    dfl_error * err);
 
-/* One sequence's part of a batch. */
+/* Part of a batch: the rows of a sequence. */
 typedef struct {
     dfl_sequence * sequence;
     int32_t is_verify; /* 0: append them; 1: they are candidates, see dfl_engine_run */
@@ -288,7 +288,7 @@ typedef struct {
 dfl_status dfl_engine_run(dfl_engine * engine, dfl_batch_entry * entries, int64_t n_entries,
                           dfl_progress progress, void * user, dfl_error * err);
 
-/* What the drafter is asked for: candidates for n_draft positions after last_token, which is chosen
+/* A draft request: candidates for n_draft positions after last_token, which is chosen
  * but not appended. */
 typedef struct {
     dfl_sequence * sequence;

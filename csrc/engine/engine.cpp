@@ -84,7 +84,7 @@ Engine::Engine(std::shared_ptr<const Model> model, const EngineParams & params)
                   "%s was loaded for another model than %s", params_.drafter->file().path().c_str(),
                   model_->file().path().c_str());
         const int64_t max_block = std::min(params_.drafter->draft().block_size, MAX_VERIFY);
-        // With more sequences fewer nodes of each pay.
+        // The more sequences, the fewer nodes of each pay.
         constexpr int64_t more_rows = 3;
         verify_rows_ = sizes_.verify_rows(
             std::min(max_block + more_rows * (params_.n_parallel - 1), MAX_VERIFY),
@@ -237,7 +237,7 @@ void Engine::reserve_verify(int64_t n) {
     if (draft_) {
         draft_->reserve_verify(n, graphs_);
     }
-    graphs_.clear(); // they use what is replaced here
+    graphs_.clear(); // graphs use the tensors that are replaced here
     const int64_t n_rows = sizes_.verify_rows(n, model_->weights());
     recurrent_.reserve_updates(n_rows, !scans_);
     kv_.reserve_masks(max_masked_rows(n));

@@ -249,11 +249,11 @@ class Engine {
     GraphPool graphs_;
     std::unique_ptr<DraftState> draft_;
     std::vector<KvGroup *> caches_;     // see caches()
-    std::vector<Sequence *> sequences_; // by slot; NULL: free
+    std::vector<Sequence *> sequences_; // slot by slot; NULL: free
     std::vector<int64_t> n_kv_;         // cells that the next pass attends, of each group
     std::vector<RecentMax> recent_cells_;
     RecentMax recent_trees_;
-    int64_t n_top_ = 0; // of set_top_k()
+    int64_t n_top_ = 0; // set by set_top_k()
     int64_t verify_rows_ = 0;
     int64_t n_passes_ = 0;
     uint64_t prefix_bytes_ = 0;

@@ -18,7 +18,7 @@ namespace dfl {
 class SuffixAutomaton {
   public:
     struct State {
-        int32_t length; // of its longest substring
+        int32_t length; // length of its longest substring
         int32_t link; // the state of that substring's longest suffix that occurs at more positions
         int32_t newest; // the last known position that it ends at, the end of the stream excluded
         int32_t first;  // edge, -1 for none; the others follow by Edge::next
@@ -141,7 +141,7 @@ class SuffixIndex {
     size_t max_tokens_;
     int32_t n_separators_ = 0;
     int32_t text_begin_ = 0; // position where this text begins, after earlier ones
-    Match match_;            // that is followed
+    Match match_;            // the match in use
     int32_t left_ = -1;      // position where the target left it; -1: it did not
     int32_t since_ = 0;      // position of the text at that time
 

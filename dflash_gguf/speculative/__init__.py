@@ -1,7 +1,7 @@
 """Speculative decoding: proposes candidate tokens, selects those that pay, learns from the outcome.
 
     speculator.py         proposes, selects and observes a round of several requests
-    controller.py         decides what is drafted, and which nodes are verified
+    controller.py         decides the draft of a round and the nodes to verify
     cost_model.py         measured seconds of rounds, and lines to other sizes
     calibration.py        probabilities of acceptance from a proposer's scores
     tree.py, ddtree.py    candidate trees, and the best-first search that builds them (DDTree)
@@ -18,5 +18,5 @@ in docs/develop/design.md. Words, and what they are counted in:
     break-even      tokens that a pass must bring for its candidates: rate * the seconds they add
     value           tokens that a pass is expected to bring beyond its break-even
     gain, loss      what a draft brings beyond plain decoding, or takes: tokens, or plain rounds
-    look            a draft that is not expected to gain, made to see what comes of it
+    probe           a draft that is expected to lose, run to measure its acceptance
 """

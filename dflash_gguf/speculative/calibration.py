@@ -1,4 +1,4 @@
-"""The chance that the target takes a drafter's candidate, learned from what it took.
+"""Probability that the target accepts a drafter's candidate, learned from outcomes.
 
 Drafters trust their late positions too much, a greedy target is surer than any draw, and how much
 noise shared with the target tells depends on how alike the two are. So the chance of candidate i of
@@ -35,15 +35,15 @@ PRIOR = (1.0, 0.0, 0.0, 0.0, 0.0)
 PRIOR_SAMPLED = (1.0, 0.0, 0.5, 1.0, 0.0)
 """a to e at depth 1 before anything is seen; a deeper depth starts from the one before it."""
 PRIOR_WEIGHTS = (6.0, 2.0, 6.0, 2.0, 2.0)
-"""How strongly they are held to that: the information of about ten outcomes."""
+"""Precision of the prior: the information of about ten outcomes."""
 PULL = 0.2
-"""How much weaker the pull back to them is than the first resistance to leaving them."""
+"""Strength of the lasting pull back to the prior, as a part of its precision."""
 LOWER = np.array([0.02, -6.0, 0.0, 0.0, -6.0])
 UPPER = np.array([4.0, 6.0, 4.0, 8.0, 6.0])
 TOP1_MEMORY = 64
 """Outcomes of a depth of best candidates after which one weighs 1/e."""
 TOP1_PRIOR, TOP1_WEIGHT = 0.6, 2.0
-"""Of such a candidate being taken, and the outcomes this counts as."""
+"""Prior probability that such a candidate is accepted, and its weight in outcomes."""
 MIN_PROB = 1e-300
 """Chance that a path has at least: beyond two hundred positions their product may be rounded to 0.
 """
@@ -52,7 +52,7 @@ MIN_LOG_PROB = -30.0
 
 
 class Calibration:
-    """What was learned about one drafter, target and way to draw."""
+    """Calibration of one drafter and target, for one sampling class."""
 
     def __init__(self, is_sampled: bool = False) -> None:
         self._is_sampled = is_sampled
@@ -68,7 +68,7 @@ class Calibration:
         return self._of_depths(np.arange(n))
 
     def log_probs(self, features: Features) -> Floats:
-        """Of every candidate that the target takes it, given its path; float64 [n, k]."""
+        """Returns the log-probability that each candidate is accepted after its path; [n, k]."""
         features.log_probs = self._log_probs(features)
         of_candidates: Floats = features.log_probs[:, :-1]
         return of_candidates
@@ -121,7 +121,7 @@ class Calibration:
             self._information = np.concatenate([self._information, [np.diag(PRIOR_WEIGHTS)]])
 
     def to_dict(self) -> dict[str, Any]:
-        """What was learned, as plain values."""
+        """Returns the learned values as plain ones."""
         return {
             "is_sampled": self._is_sampled,
             "weights": self._weights.tolist(),
@@ -130,7 +130,7 @@ class Calibration:
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Calibration:
-        """What `to_dict` gave; KeyError, TypeError or ValueError for anything else."""
+        """Restores `to_dict`. Errors: KeyError, TypeError or ValueError for anything else."""
         calibration = cls(bool(stored["is_sampled"]))
         weights = np.array(stored["weights"], dtype=np.float64).reshape(-1, 5)
         information = np.array(stored["information"], dtype=np.float64).reshape(len(weights), 5, 5)
@@ -141,9 +141,9 @@ class Calibration:
 
 
 class Top1Acceptance:
-    """How often the target took best candidates, by depth, where it took those before as well.
+    """Acceptance rate of best candidates, by depth, where all before were accepted.
 
-    What was long ago counts less.
+    Old outcomes fade.
     """
 
     def __init__(self) -> None:
@@ -151,7 +151,7 @@ class Top1Acceptance:
         self._taken: list[float] = []
 
     def observe(self, candidates: Sequence[int], chosen: Sequence[int]) -> None:
-        """Learns from a chain of candidates and what the target chose in their places."""
+        """Learns from a chain of candidates and the tokens that the target chose instead."""
         self._extend(len(candidates))
         keep = 1.0 - 1.0 / TOP1_MEMORY
         for depth, (candidate, token) in enumerate(zip(candidates, chosen, strict=False)):
@@ -174,7 +174,7 @@ class Top1Acceptance:
         return paths
 
     def log_paths(self, n: int) -> list[float]:
-        """Their logarithms."""
+        """Returns the logarithms of `paths`."""
         return [math.log(max(path, MIN_PROB)) for path in self.paths(n)]
 
     def to_dict(self) -> list[list[float]]:
@@ -183,7 +183,7 @@ class Top1Acceptance:
 
     @classmethod
     def from_dict(cls, stored: Sequence[Sequence[float]]) -> Top1Acceptance:
-        """What `to_dict` gave. ValueError or TypeError for anything else."""
+        """Restores `to_dict`. Errors: ValueError or TypeError for anything else."""
         acceptance = cls()
         for tried, taken in zip(*stored, strict=True):
             if not 0.0 <= float(taken) <= float(tried) < 1e6:
@@ -199,7 +199,7 @@ class Top1Acceptance:
 
 
 class Calibrations:
-    """One calibration for every way to draw that was met: what fits one misleads another."""
+    """Calibrations by sampling class, as a calibration misleads in another class."""
 
     def __init__(self) -> None:
         self._known: dict[str, Calibration] = {}
@@ -213,7 +213,7 @@ class Calibrations:
         return self._known[sampling_class]
 
     def top1(self, config: DecodeConfig) -> Top1Acceptance:
-        """How often best candidates are taken in a way to draw."""
+        """Returns the acceptance of best candidates in the sampling class of a config."""
         return self._top1[sampling_class_of(config)]
 
     def to_dict(self) -> dict[str, Any]:
@@ -225,7 +225,7 @@ class Calibrations:
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Calibrations:
-        """What `to_dict` gave; KeyError, TypeError or ValueError for anything else."""
+        """Restores `to_dict`. Errors: KeyError, TypeError or ValueError for anything else."""
         calibrations = cls()
         for name, known in stored["ranked"].items():
             calibrations._known[name] = Calibration.from_dict(known)
@@ -235,12 +235,12 @@ class Calibrations:
 
 
 def sampling_class_of(config: DecodeConfig) -> str:
-    """What of a config decides how often candidates are taken, as a key."""
+    """Returns the sampling class of a config: requests of one are accepted equally often."""
     return f"{config.temperature:g}{' penalised' if config.has_penalties else ''}"
 
 
 class Features:
-    """What the chances of drafts depend on: float64 [n, k + 1, 5], the last row of k the rest."""
+    """Inputs of a calibration: float64 [n, k + 1, 5]; the last of the k + 1 rows is the rest."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
-"""Chooses what a round drafts and verifies: as told, or (`auto`) by what pays for itself.
+"""Chooses the draft of a round and the nodes to verify: a fixed size, or (`auto`) by measured gain.
 
-docs/develop/design.md has `auto` on one page. Gains are counted in tokens, where a second is worth
-the tokens that decoding makes in a second (Dinkelbach's method), losses in plain rounds. Nothing
-here reads a clock: equal rounds give equal choices.
+docs/develop/design.md has `auto` on one page. A second is worth the tokens that decoding makes in
+it (Dinkelbach's method), so gains are in tokens; losses are in plain rounds. Nothing here reads a
+clock: equal rounds give equal choices.
 
 Deciding by the measured cost of the next node is an idea of CaDDTree, arXiv 2606.01813.
 """
@@ -27,28 +27,28 @@ Requests = Sequence[SpeculativeState]
 Proposers = Sequence[Proposer]
 
 SHARE = 0.01
-"""Share of the running time that a proposer may lose to plain decoding, and deciding may take."""
+"""Share of the running time that a proposer may lose to plain decoding, and that decisions take."""
 CREDIT = 0.64
 """Plain rounds that a proposer may lose before any were run."""
 SAVED, OWED = 24.0, 2.0
-"""Plain rounds that a proposer can save up, and owe."""
+"""Plain rounds that a proposer can save up, and owe: bounds of its balance."""
 RARE = 0.001
-"""Probability of misses in a row, by what a proposer promises, below which it is not believed."""
+"""Probability of a proposer's misses in a row below which its promise is not believed."""
 MAX_WAIT = 255
-"""Rounds between probes of a proposer of which nothing is accepted any more, at most."""
+"""Most rounds between two probes of a proposer whose candidates are not accepted."""
 MEMORY = 16
-"""Rounds, or drafts, after which one weighs 1/e in what is expected of others."""
+"""Rounds (or drafts) after which the weight of one in a running mean has fallen to 1/e."""
 MAX_TTL_ROUNDS = 256
-"""Rounds after which a decision is made anew at the latest."""
+"""Longest time to live of a decision, in rounds."""
 LENGTHS = (3, 7, 15)
-"""Positions of drafts, beside the longest: their verify fills 4, 8 or 16 rows of a kernel."""
+"""Positions of drafts beside the longest draft: a verify fills 4, 8 or 16 rows of a kernel."""
 SIZES = (1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63, 95, 127, 191, 255)
 """Nodes that a pass may verify: kernels change at multiples of 4 and 8 rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftPlan:
-    """A draft that costs a pass of its proposer: positions, and one of the shapes of proposals."""
+    """A draft that needs a pass of its proposer: its number of positions, and its shape."""
 
     proposer: str
     n_positions: int
@@ -56,51 +56,50 @@ class DraftPlan:
 
 
 class Controller:
-    """Chooses twice a round: before the draft how long it is, after it what is verified.
+    """Chooses twice a round: the length of the draft before it, the nodes to verify after it.
 
-    n_nodes: most nodes that it would verify of one sequence now. longest: most positions of a
-    proposal.
+    n_nodes: most nodes of a sequence that a pass verifies. longest: most positions of a proposal.
     """
 
     n_nodes: int
     longest: int
 
     def break_even(self, done: Round) -> BreakEven:  # noqa: ARG002
-        """Returns what proposals that cost no pass must promise."""
+        """Returns the tokens that proposals without a pass must promise."""
         return NO_THRESHOLD
 
     def plan(self, done: Round, requests: Requests, proposers: Proposers) -> DraftPlan | None:
-        """Chooses among proposers that need a pass; the others have proposed already."""
+        """Chooses a draft of a proposer that needs a pass. The other proposers have run already."""
         raise NotImplementedError
 
     def select(self, done: Round, trees: Sequence[Tree], limits: Sequence[int]) -> list[Tree]:
-        """Returns the part of each tree to verify: so many nodes below the root at most, or none.
+        """Returns the part of each tree to verify, at most limits[i] nodes below the root.
 
-        trees: of the sequences that anything is proposed for.
+        trees: of the sequences that have candidates.
         """
         raise NotImplementedError
 
     def observe(self, done: Round) -> None:
-        """Learns from a round, if it learns."""
+        """Learns from a round."""
 
     def max_skip(self, done: Round) -> int:  # noqa: ARG002
-        """Returns the most plain rounds without asking anybody, after asking in vain."""
+        """Returns how many rounds may follow in which no proposer is asked."""
         return 0
 
 
 class FixedController(Controller):
-    """The same size every round, less only where the answer or the context ends."""
+    """Verifies the same size every round, less only where the answer or the context ends."""
 
     def __init__(self, shape: str, size: int, longest: int, least: int = 0) -> None:
-        """shape: CHAIN, TREE or MAIN_CHAIN. longest: positions.
+        """shape: CHAIN, TREE or MAIN_CHAIN. size: nodes. longest: positions.
 
-        size, least: nodes; fewer than the latter are dropped.
+        least: drafts of fewer nodes are dropped.
         """
         self._shape, self.n_nodes, self._least = shape, size, least
         self.longest = min(size, longest)
 
     def plan(self, done: Round, requests: Requests, proposers: Proposers) -> DraftPlan | None:  # noqa: ARG002
-        """Returns the same plan for the first proposer always."""
+        """Returns the same plan every time, for the first proposer."""
         limit = max(request.limit for request in requests)
         if not proposers or min(limit, self.longest) < self._least:
             return None
@@ -116,12 +115,12 @@ class FixedController(Controller):
 
 
 class ProposerStats:
-    """What one proposer was seen to bring, and its loss budget.
+    """Measured success of one proposer, and its loss budget.
 
-    balance: plain rounds that it may still lose; below zero it rests. n_misses: drafts in a row of
-    which nothing was accepted. wait: rounds from a draft to the next probe; n_waited: those that
-    have gone by. path: tokens expected of chains of 0, 1, 2 ... positions. tree_gains: tokens
-    expected of its trees of SIZES nodes beyond those of chains of as many.
+    balance: plain rounds that the proposer may still lose; below zero it rests. n_misses: drafts in
+    a row without an accepted candidate. n_waited: rounds since its last draft; wait: rounds from a
+    draft to the next probe. path: expected tokens of chains of 0, 1, 2 ... positions. tree_gains:
+    expected tokens of trees of SIZES nodes beyond those of chains with as many nodes.
     """
 
     def __init__(self) -> None:
@@ -132,36 +131,36 @@ class ProposerStats:
         self._n_trees = 0
 
     def book(self, rounds: float) -> None:
-        """Adds plain rounds that were gained, earned as time went by, or (below 0) lost."""
+        """Adds gained, earned or (below 0) lost plain rounds to the balance."""
         self.balance = min(max(self.balance + rounds, -OWED), SAVED)
 
     def add_draft(self, n_accepted: int, is_probe: bool) -> None:
-        """Learns whether any candidate was accepted; each failed probe doubles the wait."""
+        """Counts a draft without accepted candidates as a miss. A failed probe doubles the wait."""
         self.n_misses = 0 if n_accepted else self.n_misses + 1
         self.n_waited = 0
         if is_probe:
             self.wait = 0 if n_accepted else min(2 * self.wait + 1, MAX_WAIT)
 
     def add_tree(self, tree: Tree, n_positions: int) -> None:
-        """Learns from a draft of so many positions what its likeliest nodes promise."""
+        """Updates tree_gains by the expected tokens of a drafted tree of so many positions."""
         promised = np.cumsum(np.exp(tree.log_probs[1:]))[np.minimum(SIZES, tree.n_drafted) - 1]
         self._n_trees = min(self._n_trees + 1, MEMORY)
         gains = promised - self.expected(n_positions, TOP1) - self.tree_gains
         self.tree_gains += gains / self._n_trees
 
     def expected(self, n_positions: int, shape: str) -> Floats:
-        """Returns tokens beyond the first that a draft promises, by nodes; float64 [len(SIZES)]."""
+        """Returns the expected tokens of a draft beyond the first, [len(SIZES)], by nodes."""
         chains: Floats = self.path[np.minimum(SIZES, n_positions)]
         return chains if shape == TOP1 else chains + np.maximum(self.tree_gains, 0.0)
 
 
 @dataclass(slots=True)
 class ControllerState:
-    """What outlives answers: measured costs, what proposers bring, the rate of the last rounds.
+    """Learned state that outlives answers: measured costs, proposers' success, recent speed.
 
-    rates: tokens and seconds of the last rounds, by sequences. choose_s: mean seconds of a
-    decision. since_plain: rounds since one whose time tells of plain decoding. was_plain: True if
-    the last round was plain.
+    rates: tokens and seconds of the last rounds, by number of sequences. choose_s: mean seconds of
+    a decision. since_plain: rounds since the last plain round whose time was filed. was_plain: True
+    if the last round was plain.
     """
 
     costs: CostModel = field(default_factory=CostModel)
@@ -176,12 +175,12 @@ class ControllerState:
 
 @dataclass(slots=True)
 class Decision:
-    """What is drafted for some rounds of as many sequences.
+    """The draft of the coming rounds of as many sequences.
 
-    ttl_rounds: rounds until it is made anew. plan: None for nothing that needs a pass. is_probe:
-    True if the plan is expected to lose, and is run to see what it brings. gain: tokens a round
-    that the plan wins over plain decoding. plain_tokens: tokens that decoding makes in the time of
-    a plain round; 0 if that is not known. break_even: tokens that candidates must bring.
+    ttl_rounds: rounds until the next decision. plan: None for no draft. is_probe: True if the plan
+    is expected to lose, and is run to measure its acceptance. gain: tokens a round that the plan
+    wins over plain decoding. plain_tokens: tokens that decoding makes in the time of a plain round;
+    0 if unknown. break_even: tokens that candidates must bring.
     """
 
     ttl_rounds: int = 1
@@ -193,12 +192,12 @@ class Decision:
 
 
 class AutoController(Controller):
-    """Drafts what pays for itself, for the requests of one engine."""
+    """Drafts by measured gain, for the requests of one engine."""
 
     def __init__(
         self, state: ControllerState, longest: int, max_nodes: int, min_nodes: int = 0
     ) -> None:
-        """longest: positions of a draft. max_nodes: nodes of a pass for each sequence.
+        """longest: most positions of a draft. max_nodes: most nodes of a sequence in a pass.
 
         min_nodes: drafts of fewer nodes are dropped.
         """
@@ -207,19 +206,17 @@ class AutoController(Controller):
         self._nodes = np.array(SIZES)
         self._is_size = (self._min_nodes <= self._nodes) & (self._nodes <= max_nodes)
         self._sizes = self._nodes[self._is_size].tolist() or [max_nodes]
-        self._decisions: dict[tuple[int, int], Decision] = {}  # by sequences, and those asked for
-        self._decision = Decision()  # this round's
+        self._decisions: dict[tuple[int, int], Decision] = {}  # key: sequences, and those asked for
+        self._decision = Decision()
         self._has_decided = False
 
-    # ---- before the draft
-
     def break_even(self, done: Round) -> BreakEven:
-        """Returns what a pass costs; beside a draft's nodes others come cheaper."""
+        """Returns the price of a pass in tokens; none beside a draft, which pays for it."""
         decision = self._decisions.get((done.n_sequences, done.n_asked))
         return NO_THRESHOLD if decision is None or decision.plan else decision.break_even
 
     def plan(self, done: Round, requests: Requests, proposers: Proposers) -> DraftPlan | None:
-        """Returns the plan of the last decision or of a new one, unless copies bring as much."""
+        """Returns the decision's plan, or None if the candidates at hand gain as much."""
         limit = max(request.limit for request in requests)
         key = done.n_sequences, done.n_asked
         decision = self._decisions.get(key)
@@ -234,21 +231,21 @@ class AutoController(Controller):
             or self._copies_bring(decision.gain, done, requests)
         ):
             return None
-        done.free = ()  # one or the other: what both propose would be nobody's gain
+        done.free = ()  # a gain must be booked to one proposer
         for request in requests:
             request.proposed.clear()
         return DraftPlan(plan.proposer, min(plan.n_positions, limit), plan.shape)
 
     def _is_plain_due(self, gain: float) -> bool:
-        """Returns True if a plain round costs at most SHARE of what was gained since the last one.
+        """Returns True if measuring plain decoding costs at most SHARE of the rounds since then.
 
-        gain: plain rounds that it gives up. It takes two, as the first is slower: drafting has left
-        the target's weights out of the CPU's caches.
+        gain: plain rounds that a plain round gives up. Measuring takes two of them, as the first is
+        slower: drafting has evicted the target's weights from the CPU's caches.
         """
         return self._state.since_plain * SHARE >= 2.0 * gain
 
     def _copies_bring(self, gain: float, done: Round, requests: Requests) -> bool:
-        """Returns True if what is proposed already promises as much as a draft."""
+        """Returns True if the candidates at hand promise as much as a draft."""
         asked = [request for request in requests if request.proposed]
         trees = [request.merged() for request in asked]
         value, _ = self._best(done, trees, [request.n_room - 1 for request in asked])
@@ -287,9 +284,9 @@ class AutoController(Controller):
     def _options(
         self, done: Round, requests: Requests, proposer: Proposer, limit: int
     ) -> list[tuple[float, float, DraftPlan]]:
-        """Returns tokens and seconds that rounds with each draft of a proposer promise.
+        """Returns expected tokens and seconds of a round, for each draft of a proposer.
 
-        A draft is possible if its proposer could pay for it even if nothing were accepted.
+        A draft is possible if its proposer's balance could pay for it with nothing accepted.
         """
         asked = [request for request in requests if proposer.name not in request.failed]
         if not asked:
@@ -326,10 +323,8 @@ class AutoController(Controller):
         chains, trees = (rate * np.maximum(x - plain_s, 0.0) for x in (chains_s, trees_s))
         return BreakEven(self._sizes, chains.tolist(), trees.tolist())
 
-    # ---- after it
-
     def select(self, done: Round, trees: Sequence[Tree], limits: Sequence[int]) -> list[Tree]:
-        """Returns the nodes that are worth their rows; a probe verifies some at least."""
+        """Returns the nodes that gain more than their rows cost; a probe always verifies some."""
         is_probe = bool(done.proposer) and self._decision.is_probe
         if done.proposer and not done.is_top1:
             for tree in trees:
@@ -343,10 +338,10 @@ class AutoController(Controller):
     def _best(
         self, done: Round, trees: Sequence[Tree], limits: Sequence[int]
     ) -> tuple[float, list[Tree]]:
-        """Returns the tokens that verifying gains, and the nodes to verify of each tree.
+        """Returns the expected gain in tokens, and the nodes to verify of each tree.
 
-        All are chains or all trees, as some layers take longer for a tree whatever its size. As of
-        drafts, no more is verified than could be paid for if nothing were accepted.
+        Either all are chains or all are trees, as some layers take longer for a tree of any size.
+        The balance could pay for all nodes with nothing accepted.
         """
         decision, stats, costs = self._decision, self._state.stats, self._state.costs
         names = (done.proposer,) if done.proposer else done.free
@@ -370,10 +365,8 @@ class AutoController(Controller):
             part.first(n) for part, n in zip(parts, selection.counts, strict=True)
         ]
 
-    # ---- after the round
-
     def observe(self, done: Round) -> None:
-        """Books what the round has lost or gained, and files what it took."""
+        """Books the round's gain or loss, and files its times."""
         state, costs, n = self._state, self._state.costs, done.n_sequences
         if self._has_decided:
             self._has_decided = False
@@ -387,7 +380,7 @@ class AutoController(Controller):
                 seconds = min(seconds, costs.expected_s(done))
             self._book(done, seconds / plain_s)
             keep = 1.0 - 1.0 / MEMORY
-            tokens, before_s = state.rates.get(n, (MEMORY * n, MEMORY * plain_s))  # as if plain
+            tokens, before_s = state.rates.get(n, (MEMORY * n, MEMORY * plain_s))
             state.rates[n] = keep * tokens + done.n_tokens, keep * before_s + seconds
         is_cold = done.is_plain and not state.was_plain and is_known
         if not (is_cold or done.is_timing_shared):
@@ -400,7 +393,7 @@ class AutoController(Controller):
             decision.ttl_rounds = 0 if failed else decision.ttl_rounds - 1
 
     def _book(self, done: Round, rounds: float) -> None:
-        """Books a round that took as long as so many plain ones."""
+        """Books a round that took the time of `rounds` plain rounds."""
         all_stats = self._state.stats
         for name in {*all_stats, *done.free, done.proposer} - {""}:
             all_stats[name].book(SHARE * rounds)
@@ -413,15 +406,12 @@ class AutoController(Controller):
             all_stats[name].book(done.n_tokens / done.n_sequences - rounds)
 
     def max_skip(self, done: Round) -> int:
-        """Returns the plain rounds that make asking SHARE of their time."""
+        """Returns the number of rounds of which asking took SHARE."""
         plain_s = self._state.costs.plain_s(done.position, done.n_sequences)
         return int((done.choose_s + done.draft_s) / max(SHARE * plain_s, 1e-9))
 
 
 def _preference(option: tuple[float, float, DraftPlan]) -> float:
-    """Returns a draft's tokens a second, with a little more for a tree.
-
-    Its candidates are ranked, which tells what a tree would bring.
-    """
+    """Returns a draft's tokens a second, SHARE more for a tree: ranked candidates teach more."""
     tokens, seconds, plan = option
     return tokens / seconds * (1.0 + SHARE * (plan.shape == TREE))

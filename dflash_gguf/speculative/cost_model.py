@@ -1,7 +1,7 @@
-"""Seconds of rounds on this machine, by rows, sequences and tokens in the caches, as measured.
+"""Measured seconds of rounds, by rows, sequences and tokens in the caches.
 
-A time is the median of the last ones. Sizes that were never run lie on lines between those that
-were, and more rows never take less.
+A time is the median of the last measurements. Other sizes are interpolated between measured ones,
+and more rows never take less.
 """
 
 from __future__ import annotations
@@ -20,35 +20,33 @@ from .._validate import integer, number
 from .tree import Tree
 
 N_TIMES = 9
-"""Times of a running median; of fewer than a third of them the least counts, as noise only adds."""
+"""Times in a running median. With fewer than a third of them, the minimum counts: noise adds."""
 N_FIRST = 2
-"""Runs of a shape that do not count: the first builds its graph, on CUDA the second captures it."""
+"""First runs of a shape, which are not filed: one builds its graph, on CUDA one captures it."""
 ROW = 0.25
-"""Plain passes that a draft, and each row of a verify, is taken to cost before one was measured."""
+"""Cost in plain passes of a draft, and of each row of a verify, before one was measured."""
 N_STORED = 3
-"""Times that a median counts as when it comes from a file."""
+"""Weight of a median from a file, in times."""
 CELLS = 256
-"""Tokens in the caches of the first bucket; each further bucket is twice as wide."""
+"""Width of the first bucket of cached tokens; each further bucket is twice as wide."""
 PASSES = ("plain", "chains")
-"""Kinds of passes of the target, without drafts and with some; drafts are kinds of their own."""
+"""Kinds of passes of the target; `_draft_kind` names those of drafts."""
 
 
 @dataclass(slots=True)
 class Round:
-    """What a round did and took: one pass for one sequence or several.
+    """Work and times of a round: one pass for one sequence or several.
 
-    position: tokens in the caches before it, those of all its sequences. n_sequences: of them, each
-    with a token at least; n_undrafted: those of these that nobody was asked for.
-    is_timing_shared: whether its pass did more than that, so that its seconds do not say what it
-    costs.
-    proposer: whose draft took a pass, if any did; n_positions: most places that it filled for one;
-    n_draft_rows: rows of its pass; is_top1: whether only with best candidates. free: proposers that
-    need no pass and had candidates.
-    n_drafted: nodes verified below the roots. is_tree: whether they were more than chains.
-    n_accepted: those of them that were accepted.
-    n_tokens: tokens the round added to answers.
-    Seconds: choose_s, the decision what to draft, where one was made; draft_s, candidates and their
-    choice; pass_s, the target's pass with what surrounds it; sample_s.
+    position: tokens in the caches of all its sequences before it. n_sequences: decoding sequences;
+    n_undrafted: those of them without speculation. is_timing_shared: True if the pass did other
+    work too, so that its seconds are not filed.
+    proposer: name of the proposer that ran a pass, if any; n_positions: its positions, of the
+    longest draft; n_draft_rows: rows of its pass; is_top1: True for best candidates alone. free:
+    names of proposers that had candidates without a pass.
+    n_drafted: verified nodes below the roots; is_tree: True if they were more than chains.
+    n_accepted: accepted nodes. n_tokens: tokens added to answers.
+    Seconds: choose_s of deciding, draft_s of proposing and selecting, pass_s of the target's pass
+    and of batching, sample_s of sampling.
     """
 
     position: int
@@ -70,7 +68,7 @@ class Round:
     sample_s: float = 0.0
 
     def add_tree(self, tree: Tree) -> None:
-        """Adds what the target is given of one sequence."""
+        """Adds the nodes that the target verifies for one sequence."""
         self.n_drafted += tree.n_drafted
         self.is_tree |= not tree.is_chain
 
@@ -81,17 +79,17 @@ class Round:
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing was drafted that takes time, and nothing verified."""
+        """True if no proposer ran a pass, and nothing was verified."""
         return not (self.n_drafted or self.n_positions)
 
     @property
     def n_asked(self) -> int:
-        """Sequences that candidates are wanted for."""
+        """Sequences with speculation."""
         return self.n_sequences - self.n_undrafted
 
     @property
     def seconds(self) -> float:
-        """All of it."""
+        """Seconds of the whole round."""
         return self.choose_s + self.draft_s + self.pass_s + self.sample_s
 
 
@@ -106,7 +104,7 @@ class RunningMedian:
 
     @property
     def is_sure(self) -> bool:
-        """True if a single time does not decide it."""
+        """True if there are enough times for one outlier to move nothing."""
         return 3 * len(self._times) >= N_TIMES
 
     def add(self, seconds: float) -> None:
@@ -117,7 +115,7 @@ class RunningMedian:
 
 
 class Curve:
-    """Seconds by rows: rising lines between known points; beyond, as they rose so far."""
+    """Seconds by rows: rising lines between measured points, extrapolated by their mean slope."""
 
     def __init__(self, points: Iterable[tuple[int, float]]) -> None:
         """points: rows and seconds; at least one."""
@@ -154,9 +152,9 @@ class CostModel:
         """Rounds filed by this process."""
         self.sample = RunningMedian()
         """Seconds of sampling one token."""
-        self._times: defaultdict[str, dict[int, Buckets]] = defaultdict(dict)  # by kind, rows
-        self._factors: dict[tuple[int, bool], RunningMedian] = {}  # by sequences, trees
-        self._n_runs: Counter[tuple[object, ...]] = Counter()  # by shape
+        self._times: defaultdict[str, dict[int, Buckets]] = defaultdict(dict)  # keys: kind, rows
+        self._factors: dict[tuple[int, bool], RunningMedian] = {}  # keys: sequences, is_tree
+        self._n_runs: Counter[tuple[object, ...]] = Counter()
         self._curves: dict[tuple[str, int], Curve] = {}
 
     def knows_plain(self, n_sequences: int = 1) -> bool:
@@ -164,12 +162,12 @@ class CostModel:
         return any(n in self._times["plain"] for n in range(n_sequences, 2 * n_sequences))
 
     def is_warm(self, done: Round) -> bool:
-        """Returns True if such passes, and such drafts, were run more than N_FIRST times."""
+        """Returns True if a pass and a draft of the same shapes ran N_FIRST times before."""
         shapes = _shapes(done)
         return all(self._n_runs[shape] >= N_FIRST for shape in shapes if shape is not None)
 
     def observe(self, done: Round) -> None:
-        """Files a round's times."""
+        """Files the times of a round."""
         self.n_observed += 1
         rows, draft = _shapes(done)
         if draft is not None and self._counts(draft):
@@ -185,7 +183,7 @@ class CostModel:
         self.sample.add(done.sample_s / max(done.n_tokens, 1))
 
     def expected_s(self, done: Round) -> float:
-        """Returns the seconds of a round whose pass does nothing else."""
+        """Returns the seconds of such a round, if its pass does no other work."""
         draft_s = 0.0
         if done.n_positions:
             draft_s = self.draft_s(done.proposer, done.n_draft_rows, done.is_top1)
@@ -193,7 +191,7 @@ class CostModel:
         return draft_s + pass_s + done.n_tokens * self.sample.value
 
     def draft_s(self, proposer: str, n_rows: int, is_top1: bool) -> float:
-        """Returns the seconds of a draft; of a kind that was never run, those of the other."""
+        """Returns the seconds of a draft; before the first one of its kind, those of the other."""
         for kind in (_draft_kind(proposer, is_top1), _draft_kind(proposer, not is_top1)):
             if self._times[kind]:
                 return self._curve(kind, 0).at(n_rows)
@@ -233,13 +231,13 @@ class CostModel:
     def _curve(self, kind: str, bucket: int) -> Curve:
         """Returns seconds by rows in a bucket; all are 0 if nothing is known.
 
-        Rows that were not run in the bucket cost what they do in the nearest one, and what a plain
-        pass costs more here than there.
+        Rows without a time in the bucket cost as much as in the nearest bucket, plus the difference
+        of a plain pass between both.
         """
         curve = self._curves.get((kind, bucket))
         if curve is None:
             plain, times = self._times["plain"].get(1, {}), self._times[kind]
-            if kind == "chains":  # as far as they go; beyond, only plain rounds are known
+            if kind == "chains":  # beyond the most verified rows, plain rounds tell
                 most, all_plain = max(times, default=1), self._times["plain"].items()
                 times = {**times, **{n: of for n, of in all_plain if n == 1 or n > most}}
             points = []
@@ -252,7 +250,7 @@ class CostModel:
         return curve
 
     def _counts(self, shape: tuple[object, ...]) -> bool:
-        """Returns False for the first runs of a shape."""
+        """Counts a run; returns False for the first ones of its shape."""
         self._n_runs[shape] += 1
         return self._n_runs[shape] > N_FIRST
 
@@ -285,9 +283,9 @@ class CostModel:
 
 
 def _shapes(done: Round) -> tuple[tuple[Any, ...], tuple[str, int] | None]:
-    """Returns what tells a round's pass, and its draft, from others: kind and rows.
+    """Returns the shapes of a round's pass and draft: kind and rows.
 
-    Verifies of several sequences and of trees have a factor: sequences, is_tree and rows.
+    A verify of a tree or of several sequences has a factor: its shape is sequences, is_tree, rows.
     """
     rows: tuple[Any, ...] = PASSES[done.n_drafted > 0], done.n_rows
     if done.n_drafted and (done.is_tree or done.n_sequences > 1):

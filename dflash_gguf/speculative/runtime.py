@@ -26,22 +26,22 @@ from .proposers.registry import create_proposers, select_proposers
 ROOM = 32
 """Rows that a verify is given room for from the start, where there is memory."""
 MEASURE_S, N_PROMPT = 0.2, 8
-"""What measuring may take while a model is loaded, and the tokens before the rounds it runs."""
+"""Seconds of measuring while a model is loaded, and tokens in the cache before its rounds."""
 N_PLAIN = 3
 """Plain rounds that are measured once the target's weights have been read."""
 CHAINS, TREES = (7, 3, 1, 15, 8, 16), (7, 3)
 """Nodes of the verifies that are measured. Kernels begin another part of their rows at 8 and 16."""
 N_ROUNDS_KEPT = 16
-"""New rounds for which it is worth to write down what was learned."""
+"""Rounds after which the cost file is written again."""
 N_HEADER = 1 << 16
 """Bytes at a file's start that tell it from another of the same size and time."""
 
 
 class CostFile:
-    """Where what was learned of a pair is kept, by its files and all that costs follow from."""
+    """File of a pair's costs; its name is a hash of the model files and the settings."""
 
     def __init__(self, paths: Iterable[str], *settings: str | int) -> None:
-        """paths: target and drafter. settings: whatever else changes what a pass costs.
+        """paths: target and drafter. settings: all others that change the cost of a pass.
 
         Errors: OSError for a file that cannot be read.
         """
@@ -51,9 +51,9 @@ class CostFile:
         self._name = f"costs-{name}.json"
 
     def load(self) -> tuple[CostModel, dict[str, Any]]:
-        """What was measured before, and what proposers have learned, by their names.
+        """Returns the stored costs, and the learned values of proposers by name.
 
-        Empty if nothing was, or if it makes no sense.
+        Both are empty if the file is missing or damaged.
         """
         stored = _cache_dir.read(self._name, self._identity)
         if stored is not None:
@@ -62,13 +62,13 @@ class CostFile:
         return CostModel(), {}
 
     def store(self, costs: CostModel, learned: Mapping[str, Any]) -> None:
-        """Keeps both."""
+        """Writes costs and learned values."""
         value = {"costs": costs.to_dict(), "learned": dict(learned)}
         _cache_dir.write(self._name, self._identity, value)
 
 
 class SpeculativeRuntime:
-    """The proposers of an engine; what is learned outlives answers, and the process in a file."""
+    """Proposers, controllers and learned state of an engine. A file keeps the state."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class SpeculativeRuntime:
         cost_file: CostFile | None = None,
         max_verify_rows: int = MAX_VERIFY,
     ) -> None:
-        """cost_file: where this pair's costs are kept. most_rows: of a verify by default."""
+        """cost_file: None to keep nothing. max_verify_rows: most rows of a verify by default."""
         self.proposers = create_proposers(sequence)
         costs, learned = cost_file.load() if cost_file else (CostModel(), {})
         self.state = ControllerState(costs)
@@ -91,7 +91,7 @@ class SpeculativeRuntime:
     def controller(self, config: DecodeConfig) -> tuple[list[Proposer], Controller | None]:
         """Returns an answer's proposers and controller; no controller for plain decoding.
 
-        Errors: ValueError if what was asked for cannot be.
+        Errors: ValueError for a draft that this engine cannot make.
         """
         is_drafted = config.draft != "none"
         proposers = select_proposers(self.proposers, config.draft_type) if is_drafted else []
@@ -121,17 +121,14 @@ class SpeculativeRuntime:
         return proposers, self._auto
 
     def measure(self) -> None:
-        """Runs some rounds, unless it is known what they cost; for MEASURE_S if passes are short.
-
-        The sequence is empty afterwards.
-        """
+        """Measures some rounds for MEASURE_S, unless costs are known. Empties the sequence."""
         sequence, costs = self._sequence, self.state.costs
         n_rows = min(ROOM, self._max_verify_rows, sequence.n_ctx - 2 * N_PROMPT)
         if costs.knows_plain() or n_rows < 2:
             return
         self.make_room(n_rows, is_needed=False)
         n_vocab = self._engine.model.n_vocab
-        # Tokens of a text differ, and so do the experts they are routed to.
+        # Equal tokens would all be routed to the same experts.
         tokens = [97 * row % n_vocab for row in range(ROOM)]
         drafters = [proposer for proposer in self.proposers if proposer.needs_forward]
         request = SpeculativeState(sequence, tokens[:N_PROMPT], DraftScorer(DecodeConfig()))
@@ -159,13 +156,13 @@ class SpeculativeRuntime:
             sequence.prefill(tokens[:N_PROMPT]).argmax()
             n_rows = min(n_rows, self._engine.max_verify)
             measure(costs, n_rows, drafters[0] if drafters else None, run, MEASURE_S)
-        except Error:  # whoever answers will be told
+        except Error:  # the first answer raises it again
             self.state.costs = CostModel()
         finally:
             sequence.reset()
 
     def make_room(self, n_rows: int, *, is_needed: bool) -> None:
-        """Lets a round verify so many rows; where it can do with fewer, as many as there may be."""
+        """Makes room for verifies of so many rows; with less memory for fewer, unless is_needed."""
         if not is_needed:
             n_rows = min(n_rows, self._max_verify_rows)
         if n_rows > self._engine.max_verify:
@@ -174,16 +171,16 @@ class SpeculativeRuntime:
             except Error:
                 if is_needed:
                     raise
-                self._max_verify_rows = self._engine.max_verify  # others took what was free
+                self._max_verify_rows = self._engine.max_verify
 
     def forget(self, sequences: Iterable[Sequence]) -> None:
-        """Forgets the texts of sequences."""
+        """Makes all proposers forget the texts of sequences."""
         for sequence in sequences:
             for proposer in self.proposers:
                 proposer.forget(sequence)
 
     def save(self) -> None:
-        """Writes what was learned to the cost file, once enough rounds were observed."""
+        """Writes the cost file, once N_ROUNDS_KEPT rounds were observed since the last time."""
         n_observed = self.state.costs.n_observed
         if self._cost_file is not None and n_observed >= self._n_stored + N_ROUNDS_KEPT:
             learned = {proposer.name: proposer.to_dict() for proposer in self.proposers}
@@ -198,10 +195,10 @@ def measure(
     run: Callable[[Round], None],
     max_s: float,
 ) -> None:
-    """Runs some rounds that accept nothing, so that the first answers do not begin with guesses.
+    """Runs rounds that accept nothing, so that the first answers begin with measured costs.
 
-    Those of passes of up to n_rows and drafts of `drafter` that are likely to end before max_s have
-    gone by. run: fills in what a round took.
+    n_rows: most rows of a pass. drafter: None without one. run: runs a round and sets its seconds.
+    A round is left out if it would probably end after max_s.
     """
     name, longest = (drafter.name, drafter.max_draft) if drafter else ("", 0)
     plain = 0, True

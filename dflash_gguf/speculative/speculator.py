@@ -1,4 +1,4 @@
-"""One round of speculative decoding: what is verified, and what is learned of it.
+"""Round of speculative decoding: selects candidates, and learns from their outcome.
 
     propose   proposers give trees of candidates, a controller selects the nodes to verify
     verify    the target runs once over their tree (a chain is a tree of width 1)
@@ -18,10 +18,10 @@ from .cost_model import Round
 from .proposers.proposer import TOP1, TREE, Proposer, SpeculativeState
 
 Clock = Callable[[str], AbstractContextManager[object]]
-"""Gives what times a with block, by the name of a phase."""
+"""Returns a context manager that times a phase, by its name."""
 
 MAX_SKIP = 16
-"""Plain rounds in a row in which nobody is asked at most: a copy begins so much later."""
+"""Most rounds in a row without asking proposers: a suffix match is found so much later."""
 
 
 def untimed(_phase: str) -> AbstractContextManager[object]:
@@ -30,9 +30,9 @@ def untimed(_phase: str) -> AbstractContextManager[object]:
 
 
 class Speculator:
-    """Proposes candidates for rounds, and selects those that are verified.
+    """Proposes candidates for rounds, and selects the ones to verify.
 
-    All is for lists of requests, one for each sequence that the next pass serves.
+    Methods take lists of requests, one for each sequence of the next pass.
     """
 
     def __init__(
@@ -46,21 +46,21 @@ class Speculator:
         """Plain rounds to skip after the next miss, and those still to be skipped now."""
 
     def start(self, request: SpeculativeState) -> None:
-        """Begins an answer, whose prompt is in `history`."""
+        """Begins an answer; the prompt is in the request's `history`."""
         for proposer in self._proposers:
             proposer.start(request)
 
     def start_decoding(self, request: SpeculativeState) -> None:  # noqa: ARG002
-        """Asks in the next round, in which a request begins to decode."""
+        """Ends the back-off, as a request begins to decode."""
         self._skip, self.n_skip = 1, 0
 
     @property
     def asks(self) -> bool:
-        """True if anybody is asked before the next round."""
+        """True if proposers are asked in the next round."""
         return self.n_skip == 0
 
     def propose(self, done: Round, requests: Sequence[SpeculativeState]) -> None:
-        """Gives each request its tree, None for a plain row. Fills in what was drafted."""
+        """Sets the tree of each request, None for a plain row, and the draft's part of `done`."""
         controller, clock = self._controller, self._clock
         asked = []
         for request in requests:
@@ -103,7 +103,7 @@ class Speculator:
         requests: Sequence[SpeculativeState],
         tokens: Sequence[Sequence[int]],
     ) -> None:
-        """Learns from a round and the tokens that the target chose in it for each request."""
+        """Learns from a round. tokens: of each request, chosen by the target in the round."""
         if not self.asks:
             self.n_skip -= 1
             return
@@ -119,7 +119,7 @@ class Speculator:
             self._skip = 1
 
     def _ask(self, proposer: Proposer, requests: Sequence[SpeculativeState]) -> bool:
-        """Returns whether it proposes anything."""
+        """Returns True if the proposer has candidates for any request."""
         name, is_any = proposer.name, False
         asked = [request for request in requests if name not in request.failed]
         if not asked:

@@ -51,7 +51,7 @@ class Tree:
 
     @property
     def is_chain(self) -> bool:
-        """Whether every node follows the one before it."""
+        """True if every node follows the one before it."""
         return self.depths[-1] == self.n_drafted
 
     def child(self, node: int, token: int) -> int | None:

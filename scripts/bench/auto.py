@@ -143,7 +143,7 @@ def right_edit(number: int, decoder: Decoder) -> list[int]:
 
 
 def force(engine: Any, text: list[int]) -> None:
-    """Has an engine draw a text, prompt and answer, whatever its rows are."""
+    """Makes an engine draw a given text, prompt and answer."""
     engine.sample = lambda walks: [text[walk.position :] for walk in walks]
 
 
@@ -313,7 +313,7 @@ class ProposalBackoff:
             self._partly = first.proposers[at] = Partly(first.proposers[at].max_draft, share)
             for other in others:
                 other.proposers, other.state = first.proposers, first.state
-        gc.freeze()  # as dflash-run does
+        gc.freeze()  # dflash-run does it too
 
     def renew(self) -> None:
         """Loads decoders that know nothing."""

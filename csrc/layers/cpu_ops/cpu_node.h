@@ -43,7 +43,7 @@ class WorkShares {
         }
     }
 
-    // Before each run, by one thread: the number of threads may differ from one run to the next.
+    // Called before each run by one thread, as the number of threads may change between runs.
     void begin_run() {
         for (Own & own : own_) {
             own.turn = 0;
@@ -106,7 +106,7 @@ class Barrier {
         }
     }
 
-    // Before each run, by one thread: whoever takes part starts at the same turn.
+    // Called before each run by one thread, so that all threads start at the same turn.
     void begin_run();
 
     // What a run lost to threads that came late, which is what a thread does that waits for a core.
@@ -114,7 +114,7 @@ class Barrier {
         int64_t lost_ns = 0;
         int n_late = 0; // threads that were waited for
     };
-    // Of the run that ended, of nth threads.
+    // Called with the number of threads of the run that ended.
     Waits waits(int nth) const;
 
   private:
@@ -151,7 +151,7 @@ struct CpuNodes {
     std::unique_ptr<WorkShares> shares = {}; // once there is one
     std::unique_ptr<Barrier> barrier = {};   // of those that were joined
 
-    // Before each run of the graph.
+    // Called before each run of the graph.
     void begin_run();
 };
 
