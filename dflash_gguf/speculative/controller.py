@@ -126,9 +126,14 @@ class ProposerStats:
     def __init__(self) -> None:
         self.balance = CREDIT
         self.n_misses = self.n_waited = self.wait = 0
-        self.path: Floats = np.zeros(1)
+        self.path: Floats = np.zeros(2)
         self.tree_gains: Floats = np.zeros(len(SIZES))
         self._n_trees = 0
+
+    @property
+    def is_believed(self) -> bool:
+        """False if the last misses in a row are improbable by the expected acceptance."""
+        return float(1.0 - self.path[1]) ** self.n_misses >= RARE
 
     def book(self, rounds: float) -> None:
         """Adds gained, earned or (below 0) lost plain rounds to the balance."""
@@ -212,16 +217,16 @@ class AutoController(Controller):
 
     def break_even(self, done: Round) -> BreakEven:
         """Returns the price of a pass in tokens; none beside a draft, which pays for it."""
-        decision = self._decisions.get((done.n_sequences, done.n_asked))
-        return NO_THRESHOLD if decision is None or decision.plan else decision.break_even
+        decision = self._decisions.get((done.n_sequences, done.n_asked), Decision())
+        return NO_THRESHOLD if decision.plan else decision.break_even
 
     def plan(self, done: Round, requests: Requests, proposers: Proposers) -> DraftPlan | None:
         """Returns the decision's plan, or None if the candidates at hand gain as much."""
         limit = max(request.limit for request in requests)
         key = done.n_sequences, done.n_asked
-        decision = self._decisions.get(key)
-        self._has_decided = decision is None or decision.ttl_rounds <= 0
-        if decision is None or decision.ttl_rounds <= 0:
+        decision = self._decisions.get(key, Decision(0))
+        self._has_decided = decision.ttl_rounds <= 0
+        if self._has_decided:
             decision = self._decisions[key] = self._decide(done, requests, proposers, limit)
         self._decision, plan = decision, decision.plan
         if plan is None or limit < self._min_nodes:
@@ -266,7 +271,8 @@ class AutoController(Controller):
         options = [
             option
             for proposer in proposers
-            if state.stats[proposer.name].balance >= 0.0
+            if (stats := state.stats[proposer.name]).balance >= 0.0
+            and (stats.is_believed or stats.n_waited >= stats.wait)
             for option in self._options(done, requests, proposer, limit)
         ]
         if not options:
@@ -274,7 +280,7 @@ class AutoController(Controller):
         tokens, seconds, plan = max(options, key=_preference)
         loss = seconds / plain_s - tokens / n
         stats = state.stats[plan.proposer]
-        if loss < 0.0 and (1.0 - stats.path[1]) ** stats.n_misses >= RARE:
+        if loss < 0.0 and stats.is_believed:
             decision.plan, decision.ttl_rounds = plan, ttl
             decision.gain = tokens * plain_s / seconds - n
         elif stats.balance >= loss and stats.n_waited >= stats.wait:
@@ -325,15 +331,13 @@ class AutoController(Controller):
 
     def select(self, done: Round, trees: Sequence[Tree], limits: Sequence[int]) -> list[Tree]:
         """Returns the nodes that gain more than their rows cost; a probe always verifies some."""
-        is_probe = bool(done.proposer) and self._decision.is_probe
         if done.proposer and not done.is_top1:
             for tree in trees:
                 self._state.stats[done.proposer].add_tree(tree, done.n_positions)
         value, selected = self._best(done, trees, limits)
-        if not done.proposer and value > 0.0 and self._is_plain_due(value / done.n_sequences):
-            value = 0.0
-        is_worth = value > 0.0 or is_probe
-        return selected if selected and is_worth else [tree.first(0) for tree in trees]
+        is_worth = value > 0.0 or (done.proposer and self._decision.is_probe)
+        is_due = not done.proposer and self._is_plain_due(value / done.n_sequences)
+        return selected if selected and is_worth and not is_due else [x.first(0) for x in trees]
 
     def _best(
         self, done: Round, trees: Sequence[Tree], limits: Sequence[int]
@@ -387,10 +391,9 @@ class AutoController(Controller):
             costs.observe(done)
         state.since_plain = 0 if done.is_plain and not is_cold else state.since_plain + 1
         state.was_plain = done.is_plain
-        decision = self._decisions.get((n, done.n_asked))
-        if decision is not None:
-            failed = done.proposer and not done.n_drafted
-            decision.ttl_rounds = 0 if failed else decision.ttl_rounds - 1
+        decision = self._decisions.get((n, done.n_asked), Decision())
+        failed = done.proposer and not done.n_drafted
+        decision.ttl_rounds = 0 if failed else decision.ttl_rounds - 1
 
     def _book(self, done: Round, rounds: float) -> None:
         """Books a round that took the time of `rounds` plain rounds."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence as Tokens
 from pathlib import Path
+from typing import Any
 
 import pytest
-from pairs import make_pair, open_pair, random_tokens
+from pairs import make_pair, open_pair, overfit, random_tokens
 from stepwise import Stepwise
 
 from dflash_gguf.config import DecodeConfig
 from dflash_gguf.decoder import Decoder
+from dflash_gguf.native import Engine
 from dflash_gguf.sampling.noise import DraftScorer
 from dflash_gguf.speculative.proposers.proposer import Proposer, SpeculativeState
 from dflash_gguf.speculative.tree import Tree
@@ -75,3 +78,47 @@ def test_it_drafts_from_the_present_prompt_alone(tmp_path: Path, kind: str) -> N
         request = SpeculativeState(Timeline(), seen, DraftScorer(DecodeConfig()), 99, 99)
         request.n_positions, request.n_nodes = max(tree.depths), len(tree) - 1
         assert fresh.propose([request]) == [tree]
+
+
+class Knowing(Stepwise):
+    """Knows a text: the first candidate of each step is its token."""
+
+    def __init__(self, n_vocab: int, text: list[int]) -> None:
+        super().__init__(n_vocab)
+        self._text = text
+
+    def propose(self, requests: Tokens[SpeculativeState]) -> list[Tree | None]:
+        trees = super().propose(requests)
+        for request, tree in zip(requests, trees, strict=True):
+            assert tree is not None
+            coming = self._text[len(request.history) :]
+            for node, depth in enumerate(tree.depths):
+                if node % 2:  # of each step, the best
+                    tree.tokens[node] = coming[depth - 1] if depth <= len(coming) else 0
+        return trees
+
+
+@pytest.mark.parametrize("better", ["dflash", "stepwise"])
+def test_the_better_of_two_drafters_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, better: str
+) -> None:
+    """Passes of the target take as long as those of a large one."""
+    pair, prompt = make_pair(tmp_path, "llama", block_size=8), random_tokens(1)
+    with Decoder(open_pair(pair), None) as decoder:
+        settings: dict[str, Any] = {"max_tokens": 200, "ignore_eos": True}
+        plain = decoder.generate(prompt, draft="none", **settings).tokens
+        n_vocab = decoder.model.n_vocab
+    if better == "dflash":
+        pair = overfit(pair, "llama", tmp_path / "trained.gguf", prompt, plain)
+    run = Engine.run
+    monkeypatch.setattr(Engine, "run", lambda *args: (time.sleep(0.003), run(*args))[1])
+    with Decoder(open_pair(pair), None) as decoder:
+        known = Knowing(n_vocab, [*prompt, *plain] if better == "stepwise" else [])
+        decoder._speculative.proposers = [*decoder._speculative.proposers[:1], known]
+        for _ in range(3):
+            found = decoder.generate(prompt, draft="auto", **settings)
+            assert found.tokens == plain
+    accepted = {name: n for name, (_, n) in found.candidates_by_proposer.items()}
+    assert accepted[better] > 100
+    other = "stepwise" if better == "dflash" else "dflash"
+    assert accepted.get(other, 0) < 20

@@ -771,14 +771,32 @@ def test_a_second_after_sixteen_join_it_is_as_fast_as_if_they_had_always_been_th
     assert np.mean(joined) > 0.98 * plain
 
 
+class Boasting(Drafter):
+    """Promises that a candidate is accepted with a probability, if that is not 0."""
+
+    def __init__(self, text: Callable[[int], Text], name: str, chance: float = 0.0):
+        super().__init__(text, name)
+        self.chance = chance
+
+    def expected_path_probs(self, sampler: DraftScorer) -> Sequence[float]:
+        promised = [self.chance**depth for depth in range(1, BLOCK + 1)]
+        return promised if self.chance else super().expected_path_probs(sampler)
+
+
 @pytest.mark.parametrize("better", [0, 1])
 def test_of_two_drafters_the_better_one_is_found(better: int) -> None:
-    """One is right more often, or as often in half the time; both need a pass."""
-    for texts, slower in (([Text(0.9), Text(0.5)], {}), ([Text(0.7), Text(0.7)], {"worse": 4.0})):
-        names = ["better", "worse"]
-        drafters = [Drafter(lambda _, x=x: x, name) for x, name in zip(texts, names, strict=True)]
+    """One is right more often, or as often in less time, or the other only promises to be."""
+    for best, slower, chance in (
+        ([0.9, 0.5], 1.0, 0.0),
+        ([0.7, 0.7], 4.0, 0.0),
+        ([0.7, 0.0], 1.0, 0.97),
+    ):
+        drafters = [
+            Boasting(lambda _: Text(best[0], others=best[0]), "better"),  # noqa: B023
+            Boasting(lambda _: Text(best[1], others=best[1]), "worse", chance),  # noqa: B023
+        ]
         machine, state = fast(), ControllerState()
-        machine.slower = slower
+        machine.slower = {"worse": slower}
         rng = np.random.default_rng(0)
         for drafter in drafters:
             measure(state.costs, 16, drafter, lambda done: machine.run(done, rng), np.inf)  # noqa: B023
