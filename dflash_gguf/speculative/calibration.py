@@ -29,21 +29,19 @@ from ..native import CalibrationParams
 
 Floats = NDArray[np.float64]
 
-MEMORY = 256
-"""Outcomes of a depth after which one weighs 1/e."""
-PRIOR = (1.0, 0.0, 0.0, 0.0, 0.0)
-PRIOR_SAMPLED = (1.0, 0.0, 0.5, 1.0, 0.0)
-"""a to e at depth 1 before anything is seen; a deeper depth starts from the one before it."""
-PRIOR_WEIGHTS = (6.0, 2.0, 6.0, 2.0, 2.0)
+MEMORY = 64
+"""Outcomes of a depth after which the weight of one has fallen to 1/e."""
+PRIORS = {False: (1.0, 0.0, 0.0, 0.0, 0.0), True: (1.0, 0.0, 0.5, 1.0, 0.0)}
+"""a to e at depth 1 before any outcome, by whether the target samples; a deeper depth starts from
+the one before it."""
+PRECISION = (6.0, 2.0, 6.0, 2.0, 2.0)
 """Precision of the prior: the information of about ten outcomes."""
 PULL = 0.2
 """Strength of the lasting pull back to the prior, as a part of its precision."""
-LOWER = np.array([0.02, -6.0, 0.0, 0.0, -6.0])
-UPPER = np.array([4.0, 6.0, 4.0, 8.0, 6.0])
-TOP1_MEMORY = 64
-"""Outcomes of a depth of best candidates after which one weighs 1/e."""
-TOP1_PRIOR, TOP1_WEIGHT = 0.6, 2.0
-"""Prior probability that such a candidate is accepted, and its weight in outcomes."""
+BOUNDS = np.array([[0.02, -6.0, 0.0, 0.0, -6.0], [4.0, 6.0, 4.0, 8.0, 6.0]])
+"""Bounds of a to e."""
+TOP1_PRIOR = 0.6, 2.0
+"""Prior acceptance rate of a best candidate, and its weight in outcomes."""
 MIN_PROB = 1e-300
 """Chance that a path has at least: beyond two hundred positions their product may be rounded to 0.
 """
@@ -56,11 +54,11 @@ class Calibration:
 
     def __init__(self, is_sampled: bool = False) -> None:
         self._is_sampled = is_sampled
-        self._prior = np.array(PRIOR_SAMPLED if is_sampled else PRIOR)
+        self._prior = np.array(PRIORS[is_sampled])
         self._weights, self._information = np.empty((0, 5)), np.empty((0, 5, 5))
-        precision = np.array(PRIOR_WEIGHTS)
+        precision = np.array(PRECISION)
         self._params = CalibrationParams(
-            self._prior, precision, PULL * precision, LOWER, UPPER, 1.0 / MEMORY
+            self._prior, precision, PULL * precision, *BOUNDS, 1.0 / MEMORY
         )
 
     def weights(self, n: int) -> Floats:
@@ -118,7 +116,7 @@ class Calibration:
         for _ in range(len(self._weights), n):
             last = self._weights[-1] if len(self._weights) else self._prior
             self._weights = np.vstack([self._weights, last])
-            self._information = np.concatenate([self._information, [np.diag(PRIOR_WEIGHTS)]])
+            self._information = np.concatenate([self._information, [np.diag(PRECISION)]])
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the learned values as plain ones."""
@@ -153,7 +151,7 @@ class Top1Acceptance:
     def observe(self, candidates: Sequence[int], chosen: Sequence[int]) -> None:
         """Learns from a chain of candidates and the tokens that the target chose instead."""
         self._extend(len(candidates))
-        keep = 1.0 - 1.0 / TOP1_MEMORY
+        keep = 1.0 - 1.0 / MEMORY
         for depth, (candidate, token) in enumerate(zip(candidates, chosen, strict=False)):
             self._tried[depth] = keep * self._tried[depth] + 1.0
             self._taken[depth] = keep * self._taken[depth] + (candidate == token)
@@ -166,9 +164,9 @@ class Top1Acceptance:
         A depth that was seldom reached is taken to be like the one before it.
         """
         self._extend(n)
-        path, prob, paths = 1.0, TOP1_PRIOR, []
+        path, (prob, weight), paths = 1.0, TOP1_PRIOR, []
         for taken, tried in zip(self._taken[:n], self._tried, strict=False):
-            prob = (taken + TOP1_WEIGHT * prob) / (tried + TOP1_WEIGHT)
+            prob = (taken + weight * prob) / (tried + weight)
             path *= prob
             paths.append(path)
         return paths

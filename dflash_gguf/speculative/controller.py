@@ -34,12 +34,10 @@ SAVED, OWED = 24.0, 2.0
 """Plain rounds that a proposer can save up, and owe: bounds of its balance."""
 RARE = 0.001
 """Probability of a proposer's misses in a row below which its promise is not believed."""
-MAX_WAIT = 255
-"""Most rounds between two probes of a proposer whose candidates are not accepted."""
 MEMORY = 16
 """Rounds (or drafts) after which the weight of one in a running mean has fallen to 1/e."""
 MAX_TTL_ROUNDS = 256
-"""Longest time to live of a decision, in rounds."""
+"""Longest time to live of a decision, and longest wait for a probe, in rounds."""
 LENGTHS = (3, 7, 15)
 """Positions of drafts beside the longest draft: a verify fills 4, 8 or 16 rows of a kernel."""
 SIZES = (1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63, 95, 127, 191, 255)
@@ -144,7 +142,7 @@ class ProposerStats:
         self.n_misses = 0 if n_accepted else self.n_misses + 1
         self.n_waited = 0
         if is_probe:
-            self.wait = 0 if n_accepted else min(2 * self.wait + 1, MAX_WAIT)
+            self.wait = 0 if n_accepted else min(2 * self.wait + 1, MAX_TTL_ROUNDS)
 
     def add_tree(self, tree: Tree, n_positions: int) -> None:
         """Updates tree_gains by the expected tokens of a drafted tree of so many positions."""

@@ -25,8 +25,6 @@ N_FIRST = 2
 """First runs of a shape, which are not filed: one builds its graph, on CUDA one captures it."""
 ROW = 0.25
 """Cost in plain passes of a draft, and of each row of a verify, before one was measured."""
-N_STORED = 3
-"""Weight of a median from a file, in times."""
 CELLS = 256
 """Width of the first bucket of cached tokens; each further bucket is twice as wide."""
 PASSES = ("plain", "chains")
@@ -300,7 +298,7 @@ def _draft_kind(proposer: str, is_top1: bool) -> str:
 
 
 def _stored(seconds: Any) -> RunningMedian:
-    return RunningMedian(*[number("a time", seconds, 0.0, 1e6)] * N_STORED)
+    return RunningMedian(*[number("a time", seconds, 0.0, 1e6)] * (N_TIMES // 3))
 
 
 def _count(value: Any) -> int:

@@ -27,8 +27,6 @@ ROOM = 32
 """Rows that a verify is given room for from the start, where there is memory."""
 MEASURE_S, N_PROMPT = 0.2, 8
 """Seconds of measuring while a model is loaded, and tokens in the cache before its rounds."""
-N_PLAIN = 3
-"""Plain rounds that are measured once the target's weights have been read."""
 SHAPES = ((7, True), (7, False), (3, True), (3, False), (15, True))
 """Nodes of the measured verifies, the most useful first, and whether they are a top-1 chain."""
 N_ROUNDS_KEPT = 16
@@ -203,9 +201,9 @@ def measure(
     name, longest = (drafter.name, drafter.max_draft) if drafter else ("", 0)
     plain = 0, True
     shapes = [shape for shape in SHAPES if shape[0] < n_rows and (shape[1] or shape[0] <= longest)]
-    warm_up = [shape for shape in (plain, *shapes) for _ in range(N_FIRST + 1)]
+    warm_up = [shape for shape in (plain, *shapes, plain) for _ in range(N_FIRST + 1)]
     spent_s = 0.0
-    for n, is_top1 in (*warm_up, *[plain] * N_PLAIN, *shapes):
+    for n, is_top1 in (*warm_up, *shapes):
         if spent_s + costs.pass_s(0, n + 1) > max_s:
             continue
         done = Round(0, proposer=name, n_positions=min(n, longest), is_top1=is_top1, n_drafted=n)

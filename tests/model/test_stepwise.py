@@ -111,7 +111,12 @@ def test_the_better_of_two_drafters_is_found(
     if better == "dflash":
         pair = overfit(pair, "llama", tmp_path / "trained.gguf", prompt, plain)
     run = Engine.run
-    monkeypatch.setattr(Engine, "run", lambda *args: (time.sleep(0.003), run(*args))[1])
+
+    def slow_run(*args: Any) -> Any:
+        time.sleep(0.003)
+        return run(*args)
+
+    monkeypatch.setattr(Engine, "run", slow_run)
     with Decoder(open_pair(pair), None) as decoder:
         known = Knowing(n_vocab, [*prompt, *plain] if better == "stepwise" else [])
         decoder._speculative.proposers = [*decoder._speculative.proposers[:1], known]

@@ -9,12 +9,11 @@ import pytest
 
 from dflash_gguf.config import DecodeConfig
 from dflash_gguf.speculative.calibration import (
-    LOWER,
+    BOUNDS,
     MEMORY,
-    PRIOR_SAMPLED,
-    PRIOR_WEIGHTS,
+    PRECISION,
+    PRIORS,
     PULL,
-    UPPER,
     Calibration,
     Calibrations,
     Features,
@@ -87,8 +86,8 @@ def test_outcomes_together_teach_what_they_do_one_by_one() -> None:
 def test_steps_are_newtons() -> None:
     """The core's, beside numpy's solver."""
     rng, calibration = np.random.default_rng(8), Calibration(is_sampled=True)
-    weights, information = np.array([PRIOR_SAMPLED]), np.array([np.diag(PRIOR_WEIGHTS)])
-    held, prior = np.diag(PRIOR_WEIGHTS), np.array(PRIOR_SAMPLED)
+    weights, information = np.array([PRIORS[True]]), np.array([np.diag(PRECISION)])
+    held, prior = np.diag(PRECISION), np.array(PRIORS[True])
     for _ in range(200):
         features = Features(claims(rng), rng.gumbel(size=(1, K)), np.arange(K)[None] >= 5)
         calibration.log_probs(features)
@@ -100,7 +99,7 @@ def test_steps_are_newtons() -> None:
         information[0] += spread + (held - information[0]) / MEMORY
         slope = values[taken] - mean + (prior - weights[0]) @ (PULL * held) / MEMORY
         step = np.linalg.solve(information[0], slope)
-        weights[0] = np.clip(weights[0] + step, LOWER, UPPER)
+        weights[0] = np.clip(weights[0] + step, *BOUNDS)
         calibration.observe(features, [taken])
         np.testing.assert_allclose(calibration.weights(1), weights, rtol=0, atol=1e-10)
 
