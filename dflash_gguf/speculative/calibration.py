@@ -56,9 +56,9 @@ class Calibration:
         self._is_sampled = is_sampled
         self._prior = np.array(PRIORS[is_sampled])
         self._weights, self._information = np.empty((0, 5)), np.empty((0, 5, 5))
-        precision = np.array(PRECISION)
+        precision, (lower, upper) = np.array(PRECISION), BOUNDS
         self._params = CalibrationParams(
-            self._prior, precision, PULL * precision, *BOUNDS, 1.0 / MEMORY
+            self._prior, precision, PULL * precision, lower, upper, 1.0 / MEMORY
         )
 
     def weights(self, n: int) -> Floats:
