@@ -33,7 +33,7 @@ CREDIT = 0.64
 SAVED, OWED = 24.0, 2.0
 """Plain rounds that a proposer can save up, and owe: bounds of its balance."""
 RARE = 0.001
-"""Probability of a proposer's misses in a row below which its promise is not believed."""
+"""Probability of misses in a row, by a proposer's expected acceptance, that refutes the latter."""
 MEMORY = 16
 """Rounds (or drafts) after which the weight of one in a running mean has fallen to 1/e."""
 MAX_TTL_ROUNDS = 256
@@ -113,12 +113,12 @@ class FixedController(Controller):
 
 
 class ProposerStats:
-    """Measured success of one proposer, and its loss budget.
+    """Measured acceptance of one proposer, and its loss budget.
 
     balance: plain rounds that the proposer may still lose; below zero it rests. n_misses: drafts in
     a row without an accepted candidate. n_waited: rounds since its last draft; wait: rounds from a
-    draft to the next probe. path: expected tokens of chains of 0, 1, 2 ... positions. tree_gains:
-    expected tokens of trees of SIZES nodes beyond those of chains with as many nodes.
+    draft to the next probe. path[i]: expected accepted tokens of a chain of i nodes. tree_gains[j]:
+    expected accepted tokens of a tree of SIZES[j] nodes beyond those of a chain with as many.
     """
 
     def __init__(self) -> None:
@@ -214,7 +214,7 @@ class AutoController(Controller):
         self._has_decided = False
 
     def break_even(self, done: Round) -> BreakEven:
-        """Returns the price of a pass in tokens; none beside a draft, which pays for it."""
+        """Returns the tokens that a pass must bring; 0 beside a draft, which pays for the pass."""
         decision = self._decisions.get((done.n_sequences, done.n_asked), Decision())
         return NO_THRESHOLD if decision.plan else decision.break_even
 
@@ -240,10 +240,10 @@ class AutoController(Controller):
         return DraftPlan(plan.proposer, min(plan.n_positions, limit), plan.shape)
 
     def _is_plain_due(self, gain: float) -> bool:
-        """Returns True if measuring plain decoding costs at most SHARE of the rounds since then.
+        """Returns True if a new measurement of plain decoding costs SHARE of the rounds since one.
 
-        gain: plain rounds that a plain round gives up. Measuring takes two of them, as the first is
-        slower: drafting has evicted the target's weights from the CPU's caches.
+        gain: plain rounds that are lost by decoding one round plainly. A measurement takes two, as
+        the first is slower: drafting has evicted the target's weights from the CPU's caches.
         """
         return self._state.since_plain * SHARE >= 2.0 * gain
 
@@ -290,7 +290,7 @@ class AutoController(Controller):
     ) -> list[tuple[float, float, DraftPlan]]:
         """Returns expected tokens and seconds of a round, for each draft of a proposer.
 
-        A draft is possible if its proposer's balance could pay for it with nothing accepted.
+        The balance covers the cost of each, even if nothing is accepted.
         """
         asked = [request for request in requests if proposer.name not in request.failed]
         if not asked:
@@ -343,7 +343,7 @@ class AutoController(Controller):
         """Returns the expected gain in tokens, and the nodes to verify of each tree.
 
         Either all are chains or all are trees, as some layers take longer for a tree of any size.
-        The balance could pay for all nodes with nothing accepted.
+        The balance covers the cost of all nodes, even if none is accepted.
         """
         decision, stats, costs = self._decision, self._state.stats, self._state.costs
         names = (done.proposer,) if done.proposer else done.free
@@ -407,7 +407,7 @@ class AutoController(Controller):
             all_stats[name].book(done.n_tokens / done.n_sequences - rounds)
 
     def max_skip(self, done: Round) -> int:
-        """Returns the number of rounds of which asking took SHARE."""
+        """Returns how many rounds to skip so that asking takes at most SHARE of the time."""
         plain_s = self._state.costs.plain_s(done.position, done.n_sequences)
         return int((done.choose_s + done.draft_s) / max(SHARE * plain_s, 1e-9))
 

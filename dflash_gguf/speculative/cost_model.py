@@ -22,9 +22,9 @@ from .tree import Tree
 N_TIMES = 9
 """Times in a running median. With fewer than a third of them, the minimum counts: noise adds."""
 N_FIRST = 2
-"""First runs of a shape, which are not filed: one builds its graph, on CUDA one captures it."""
+"""First runs of a shape, whose times are dropped: the graph is built, and on CUDA captured."""
 ROW = 0.25
-"""Cost in plain passes of a draft, and of each row of a verify, before one was measured."""
+"""Assumed cost, in plain passes, of a whole draft and of each further row, until one is measured."""
 CELLS = 256
 """Width of the first bucket of cached tokens; each further bucket is twice as wide."""
 PASSES = ("plain", "chains")
