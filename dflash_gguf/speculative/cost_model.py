@@ -24,7 +24,7 @@ N_TIMES = 9
 N_FIRST = 2
 """First runs of a shape, whose times are dropped: the graph is built, and on CUDA captured."""
 ROW = 0.25
-"""Assumed cost, in plain passes, of a whole draft and of each further row, until one is measured."""
+"""Assumed cost, in plain passes, of a draft and of each further row, until one is measured."""
 CELLS = 256
 """Width of the first bucket of cached tokens; each further bucket is twice as wide."""
 PASSES = ("plain", "chains")
