@@ -14,7 +14,7 @@ extern "C" {
 
 #pragma GCC visibility push(default)
 
-enum { DFL_ABI_VERSION = 20 };
+enum { DFL_ABI_VERSION = 21 };
 
 typedef enum {
     DFL_STATUS_OK = 0,
