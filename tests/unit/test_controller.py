@@ -233,7 +233,7 @@ def test_a_loss_budget_books_what_is_lost_gained_and_earned(n_positions: int) ->
     observe_all(state, [drafted(n_positions, 1)] * 2)
     assert stats.balance == pytest.approx(CREDIT - 2.0, abs=0.05)  # each took a plain round more
     observe_all(state, [Round(100, n_tokens=1, pass_s=1.0)] * 200)
-    assert CREDIT - 1.6 < stats.balance < CREDIT + 0.1  # less is earned after misses
+    assert stats.balance == pytest.approx(CREDIT, abs=0.05)  # 1 % of 200 rounds
     before = stats.balance
     observe_all(state, [drafted(n_positions, 4)])
     assert before + 1.9 < stats.balance < before + 2.1
@@ -369,7 +369,7 @@ def test_looks_that_cost_several_rounds_are_saved_for() -> None:
     ms, rounds = Pair(machine).answer(Text(0.3, sure=0.9), n_tokens=4000)
     assert 4000 * machine.plain / ms > 0.97
     looks = [number for number, done in enumerate(rounds) if done.n_drafted]
-    assert len(looks) >= 3
+    assert len(looks) > 5
     assert looks[-1] > 3000
 
 
@@ -389,7 +389,7 @@ def test_first_runs_do_not_keep_it_from_drafting() -> None:
         pair.answer(text, n_tokens=768, seed=100 + first)
         found += [pair.answer(text, seed=seed)[0] for seed in range(1, 4)]
     print(f"tiny: {best / np.mean(found):.3f} of the best")
-    assert best / np.mean(found) > 0.9
+    assert best / np.mean(found) > 0.95
 
 
 def test_first_runs_are_not_made_for_nothing() -> None:

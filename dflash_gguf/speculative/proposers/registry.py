@@ -26,7 +26,7 @@ def create_proposers(sequence: DraftSource) -> list[Proposer]:
 
 
 def select_proposers(proposers: Sequence[Proposer], names: Iterable[str] | None) -> list[Proposer]:
-    """Those of these names, all without any.
+    """Returns the proposers with these names; all of them if names is None.
 
     Errors: ValueError for a name that none of them has.
     """
