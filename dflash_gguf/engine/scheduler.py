@@ -52,6 +52,7 @@ class Scheduler:
         prefix_cache.parked = lambda: self._free
         self._batch: Batch | None = None
         self._prefill_budget = PrefillBudget()
+        self._learn_s = 0.0  # of the last round in which proposers were asked
         # On a GPU, if any request verifies, run plain decodes as one-row verifies: one graph serves
         # the pass, and recurrent states commit together. Not on CPUs: graphs build quickly there,
         # and one-row verifies take 9 to 14 % longer.
@@ -219,9 +220,9 @@ class Scheduler:
             batch.admitted.append(state)
             state.begin(sequence, hit)
             if state.speculator is not None:
+                if not running:
+                    state.speculator.end_back_off()
                 state.speculator.start(state)
-                if state.is_decoding:  # all its tokens were cached
-                    state.speculator.start_decoding(state)
         except Error as error:
             self.abort(state, error)
         return True
@@ -478,8 +479,6 @@ class Scheduler:
         state = entry.state
         if entry.tokens:
             state.add_step()
-        if entry.samples and state.speculator is not None:
-            state.speculator.start_decoding(state)
         if entry.n_tokens == 0:
             sample_s = batch.seconds["sample"] if entry.samples else 0.0
             state.end_prefill_chunk(entry.end, sample_s)
@@ -488,9 +487,9 @@ class Scheduler:
         """Tells the speculators of the round."""
         # All requests that were to decode did, and the pass did nothing else.
         is_whole = len(batch.entries) == len(entries) == batch.n_decoding
-        took = batch.seconds
         if not batch.drafts:
             return
+        took, started, asks = batch.seconds, time.perf_counter(), False
         # Seconds of drafts are known of one speculator at most: the one that drafted, if alone.
         rounds = [done for _, done in batch.drafts]
         busy = [done for done in rounds if not done.is_plain]
@@ -507,8 +506,11 @@ class Scheduler:
             tokens = [entry.tokens for entry in theirs]
             done.n_tokens = done.n_undrafted + sum(map(len, tokens))
             done.n_accepted = sum([entry.n_accepted for entry in theirs])
-            done.choose_s = choose_s
+            done.choose_s = choose_s + self._learn_s
+            asks |= speculator.asks
             speculator.observe(done, [entry.state for entry in theirs], tokens)
+        if asks:
+            self._learn_s = time.perf_counter() - started
 
 
 def _draft_settings(config: DecodeConfig) -> tuple[object, ...]:

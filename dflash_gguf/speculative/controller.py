@@ -41,7 +41,8 @@ MAX_TTL_ROUNDS = 256
 LENGTHS = (3, 7, 15)
 """Positions of drafts beside the longest draft: a verify fills 4, 8 or 16 rows of a kernel."""
 SIZES = (1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63, 95, 127, 191, 255)
-"""Nodes that a pass may verify: kernels change at multiples of 4 and 8 rows."""
+"""Nodes that a pass of one sequence may verify; of more sequences, as many rows: kernels change at
+multiples of 4 and 8 rows, and each number of rows needs a graph."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +209,6 @@ class AutoController(Controller):
         self.longest = min(longest, max_nodes)
         self._nodes = np.array(SIZES)
         self._is_size = (self._min_nodes <= self._nodes) & (self._nodes <= max_nodes)
-        self._sizes = self._nodes[self._is_size].tolist() or [max_nodes]
         self._decisions: dict[tuple[int, int], Decision] = {}  # key: sequences, and those asked for
         self._decision = Decision()
         self._has_decided = False
@@ -321,11 +321,13 @@ class AutoController(Controller):
     def _break_even(self, done: Round, rate: float) -> BreakEven:
         """Returns the tokens that candidates must bring where a second is worth `rate` tokens."""
         costs, n = self._state.costs, done.n_sequences
-        plain_s = costs.pass_s(done.position, n, n_sequences=n)
-        counts = [n + size for size in self._sizes]
+        plain_s = costs.plain_s(done.position, n) - n * costs.sample.value
+        nodes = (1 + size - n for size in SIZES)
+        sizes = [x for x in nodes if self._min_nodes <= x <= n * self.n_nodes] or [self.n_nodes]
+        counts = [n + size for size in sizes]
         chains_s, trees_s = (costs.passes_s(done.position, counts, x, n) for x in (False, True))
         chains, trees = (rate * np.maximum(x - plain_s, 0.0) for x in (chains_s, trees_s))
-        return BreakEven(self._sizes, chains.tolist(), trees.tolist())
+        return BreakEven(sizes, chains.tolist(), trees.tolist())
 
     def select(self, done: Round, trees: Sequence[Tree], limits: Sequence[int]) -> list[Tree]:
         """Returns the nodes that gain more than their rows cost; a probe always verifies some."""
@@ -379,7 +381,7 @@ class AutoController(Controller):
             if done.is_timing_shared:
                 seconds = costs.expected_s(done)
             elif not costs.is_warm(done):  # the first run of a shape builds its graph
-                seconds = min(seconds, costs.expected_s(done))
+                seconds = min(seconds, 2.0 * costs.expected_s(done))
             self._book(done, seconds / plain_s)
             keep = 1.0 - 1.0 / MEMORY
             tokens, before_s = state.rates.get(n, (MEMORY * n, MEMORY * plain_s))

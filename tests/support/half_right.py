@@ -59,5 +59,10 @@ class HalfRight(MadeUpProposer):
         probs = np.log(0.9 / self._width - 0.01 * np.arange(self._width) / self._width)
         return PositionCandidates(tokens, np.tile(probs, (n, 1)))
 
-    def observe(self, request: SpeculativeState, tokens: Sequence[int]) -> None:  # noqa: ARG002
-        self.observed += tokens
+    def observe(
+        self,
+        requests: Sequence[SpeculativeState],  # noqa: ARG002
+        tokens: Sequence[Sequence[int]],
+    ) -> None:
+        for chosen in tokens:
+            self.observed += chosen

@@ -138,16 +138,19 @@ class Drafter(MadeUpProposer):
         while True:
             yield int(self.rng.choice(K + 1, p=probs))
 
-    def observe(self, request: SpeculativeState, tokens: Sequence[int]) -> None:
-        if self.name not in request.notes:
-            return
-        _, features, order = request.notes.pop(self.name)
-        self._top1.observe(order[:1] * request.n_positions, tokens)
-        if features is not None:
-            places = [order.index(token) if token < K else K for token in tokens]
-            self._ranked.observe(features, places[: len(features.values)])
+    def observe(
+        self, requests: Sequence[SpeculativeState], tokens: Sequence[Sequence[int]]
+    ) -> None:
+        for request, chosen in zip(requests, tokens, strict=True):
+            if self.name not in request.notes:
+                continue
+            _, features, order = request.notes.pop(self.name)
+            self._top1.observe(order[:1] * request.n_positions, chosen)
+            if features is not None:
+                places = [order.index(token) if token < K else K for token in chosen]
+                self._ranked.observe(features, places[: len(features.values)])
 
-    def expected_path_probs(self, sampler: DraftScorer) -> Sequence[float]:  # noqa: ARG002
+    def expected_path_probs(self, scorer: DraftScorer) -> Sequence[float]:  # noqa: ARG002
         return self._top1.paths(self.max_draft)
 
 
@@ -175,9 +178,10 @@ class Play:
 
     def join(self, n_requests: int) -> None:
         """More requests begin to decode."""
+        if not self.requests:
+            self._speculator.end_back_off()
         for _ in range(n_requests):
             self.requests.append(SpeculativeState(None, [0], DraftScorer(DecodeConfig())))
-            self._speculator.start_decoding(self.requests[-1])
 
     def round(self, n_left: int = 10_000) -> Round:
         """Runs a round, in which no answer may take more than n_left tokens."""

@@ -33,8 +33,12 @@ class Echo(MadeUpProposer):
         self.n_proposed += n
         return Tree.chain([seen[-1], *path], [i * math.log(0.5) for i in range(n + 1)])
 
-    def observe(self, request: SpeculativeState, tokens: Sequence[int]) -> None:  # noqa: ARG002
-        self.n_observed += len(tokens)
+    def observe(
+        self,
+        requests: Sequence[SpeculativeState],  # noqa: ARG002
+        tokens: Sequence[Sequence[int]],
+    ) -> None:
+        self.n_observed += sum(map(len, tokens))
 
 
 def make(sequence: DraftSource) -> Echo:  # noqa: ARG001

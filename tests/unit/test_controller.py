@@ -333,8 +333,8 @@ def test_answers_of_several_samplers_decide_together() -> None:
     class Unlike(Drafter):
         """Is hopeless where one draws."""
 
-        def expected_path_probs(self, sampler: DraftScorer) -> Sequence[float]:
-            chance = 0.97 if sampler.is_argmax else 1e-3
+        def expected_path_probs(self, scorer: DraftScorer) -> Sequence[float]:
+            chance = 0.97 if scorer.is_argmax else 1e-3
             return [chance**depth for depth in range(1, BLOCK + 1)]
 
     drafter = Unlike(lambda _: Text(0.95))
@@ -538,7 +538,7 @@ def test_one_threshold_serves_all_sequences() -> None:
     done = Round(0, n_sequences=2)
     controller.plan(done, (*ask(), *ask()), [])
     found = controller.select(done, [unsure, sure], [20, 20])
-    assert found[0].n_drafted + found[1].n_drafted in (7, 11)
+    assert found[0].n_drafted + found[1].n_drafted in (6, 10)  # 8 or 12 rows
     assert found[1].n_drafted == 7
     assert 1 <= found[0].n_drafted <= 4
     hopeless = [line([1, 2, 3], 0.01)] * 2
@@ -706,7 +706,7 @@ def test_rounds_without_asking_double_until_a_request_joins() -> None:
 
     asked = [at for at in range(60) if play()]
     assert asked == [0, 1, 3, 7, 15, 31, 47]
-    speculator.start_decoding(request)
+    speculator.end_back_off()
     assert [play() for _ in range(4)] == [True, True, False, True]
 
 
@@ -778,9 +778,9 @@ class Boasting(Drafter):
         super().__init__(text, name)
         self.chance = chance
 
-    def expected_path_probs(self, sampler: DraftScorer) -> Sequence[float]:
+    def expected_path_probs(self, scorer: DraftScorer) -> Sequence[float]:
         promised = [self.chance**depth for depth in range(1, BLOCK + 1)]
-        return promised if self.chance else super().expected_path_probs(sampler)
+        return promised if self.chance else super().expected_path_probs(scorer)
 
 
 @pytest.mark.parametrize("better", [0, 1])

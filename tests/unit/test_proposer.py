@@ -204,7 +204,7 @@ def test_shared_noise_agrees_more_often_than_the_best_logit_and_learns_how_much(
         request = request_of(drafter, sampler.scorer, [1], 1)
         (found,) = source.propose([request])
         assert found is not None
-        source.observe(request, [drawn])
+        source.observe([request], [[drawn]])
         if seed >= 200:
             n_learned += found.tokens[1] == drawn
             n_best += drafter.rows[0].argmax() == drawn
@@ -222,23 +222,23 @@ def test_noise_that_tells_nothing_is_left_out() -> None:
         request = request_of(Drafter(target), sampler, [1], 1)
         source.propose([request])
         drawn = int((target[0] + np.random.default_rng(seed).gumbel(size=N_VOCAB)).argmax())
-        source.observe(request, [drawn])
+        source.observe([request], [[drawn]])
     assert learned(source).of(DecodeConfig(temperature=1.0)).weights(1)[0, 2] < 0.1
 
 
 def test_what_the_target_chose_is_looked_up_until_the_draft_ends() -> None:
     drafter, source, sampler = Drafter(rows()), DFlash(15), DraftScorer(DecodeConfig())
     request = request_of(drafter, sampler, shape=TREE)
-    source.observe(request, [1, 2])
+    source.observe([request], [[1, 2]])
     expected = Calibration()
     for n_tokens in (1, 3, 6, 7):
         found = ranked(drafter, sampler)
         features = Features(found.log_probs)
         source.propose([request])
         chosen = [*found.tokens[:5, 2].tolist(), 199, 5]  # 199 is no candidate
-        source.observe(request, chosen[:n_tokens])
+        source.observe([request], [chosen[:n_tokens]])
         expected.observe(features, [2, 2, 2, 2, 2, 32][:n_tokens])
-        source.observe(request, [1, 2])
+        source.observe([request], [[1, 2]])
     assert 199 not in drafter.rows[5].argsort()[-32:]
     weights = learned(source).of(DecodeConfig()).weights(6)
     np.testing.assert_allclose(weights, expected.weights(6), atol=1e-5)
@@ -249,7 +249,7 @@ def test_what_was_learned_goes_on_in_another_process() -> None:
     for shape in (CHAIN, TREE):
         request = request_of(drafter, sampler, shape=shape)
         source.propose([request])
-        source.observe(request, drafter.rows.argmax(1).tolist())
+        source.observe([request], [drafter.rows.argmax(1).tolist()])
     again = DFlash(15)
     again.learn(json.loads(json.dumps(source.to_dict())))
     assert again.to_dict() == source.to_dict()

@@ -17,7 +17,7 @@ from ...sampling.noise import DraftScorer, noise_of
 from ..calibration import Calibration, Calibrations, Features
 from ..ddtree import PositionCandidates, best_first_tree, chain
 from ..tree import Tree
-from .proposer import CHAIN, MAIN_CHAIN, TOP1, SpeculativeState, draft_for_all
+from .proposer import CHAIN, MAIN_CHAIN, TOP1, Proposer, SpeculativeState, draft_for_all
 
 N_RANKED = 32
 """Candidates of a position that compete for its place where the best logit does not decide."""
@@ -51,7 +51,7 @@ class _Ranked(NamedTuple):
     n: int
 
 
-class DFlash:
+class DFlash(Proposer):
     """Chances are learned from what the target took.
 
     A top-1 draft takes the best logits as they are; its probabilities are how often the target took
@@ -60,16 +60,12 @@ class DFlash:
     """
 
     name = "dflash"
-    needs_forward = True
 
     def __init__(self, max_draft: int) -> None:
         """max_draft: one less than the drafter's block."""
         self.max_draft = max_draft
         self.calibrations = Calibrations()
         self._outcomes: list[tuple[_Ranked, Sequence[int]]] = []  # to be learned from, all at once
-
-    def start(self, request: SpeculativeState) -> None:
-        """The core has seen the prompt."""
 
     def propose(self, requests: Sequence[SpeculativeState]) -> list[Tree | None]:
         """Drafts for all; none, with a warning, where the drafter's scores are not finite."""
@@ -90,24 +86,25 @@ class DFlash:
                     trees[request] = _tree(request, candidates)
         return [trees.get(request) for request in requests]
 
-    def observe(self, request: SpeculativeState, tokens: Sequence[int]) -> None:
+    def observe(
+        self, requests: Sequence[SpeculativeState], tokens: Sequence[Sequence[int]]
+    ) -> None:
         """Learns at which place the target's choices stood."""
-        note = request.notes.pop(self.name, None)
-        if note is None:
-            return
-        acceptance = self.calibrations.top1(request.scorer.config)
-        if not isinstance(note, _Ranked):
-            acceptance.observe(note, tokens)
-            return
-        acceptance.observe(note.batch.best[note.first : note.first + note.n], tokens)
-        self._outcomes.append((note, tokens[: note.n]))
+        for request, chosen in zip(requests, tokens, strict=True):
+            note = request.notes.pop(self.name, None)
+            if note is None:
+                continue
+            acceptance = self.calibrations.top1(request.scorer.config)
+            if isinstance(note, _Ranked):
+                best = note.batch.best[note.first : note.first + note.n]
+                acceptance.observe(best, chosen)
+                self._outcomes.append((note, chosen[: note.n]))
+            else:
+                acceptance.observe(note, chosen)
 
     def expected_path_probs(self, scorer: DraftScorer) -> Sequence[float]:
         """How often the target took chains of such candidates lately."""
         return self.calibrations.top1(scorer.config).paths(self.max_draft)
-
-    def forget(self, sequence: Any) -> None:
-        """Keeps nothing."""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns all calibrations, with all outcomes learned from."""

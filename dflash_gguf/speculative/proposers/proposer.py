@@ -92,47 +92,48 @@ class SpeculativeState:
             yield name, n_drafted, sum(place[node] is not None for node in path)
 
 
-class Proposer(Protocol):
-    """A source of candidates for the tokens to come."""
+class Proposer:
+    """Source of candidates for the next tokens.
 
-    @property
-    def name(self) -> str:
-        """How it is called: `draft_type`, and in reports."""
+    name: in `draft_type` and in reports. needs_forward: True if a proposal takes a pass of a model;
+    other proposers are asked first, in every round. max_draft: most positions of a proposal.
+    """
 
-    @property
-    def needs_forward(self) -> bool:
-        """Whether asking it costs no pass: it is then asked every round, before others are."""
-
-    @property
-    def max_draft(self) -> int:
-        """Positions of one proposal at most."""
+    name: str
+    needs_forward = True
+    max_draft = 0
 
     def start(self, request: SpeculativeState) -> None:
-        """An answer begins; its prompt is in `seen`.
+        """Begins an answer, whose prompt is in `history`.
 
-        What is kept of the sequence goes where it does not agree: others may have used it.
+        What is kept of the sequence may stem from another text: it is valid as far as both agree.
         """
 
     def propose(self, requests: Sequence[SpeculativeState]) -> list[Tree | None]:
-        """A tree for each; None if it has failed for this answer, a bare root if it has no idea.
+        """Returns a tree for each request: a bare root without candidates, None for a failure.
 
-        It may take several passes; each serves all requests.
+        After a failure the proposer is not asked again for the answer.
         """
+        raise NotImplementedError
 
-    def observe(self, request: SpeculativeState, tokens: Sequence[int]) -> None:
-        """Learns what the target chose in the round that followed, whatever its kind."""
+    def observe(
+        self, requests: Sequence[SpeculativeState], tokens: Sequence[Sequence[int]]
+    ) -> None:
+        """Learns what the target chose for each request in a round of any kind."""
 
-    def expected_path_probs(self, scorer: DraftScorer) -> Sequence[float]:
-        """Chances of the paths of its best chain, by depth, before it is asked."""
+    def expected_path_probs(self, scorer: DraftScorer) -> Sequence[float]:  # noqa: ARG002
+        """Returns the expected probabilities of the paths of the likeliest chain, by depth."""
+        return ()
 
     def forget(self, sequence: Any) -> None:
-        """Drops what it keeps of the texts of a sequence, if it keeps any."""
+        """Drops what is kept of the texts of a sequence."""
 
     def to_dict(self) -> dict[str, Any]:
-        """What was learned, as plain values."""
+        """Returns what was learned, as plain values."""
+        return {}
 
     def learn(self, stored: Mapping[str, Any]) -> None:
-        """Takes up what `to_dict` gave in an earlier process.
+        """Restores `to_dict` of an earlier process.
 
         Errors: KeyError, TypeError or ValueError for anything else; nothing is changed then.
         """

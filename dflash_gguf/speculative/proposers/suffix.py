@@ -15,11 +15,10 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from ...native import MAX_VERIFY, Error, Proposals, SuffixIndex
-from ...sampling.noise import DraftScorer
 from ...text.stream import n_common
 from ..calibration import sampling_class_of
 from ..tree import Tree
-from .proposer import SpeculativeState
+from .proposer import Proposer, SpeculativeState
 
 MAX_REMEMBERED = 1 << 17
 """Tokens remembered of a sequence at most, which take some 100 bytes each."""
@@ -40,7 +39,7 @@ class _Memory:
         self.sampling_class = ""
 
 
-class SuffixProposer:
+class SuffixProposer(Proposer):
     """Copies for all sequences of an engine; each has its own texts."""
 
     name = "suffix"
@@ -90,13 +89,6 @@ class SuffixProposer:
         if proposals is None:
             return [_NO_CANDIDATES] * len(requests)
         return [Tree(*tree) if tree else _NO_CANDIDATES for tree in proposals]
-
-    def observe(self, request: SpeculativeState, tokens: Sequence[int]) -> None:
-        """The text tells, when it goes on."""
-
-    def expected_path_probs(self, scorer: DraftScorer) -> Sequence[float]:  # noqa: ARG002
-        """Nothing is promised beforehand."""
-        return ()
 
     def forget(self, sequence: Any) -> None:
         """Drops its texts, not how often copies came true."""
