@@ -86,7 +86,7 @@ class Decoder:
         """
         with self._turn():
             self._is_closed = True
-            self._speculative.save()
+            self._speculative.save(1)
             self._scheduler.close(RuntimeError(CLOSED))
             self.sequence.close()
             self.engine.close()

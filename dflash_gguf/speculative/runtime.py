@@ -29,8 +29,8 @@ MEASURE_S, N_PROMPT = 0.2, 8
 """Seconds of measuring while a model is loaded, and tokens in the cache before its rounds."""
 SHAPES = ((7, True), (7, False), (3, True), (3, False), (15, True))
 """Nodes of the measured verifies, the most useful first, and whether they are a top-1 chain."""
-N_ROUNDS_KEPT = 16
-"""Rounds after which the cost file is written again."""
+N_ROUNDS_KEPT = 256
+"""Rounds after which the cost file is written again: that takes 2 ms, as long as a small pass."""
 N_HEADER = 1 << 16
 """Bytes at a file's start that tell it from another of the same size and time."""
 
@@ -177,10 +177,10 @@ class SpeculativeRuntime:
             for proposer in self.proposers:
                 proposer.forget(sequence)
 
-    def save(self) -> None:
-        """Writes the cost file, once N_ROUNDS_KEPT rounds were observed since the last time."""
+    def save(self, n_rounds: int = N_ROUNDS_KEPT) -> None:
+        """Writes the cost file, if at least so many rounds were observed since the last time."""
         n_observed = self.state.costs.n_observed
-        if self._cost_file is not None and n_observed >= self._n_stored + N_ROUNDS_KEPT:
+        if self._cost_file is not None and n_observed >= self._n_stored + n_rounds:
             learned = {proposer.name: proposer.to_dict() for proposer in self.proposers}
             self._cost_file.store(self.state.costs, learned)
             self._n_stored = n_observed
