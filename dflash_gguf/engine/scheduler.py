@@ -52,7 +52,8 @@ class Scheduler:
         prefix_cache.parked = lambda: self._free
         self._batch: Batch | None = None
         self._prefill_budget = PrefillBudget()
-        self._learn_s = 0.0  # of the last round in which proposers were asked
+        # Seconds of _learn() after the last round in which proposers were asked.
+        self._learn_s = 0.0
         # On a GPU, if any request verifies, run plain decodes as one-row verifies: one graph serves
         # the pass, and recurrent states commit together. Not on CPUs: graphs build quickly there,
         # and one-row verifies take 9 to 14 % longer.

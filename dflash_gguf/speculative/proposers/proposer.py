@@ -1,7 +1,7 @@
-"""What drafters answer to: for several sequences at once a tree each, with a log-chance a node.
+"""Interface of proposers: a tree of candidates for each sequence, with a log-probability a node.
 
-A proposer may be a model of its own, heads of the target that run step by step, or copies of the
-text so far. The loop verifies its candidates whatever they are: it can only cost time.
+A proposer may be a drafter, a head of the target that runs step by step, or a copier of earlier
+text. All candidates are verified, so a bad proposer costs time and changes no text.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ known; the likeliest nodes; all of the chain of best candidates, and the likelie
 
 
 class DraftSource(Protocol):
-    """What proposers ask of a sequence."""
+    """Sequence, as proposers use it."""
 
     @property
     def n_ctx(self) -> int:
@@ -32,12 +32,12 @@ class DraftSource(Protocol):
         """Tokens of one draft of its drafter at most; 0 without one."""
 
     def draft(self, last_token: int, n_draft: int, k: int = 1) -> Draft:
-        """What may follow `last_token`, the k best of each of n_draft positions."""
+        """Returns the drafter's k best candidates for each of n_draft positions after a token."""
 
 
 @dataclass(slots=True, eq=False)
 class SpeculativeState:
-    """One answer, as proposers see it round after round.
+    """State of an answer that proposers read and write.
 
     sequence: whose it is, `DraftSource` where there is a drafter. history: prompt and answer; its
     last token is chosen, but not in the caches yet. scorer: knows what the target's sampler does.
@@ -73,9 +73,9 @@ class SpeculativeState:
         return merged(list(self.proposed.values()))
 
     def credits(self, tokens: Sequence[int]) -> Iterator[tuple[str, int, int]]:
-        """Of each proposer its candidates that were verified, and those of them in the answer.
+        """Yields each proposer's name, its verified candidates and its accepted ones.
 
-        What several proposed counts for each of them. tokens: what the target chose.
+        A candidate of several proposers counts for each. tokens: chosen by the target.
         """
         if self.tree is None:
             return
@@ -106,7 +106,7 @@ class Proposer:
     def start(self, request: SpeculativeState) -> None:
         """Begins an answer, whose prompt is in `history`.
 
-        What is kept of the sequence may stem from another text: it is valid as far as both agree.
+        Whatever the proposer remembers of the sequence is valid as far as both texts agree.
         """
 
     def propose(self, requests: Sequence[SpeculativeState]) -> list[Tree | None]:
@@ -119,17 +119,17 @@ class Proposer:
     def observe(
         self, requests: Sequence[SpeculativeState], tokens: Sequence[Sequence[int]]
     ) -> None:
-        """Learns what the target chose for each request in a round of any kind."""
+        """Learns from the tokens that the target chose for each request in a round of any kind."""
 
     def expected_path_probs(self, scorer: DraftScorer) -> Sequence[float]:  # noqa: ARG002
         """Returns the expected probabilities of the paths of the likeliest chain, by depth."""
         return ()
 
     def forget(self, sequence: Any) -> None:
-        """Drops what is kept of the texts of a sequence."""
+        """Forgets the texts of a sequence."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns what was learned, as plain values."""
+        """Returns learned values, for `learn` of a later process."""
         return {}
 
     def learn(self, stored: Mapping[str, Any]) -> None:

@@ -74,7 +74,7 @@ class SuffixProposer(Proposer):
         request.notes[self.name] = memory
 
     def propose(self, requests: Sequence[SpeculativeState]) -> list[Tree | None]:
-        """What came after the end of each text where it stood before."""
+        """Returns, for each request, tokens that followed earlier copies of the end of its text."""
         texts, chosen, n_positions, n_nodes = [], [], [], []
         for request in requests:
             memory: _Memory = request.notes[self.name]
@@ -97,7 +97,7 @@ class SuffixProposer(Proposer):
             self._outcomes[memory.sampling_class] = memory.index.outcomes.tolist()
 
     def to_dict(self) -> dict[str, Any]:
-        """How often copies came true, by way to draw."""
+        """Returns counts of accepted copies, by sampling class."""
         for memory in self._memories.values():
             self._outcomes[memory.sampling_class] = memory.index.outcomes.tolist()
         return {"outcomes": self._outcomes}
