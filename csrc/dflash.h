@@ -14,7 +14,7 @@ extern "C" {
 
 #pragma GCC visibility push(default)
 
-enum { DFL_ABI_VERSION = 21 };
+enum { DFL_ABI_VERSION = 22 };
 
 typedef enum {
     DFL_STATUS_OK = 0,
@@ -67,8 +67,13 @@ dfl_status dfl_device_get(int32_t index, dfl_device_info * info, dfl_error * err
  * many as fit into size bytes. */
 dfl_status dfl_extra_buffer_types(char * names, uint64_t size, dfl_error * err);
 
-/* Multiplies quantised matrices in one of them and compares with plain buffers. Kernels that cannot
- * run on this machine kill the process: call it in a child process.
+/* Names of the instruction sets of our own kernels that this CPU runs, best first, separated by
+ * commas. The environment variable DFLASH_CPU leaves out those before the set that it names.
+ * Errors: DFL_STATUS_ARGUMENT (DFLASH_CPU names none of them, names need more than size bytes). */
+dfl_status dfl_cpu_kernel_sets(char * names, uint64_t size, dfl_error * err);
+
+/* Multiplies quantised matrices in a weight buffer type and compares with plain buffers. Kernels
+ * that cannot run on this machine kill the process: call it in a child process.
  * Errors: DFL_STATUS_ARGUMENT (no such type), DFL_STATUS_COMPUTE (wrong products). */
 dfl_status dfl_probe_buffer_type(const char * name, dfl_error * err);
 
@@ -384,14 +389,17 @@ typedef struct {
     const int32_t *
         history; /* [n_history], prompt and answer so far, where penalties look at them */
     int64_t n_history;
-    int64_t position;  /* of the first token sampled: length of prompt and answer */
+    int64_t position; /* of the first token sampled: length of prompt and answer */
+    /* Allowed tokens of each row, or NULL for all: bit t % 32 of word t / 32 for token t. [rows of
+     * the verify, 1 after an append][(n_vocab + 31) / 32] */
+    const uint32_t * masks;
     int32_t * sampled; /* out, [rows of the verify, 1 after an append] */
     int64_t n_sampled; /* out: fewer than a path's where a row has nothing to sample from or is not
                           finite: dfl_sequence_logits of it says what is wrong */
 } dfl_sample_request;
 
 /* Samples for each request. Errors: ARGUMENT (a sequence without rows, ids outside the vocabulary
- * in a history). */
+ * in a history, a mask that allows none of a row that is sampled from). */
 dfl_status dfl_engine_sample(dfl_engine * engine, dfl_sample_request * requests, int64_t n_requests,
                              dfl_error * err);
 

@@ -1,6 +1,7 @@
 // extern "C" bodies only: devices and quantisation.
 #include "api/handles.h"
 
+#include "cpu/isa/kernels.h"
 #include "device/backend.h"
 #include "model/quantize.h"
 
@@ -31,17 +32,24 @@ dfl_status dfl_device_get(int32_t index, dfl_device_info * info, dfl_error * err
     });
 }
 
+static void write_names(const std::vector<std::string> & list, char * names, uint64_t size) {
+    need(names);
+    std::string joined;
+    for (const std::string & name : list) {
+        joined += (joined.empty() ? "" : ",") + name;
+    }
+    DFL_CHECK(joined.size() < size, DFL_STATUS_ARGUMENT,
+              "%zu bytes of names, there is room for %llu", joined.size(),
+              (unsigned long long)size);
+    std::snprintf(names, size, "%s", joined.c_str());
+}
+
 dfl_status dfl_extra_buffer_types(char * names, uint64_t size, dfl_error * err) {
-    return guard(err, [&] {
-        need(names);
-        std::string joined;
-        for (const std::string & name : dfl::extra_buffer_types()) {
-            joined += (joined.empty() ? "" : ",") + name;
-        }
-        DFL_CHECK(joined.size() < size, DFL_STATUS_ARGUMENT, "%zu names need more than %llu bytes",
-                  joined.size(), (unsigned long long)size);
-        std::snprintf(names, size, "%s", joined.c_str());
-    });
+    return guard(err, [&] { write_names(dfl::extra_buffer_types(), names, size); });
+}
+
+dfl_status dfl_cpu_kernel_sets(char * names, uint64_t size, dfl_error * err) {
+    return guard(err, [&] { write_names(dfl::cpu::kernel_set_names(), names, size); });
 }
 
 dfl_status dfl_probe_buffer_type(const char * name, dfl_error * err) {

@@ -3,7 +3,15 @@
 from ._ffi import Error, library_build
 from .calibration import CalibrationParams
 from .engines import Engine, Memory
-from .ggml import Device, devices, ggml_version, load_backend, probe_buffer_type, quantize
+from .ggml import (
+    Device,
+    cpu_kernel_sets,
+    devices,
+    ggml_version,
+    load_backend,
+    probe_buffer_type,
+    quantize,
+)
 from .limits import MAX_PARALLEL, MAX_TOP, MAX_VERIFY, PAGE
 from .load_config import (
     CACHE_TYPES,
@@ -60,6 +68,7 @@ __all__ = [
     "Selection",
     "Sequence",
     "SuffixIndex",
+    "cpu_kernel_sets",
     "devices",
     "ggml_version",
     "library_build",

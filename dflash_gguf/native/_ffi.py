@@ -16,7 +16,7 @@ from typing import Any
 
 from cffi import FFI
 
-ABI_VERSION = 21
+ABI_VERSION = 22
 
 ffi: Any = FFI()
 

@@ -95,11 +95,23 @@ def quantize(values: NDArray[np.float32], type_name: str, n_threads: int = 0) ->
     return out
 
 
+def _names(function: str) -> list[str]:
+    names = new("char[]", 1024)
+    call(function, names, 1024)
+    return [name for name in text(names).split(",") if name]
+
+
 def extra_buffer_types() -> list[str]:
     """Names of the CPU's extra weight buffer types."""
-    names = new("char[]", 1024)
-    call("extra_buffer_types", names, 1024)
-    return [name for name in text(names).split(",") if name]
+    return _names("extra_buffer_types")
+
+
+def cpu_kernel_sets() -> list[str]:
+    """Returns the instruction sets of our own kernels that this CPU runs, best first.
+
+    Errors: Error if the environment variable DFLASH_CPU names none of them.
+    """
+    return _names("cpu_kernel_sets")
 
 
 def probe_buffer_type(name: str) -> None:

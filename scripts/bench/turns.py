@@ -95,7 +95,9 @@ def in_script(command: Sequence[str], n_runs: int = 1) -> Any:
 
 def facts() -> Figures:
     """Describes the code and the machine of a measurement."""
-    return {"commit": commit(), "ggml": native.ggml_version(), "cpu": cpu_name()}
+    kernels = native.cpu_kernel_sets()[0]
+    versions = {"commit": commit(), "ggml": native.ggml_version()}
+    return {**versions, "cpu": cpu_name(), "kernels": kernels}
 
 
 def cpu_name() -> str:

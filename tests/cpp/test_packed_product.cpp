@@ -237,7 +237,7 @@ int main() {
         CHECK(product_in_place(type)->in_place);
         std::vector<dfl::cpu::PackedProducts> lists = {dfl::cpu::ggml_dots()};
         for (const dfl::cpu::Kernels & set : dfl::cpu::kernels()) {
-            lists.push_back(set.products);
+            lists.insert(lists.end(), set.products.begin(), set.products.end());
         }
         for (const dfl::cpu::PackedProducts & products : lists) {
             for (const PackedProduct * product = products.list;

@@ -1,8 +1,10 @@
 // Selects, for each kernel, the best instruction set that this CPU and the compiler have.
 #include "cpu/isa/kernels.h"
+#include "error.h"
 
 #include <algorithm>
 #include <cctype>
+#include <cstdlib>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -10,58 +12,60 @@
 
 namespace dfl::cpu {
 
-#if defined(DFL_HAS_AVXVNNI)
-// Not every compiler's __builtin_cpu_supports knows this one.
-static bool has_avxvnni() {
-    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-    return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax & 16) != 0;
-}
-#endif
-
-static std::vector<Kernels> available_kernels() {
-    std::vector<Kernels> list;
-#if defined(DFL_HAS_AVX2)
-    const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                          __builtin_cpu_supports("f16c");
-    const auto add = [&](bool is_available, Kernels (*kernels)()) {
-        if (has_avx2 && is_available) {
-            list.push_back(kernels());
+static std::vector<const KernelSet *> available_sets() {
+    std::vector<const KernelSet *> sets;
+    for (const KernelSet & set : kernel_sets()) {
+        if (set.runs_here()) {
+            sets.push_back(&set);
         }
-    };
-#if defined(DFL_HAS_AVX512BF16)
-    add(__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16"),
-        avx512bf16_kernels);
-#endif
-#if defined(DFL_HAS_AVX512VNNI)
-    add(__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-            __builtin_cpu_supports("avx512vnni"),
-        avx512vnni_kernels);
-#endif
-#if defined(DFL_HAS_AVX512)
-    add(__builtin_cpu_supports("avx512f"), avx512_kernels);
-#endif
-#if defined(DFL_HAS_AVXVNNI)
-    add(has_avxvnni(), avxvnni_kernels);
-#endif
-    add(true, avx2_kernels);
-    add(true, avx2_float_kernels);
-#endif
-    list.push_back(portable_kernels());
-    return list;
+    }
+    const char * wanted = std::getenv("DFLASH_CPU");
+    if (wanted != nullptr && *wanted != '\0') {
+        const auto first = std::find_if(sets.begin(), sets.end(), [&](const KernelSet * set) {
+            return std::string(set->name) == wanted;
+        });
+        std::string names;
+        for (const KernelSet * set : sets) {
+            names += (names.empty() ? "" : ", ") + std::string(set->name);
+        }
+        DFL_CHECK(first != sets.end(), DFL_STATUS_ARGUMENT,
+                  "DFLASH_CPU is \"%.32s\", this CPU has kernels for %s", wanted, names.c_str());
+        sets.erase(sets.begin(), first);
+    }
+    return sets;
+}
+
+std::vector<std::string> kernel_set_names() {
+    std::vector<std::string> names;
+    for (const KernelSet * set : available_sets()) {
+        names.emplace_back(set->name);
+    }
+    return names;
 }
 
 const std::vector<Kernels> & kernels() {
-    static const std::vector<Kernels> list = available_kernels();
+    static const std::vector<Kernels> list = [] {
+        std::vector<Kernels> kernels;
+        for (const KernelSet * set : available_sets()) {
+            kernels.push_back(set->kernels());
+        }
+        return kernels;
+    }();
     return list;
 }
 
-static const PackedProduct * find(const PackedProducts & products, ggml_type type, bool in_place) {
-    const PackedProduct * end = products.list + products.n;
-    const PackedProduct * product = std::find_if(products.list, end, [&](const auto & one) {
-        return one.type == type && (one.in_place || !in_place);
-    });
-    return product != end ? product : nullptr;
+static const PackedProduct * find(const std::vector<PackedProducts> & lists, ggml_type type,
+                                  bool in_place) {
+    for (const PackedProducts & products : lists) {
+        const PackedProduct * end = products.list + products.n;
+        const PackedProduct * product = std::find_if(products.list, end, [&](const auto & one) {
+            return one.type == type && (one.in_place || !in_place);
+        });
+        if (product != end) {
+            return product;
+        }
+    }
+    return nullptr;
 }
 
 static const PackedProduct * best_product(ggml_type type, bool in_place) {
@@ -70,7 +74,7 @@ static const PackedProduct * best_product(ggml_type type, bool in_place) {
             return product;
         }
     }
-    return find(ggml_dots(), type, in_place);
+    return find({ggml_dots()}, type, in_place);
 }
 
 const PackedProduct * packed_product(ggml_type type) { return best_product(type, false); }
@@ -108,13 +112,24 @@ const RowKernel * row_kernel() {
     return best;
 }
 
+// Models of AMD's family 0x19 that are Zen 4; the others are Zen 3.
+// Source: Linux, arch/x86/kernel/cpu/amd.c.
+struct ModelRange {
+    unsigned first, last;
+};
+static constexpr ModelRange ZEN4_MODELS[] = {{0x10, 0x1f}, {0x60, 0x7f}, {0xa0, 0xaf}};
+
 bool on_zen4() {
 #if defined(__x86_64__)
     unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
     const bool is_amd = __get_cpuid(0, &eax, &ebx, &ecx, &edx) != 0 && ecx == signature_AMD_ecx;
     if (is_amd && __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0) {
         const unsigned family = (eax >> 8 & 15) + (eax >> 20 & 255);
-        return family == 0x19;
+        const unsigned model = (eax >> 4 & 15) | (eax >> 12 & 0xf0);
+        return family == 0x19 && std::any_of(std::begin(ZEN4_MODELS), std::end(ZEN4_MODELS),
+                                             [&](const ModelRange & range) {
+                                                 return model >= range.first && model <= range.last;
+                                             });
     }
 #endif
     return false;

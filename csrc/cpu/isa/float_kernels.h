@@ -17,7 +17,7 @@ Kernels float_kernels(const CellAttentionKernel * attention) {
         product_of<FloatProduct<FloatWeights<V, GGML_TYPE_F16>>>(V::NAME),
         product_of<FloatProduct<FloatWeights<V, GGML_TYPE_BF16>>>(V::NAME),
     };
-    return {{PRODUCTS, sizeof PRODUCTS / sizeof PRODUCTS[0]},
+    return {{{PRODUCTS, sizeof PRODUCTS / sizeof PRODUCTS[0]}},
             attention,
             &DeltaHeadTiles<V>::KERNEL,
             &RowTiles<V>::KERNEL};

@@ -7,32 +7,38 @@
 #include "cpu/matmul/product_lists.h"
 #include "cpu/rows/row_kernel.h"
 
+#include <string>
 #include <vector>
 
 namespace dfl::cpu {
 
 // NULL for kernels that a set does not have better than another one.
 struct Kernels {
-    PackedProducts products;
+    std::vector<PackedProducts> products;
     const CellAttentionKernel * attention = nullptr;
     const DeltaHeadKernel * delta_head = nullptr;
     const RowKernel * rows = nullptr;
 };
 
-Kernels avx512bf16_kernels();
-Kernels avx512vnni_kernels();
-Kernels avx512_kernels();
-Kernels avxvnni_kernels();
-Kernels avx2_kernels();
-Kernels avx2_float_kernels();
-Kernels portable_kernels();
-// Part of these, in files of their own: among other kernels GCC 12 inlines other parts of them, and
-// a row alone took 3 % longer.
+struct KernelSet {
+    const char * name;
+    bool (*runs_here)();
+    Kernels (*kernels)();
+};
+
+// Rows of sets.def that were compiled, best first.
+const std::vector<KernelSet> & kernel_sets();
+
+// In files of their own: among other kernels GCC 12 inlines other parts of them, and a row alone
+// took 3 % longer.
 const CellAttentionKernel * avx512_attention();
 const CellAttentionKernel * avx2_attention();
 const CellAttentionKernel * portable_attention();
 
-// Returns the sets that this CPU runs, best first.
+// Returns the kernels of the sets that this CPU runs, best first; with DFLASH_CPU in the
+// environment from the set of that name on. Throws DFL_STATUS_ARGUMENT for another name.
 const std::vector<Kernels> & kernels();
+// Returns the names of these sets.
+std::vector<std::string> kernel_set_names();
 
 } // namespace dfl::cpu

@@ -15,7 +15,7 @@ namespace dfl::cpu {
 namespace {
 
 template <class V>
-Kernels tile_kernels() {
+PackedProducts tile_products() {
     static constexpr PackedProduct PRODUCTS[] = {
         product_of<Tiles<Blocks32<V, Q4_0>>>(V::NAME),
         product_of<Tiles<Blocks32<V, Q4_1>>>(V::NAME),
@@ -31,7 +31,7 @@ Kernels tile_kernels() {
         product_of<Tiles<Q6_K<V>>>(V::NAME),
         product_of<Tiles<IQ4_XS<V>>>(V::NAME),
     };
-    return {{PRODUCTS, sizeof PRODUCTS / sizeof PRODUCTS[0]}};
+    return {PRODUCTS, sizeof PRODUCTS / sizeof PRODUCTS[0]};
 }
 
 } // namespace

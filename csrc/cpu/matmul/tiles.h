@@ -22,12 +22,6 @@ inline void copy_fours(const uint8_t * src, int64_t src_stride, uint8_t * dst, i
     }
 }
 
-// Bytes before their use that weights are fetched for the first rows, into the second cache: a core
-// keeps about twice as many fetches in flight there as into the first. One row on a Zen 5 core read
-// 11 GB/s with fetches into the first and 23 into the second, where a plain read loop has 22. The
-// distance was as good as any between 16 and 32 KiB, and also of 8 rows on a Zen 4.
-constexpr int64_t FETCH_AHEAD = 16384;
-
 // Whether the hardware alone fetches better than that, which it does for up to so many rows on a
 // Zen 4 core. Where a plain read loop has 28 GB/s there, one row of a format that is read in the
 // order in which it lies has 24 to 31 so and 18 to 21 with fetches, and passes of two rows are 1.07
@@ -129,7 +123,7 @@ struct Tiles : Format {
                               int64_t dst_stride) {
         const int64_t size = tile_size(n_in), x_size = Format::quantized_row_size(n_in);
         const int64_t n_groups = (n_rows + MAX_ROWS - 1) / MAX_ROWS;
-        const int64_t ahead = leaves_fetches(Format::UNFETCHED_ROWS, n_rows) ? 0 : FETCH_AHEAD;
+        const int64_t ahead = leaves_fetches(Format::UNFETCHED_ROWS, n_rows) ? 0 : V::FETCH_AHEAD;
         for (int64_t t = first_tile; t < last_tile; ++t) {
             const auto * tile = static_cast<const uint8_t *>(packed) + t * size;
             const int n = static_cast<int>(std::min<int64_t>(T, n_out - t * T));

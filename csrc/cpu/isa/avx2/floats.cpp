@@ -3,6 +3,12 @@
 
 namespace dfl::cpu {
 
-Kernels avx2_float_kernels() { return float_kernels<Floats256>(avx2_attention()); }
+PackedProducts avx2_products(); // in products.cpp
+
+Kernels avx2_kernels() {
+    Kernels kernels = float_kernels<Floats256>(avx2_attention());
+    kernels.products.push_back(avx2_products());
+    return kernels;
+}
 
 } // namespace dfl::cpu

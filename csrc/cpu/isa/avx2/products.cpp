@@ -7,7 +7,8 @@ namespace {
 
 struct VectorAvx2 : Vector256 {
     static constexpr int MAX_ROWS = 4;
-    static constexpr int32_t SIGNED_OFFSET = 0; // signed weights are stored as they are
+    static constexpr int64_t FETCH_AHEAD = 16384; // Vector512's
+    static constexpr int32_t SIGNED_OFFSET = 0;   // signed weights are stored as they are
 
     // Vector512's dot. Products of pairs are added in 16 bits for as long as they fit.
     template <int N, int LARGEST, int R, class Weights>
@@ -49,6 +50,6 @@ struct VectorAvx2 : Vector256 {
 
 } // namespace
 
-Kernels avx2_kernels() { return tile_kernels<VectorAvx2>(); }
+PackedProducts avx2_products() { return tile_products<VectorAvx2>(); }
 
 } // namespace dfl::cpu

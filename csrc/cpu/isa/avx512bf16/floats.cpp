@@ -45,6 +45,6 @@ constexpr PackedProduct PRODUCT = product_of<FloatProduct<BrainWeights>>("avx512
 
 } // namespace
 
-Kernels avx512bf16_kernels() { return {{&PRODUCT, 1}}; }
+Kernels avx512bf16_kernels() { return {{{&PRODUCT, 1}}}; }
 
 } // namespace dfl::cpu

@@ -3,6 +3,6 @@
 
 namespace dfl::cpu {
 
-Kernels avx512vnni_kernels() { return tile_kernels<Vector512>(); }
+Kernels avx512vnni_kernels() { return {{tile_products<Vector512>()}}; }
 
 } // namespace dfl::cpu

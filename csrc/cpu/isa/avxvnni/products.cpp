@@ -8,6 +8,7 @@ namespace {
 struct VectorVnni : Vector256 {
     static constexpr const char * NAME = "avxvnni";
     static constexpr int MAX_ROWS = 6;
+    static constexpr int64_t FETCH_AHEAD = 16384; // Vector512's
     static constexpr int32_t SIGNED_OFFSET = 128; // signed weights are stored plus this
 
     // As Vector512's.
@@ -29,6 +30,6 @@ struct VectorVnni : Vector256 {
 
 } // namespace
 
-Kernels avxvnni_kernels() { return tile_kernels<VectorVnni>(); }
+Kernels avxvnni_kernels() { return {{tile_products<VectorVnni>()}}; }
 
 } // namespace dfl::cpu
