@@ -95,6 +95,7 @@ dfl_status dfl_engine_sample(dfl_engine * engine, dfl_sample_request * requests,
                               &request.sampler->sampler,
                               {request.history, request.history + request.n_history},
                               request.position,
+                              request.masks,
                               {}});
         }
         engine->engine->sample(parsed);

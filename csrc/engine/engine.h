@@ -68,6 +68,9 @@ struct SampleRequest {
     const Sampler * sampler;
     std::vector<int32_t> history; // prompt and answer, as far as penalties look
     int64_t position;             // of the first token sampled
+    // Bit t of a row's mask: whether token t may be sampled from it. [rows, mask_words()]; NULL:
+    // every token of every row.
+    const uint32_t * masks;
     std::vector<int32_t> sampled; // out
 };
 
@@ -114,6 +117,8 @@ class Engine {
     int32_t n_parallel() const { return params_.n_parallel; }
     // Most rows of a pass.
     int64_t max_rows() const;
+    // Words of a mask of tokens.
+    int64_t mask_words() const { return (model_->hparams().n_vocab + 31) / 32; }
 
     // Has the device select the k best of every row in the passes to come, so that only these are
     // copied; 0 ends it. False if it cannot.

@@ -58,14 +58,17 @@ std::vector<Draft> Engine::draft(const std::vector<DraftRequest> & requests, int
     return drafts;
 }
 
-static void sample_path(SampleRequest & request) {
+static void sample_path(SampleRequest & request, int64_t mask_words) {
     const Tree & tree = request.sequence->pending_verify().tree;
     int64_t node = 0;
     while (node >= 0) {
         int32_t token = 0;
         const TokenHistory history = {request.history.data(),
                                       static_cast<int64_t>(request.history.size())};
-        if (!request.sequence->sample(node, *request.sampler, history, request.position, token)) {
+        const uint32_t * mask =
+            request.masks != nullptr ? request.masks + node * mask_words : nullptr;
+        if (!request.sequence->sample(node, *request.sampler, history, request.position, mask,
+                                      token)) {
             return;
         }
         request.sampled.push_back(token);
@@ -82,7 +85,7 @@ void Engine::sample(std::vector<SampleRequest> & requests) {
                   "there is no row to sample from: the last pass had none of the sequence");
     }
     for (SampleRequest & request : requests) {
-        sample_path(request);
+        sample_path(request, mask_words());
     }
 }
 

@@ -181,8 +181,12 @@ const Candidate * Sequence::top(int64_t row, int64_t k) {
     return best;
 }
 
+static bool is_allowed(const uint32_t * mask, int64_t token) {
+    return mask == nullptr || (mask[token / 32] >> (token % 32) & 1) != 0;
+}
+
 bool Sequence::sample(int64_t row, const Sampler & sampler, TokenHistory history, int64_t position,
-                      int32_t & token) {
+                      const uint32_t * mask, int32_t & token) {
     if (!finite_[row]) {
         return false;
     }
@@ -190,13 +194,13 @@ bool Sequence::sample(int64_t row, const Sampler & sampler, TokenHistory history
         if (!find_argmax(row, token)) {
             return false;
         }
-        if (!sampler.is_banned(token)) {
+        if (!sampler.is_banned(token) && is_allowed(mask, token)) {
             return true;
         }
     }
     SampledToken sampled = {};
     const int64_t n_best = sampler.n_best(), n_top = last_->shape.n_top;
-    if (n_best > 0 && n_best <= n_top) {
+    if (n_best > 0 && n_best <= n_top && mask == nullptr) {
         const Candidate * best = nullptr;
         if (!find_top(row, best) || sampler.sample_from(best, n_top, position, sampled)) {
             return false;
@@ -205,7 +209,7 @@ bool Sequence::sample(int64_t row, const Sampler & sampler, TokenHistory history
         const int64_t n_vocab = engine_->model().hparams().n_vocab, at = first_out_ + row;
         std::vector<float> fetched;
         float * logits = nullptr;
-        if (engine_->main().is_host()) {
+        if (engine_->main().is_host() && mask == nullptr) {
             logits = static_cast<float *>(last_->logits->data) + at * n_vocab;
         } else {
             fetched.resize(n_vocab);
@@ -213,6 +217,16 @@ bool Sequence::sample(int64_t row, const Sampler & sampler, TokenHistory history
             const size_t size = n_vocab * sizeof(float);
             engine_->main().read(last_->logits, logits, at * size, size);
         }
+        bool is_any = mask == nullptr;
+        for (int64_t i = 0; i < n_vocab && mask != nullptr; ++i) {
+            if (is_allowed(mask, i)) {
+                is_any = true;
+            } else {
+                logits[i] = -INFINITY;
+            }
+        }
+        DFL_CHECK(is_any, DFL_STATUS_ARGUMENT, "the mask of row %lld allows no token",
+                  (long long)row);
         if (sampler.sample(logits, n_vocab, history, position, sampled)) {
             return false;
         }

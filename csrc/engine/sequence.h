@@ -48,10 +48,11 @@ class Sequence {
     const Candidate * top(int64_t row, int64_t k);
     // A row's logits: dst [n_vocab].
     void logits(int64_t row, float * dst);
-    // Samples the token for a position from a row. False, and nothing is forgotten, where the row
-    // has nothing to sample from or is not finite; reading it says why.
+    // Samples the token for a position from a row, among those whose bits are set in `mask`, or all
+    // if that is NULL. False, and nothing is forgotten, where the row has nothing to sample from or
+    // is not finite; reading it says why. Throws DFL_STATUS_ARGUMENT for a mask without any bit.
     bool sample(int64_t row, const Sampler & sampler, TokenHistory history, int64_t position,
-                int32_t & token);
+                const uint32_t * mask, int32_t & token);
 
     // Back to position 0.
     void reset();

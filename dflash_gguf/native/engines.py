@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ._ffi import Error, call, create, ffi, new, text, value
 from .limits import MAX_TOP, MAX_VERIFY
@@ -266,11 +267,22 @@ class Engine:
         for walk, tokens, to in zip(requests, drawn, params, strict=True):
             to.sequence, to.sampler = walk.sequence.handle, walk.sampler.handle
             to.position, to.sampled = walk.position, tokens
+            if walk.masks is not None:
+                masks = self._masks(walk)
+                keep.append(ffi.from_buffer("uint32_t[]", masks))
+                to.masks = keep[-1]
             if walk.history:
                 keep.append(ffi.new("int32_t[]", walk.history))
                 to.history, to.n_history = keep[-1], len(walk.history)
         call("engine_sample", self._handle, params, len(requests))
         return [ffi.unpack(tokens, to.n_sampled) for tokens, to in zip(drawn, params, strict=True)]
+
+    def _masks(self, request: SampleRequest) -> NDArray[np.uint32]:
+        masks = np.ascontiguousarray(request.masks, dtype=np.uint32)
+        shape = request.n_rows, (self.model.n_vocab + 31) // 32
+        if masks.shape != shape:
+            raise ValueError(f"masks are {list(masks.shape)}, {list(shape)} words are needed")
+        return masks
 
     def commit(self, paths: Sequence[tuple[SequenceHandle, Sequence[int] | int]]) -> None:
         """Appends a path of each sequence's open verify; what else was verified leaves no trace.

@@ -108,3 +108,6 @@ class SampleRequest(NamedTuple):
     """Of the first token drawn: how long prompt and answer are."""
     n_rows: int
     """Of the pass; of a verify all that wait for its commit."""
+    masks: NDArray[np.uint32] | None = None
+    """Allowed tokens of each row, [n_rows, (n_vocab + 31) // 32]: bit t % 32 of word t // 32 for
+    token t. None: all."""
