@@ -43,6 +43,8 @@ def layout_of(name: str, arch: str, config: Config) -> Layout:
         return _qwen35(template, config)
     if arch == Arch.QWEN3NEXT:
         return _qwen3next(template)
+    if arch == Arch.GEMMA3 and "norm" in template:
+        return Layout(value=lambda weight: 1 + weight)
     if arch == Arch.DFLASH and config.get("rope_is_neox_style") is False:
         return _dflash_neighbours(template, config)
     return Layout()

@@ -1,8 +1,8 @@
 """Tokenizer of a model folder as GGUF metadata: vocabulary, merges, special tokens, templates.
 
-Byte-level BPE, and Gemma 4's BPE on characters. What is written equals llama.cpp's converter
-(conversion/base.py, get_vocab_base; conversion/gemma.py; gguf-py's SpecialVocab), without
-transformers.
+Byte-level BPE, Gemma 3's SentencePiece model, and Gemma 4's BPE on characters. What is written
+equals llama.cpp's converter (conversion/base.py, get_vocab_base; conversion/gemma.py; gguf-py's
+SpecialVocab), without transformers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .plan import Metadata
 from .schema import Key
 
 # Values of tokenizer.ggml.token_type (llama.h, enum llama_token_type).
-NORMAL, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 3, 4, 5, 6
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
 SMOLLM_VOCAB_SIZE = 49152  # llama.cpp's mark of the models that must not begin with BOS
 
@@ -61,7 +61,7 @@ VISIBLE = frozenset(
     for opening, closing in (("<|", ">"), ("<", "|>"))
 ) | {'<|"|>'}
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
-_NO_SCORE = -1000.0
+_NO_SCORE, _UNUSED_SCORE = -1000.0, -10000.0
 
 
 def add_tokenizer(metadata: Metadata, directory: Path, vocab_size: int, pre: str | None) -> None:
@@ -69,8 +69,12 @@ def add_tokenizer(metadata: Metadata, directory: Path, vocab_size: int, pre: str
 
     `pre` names the pre-tokenizer of byte-level BPE; None finds it.
     """
-    if Config(directory).architecture.startswith("Gemma4"):
+    architecture = Config(directory).architecture
+    if architecture.startswith("Gemma4"):
         _add_gemma4(metadata, directory, vocab_size)
+        return
+    if architecture.startswith("Gemma3"):
+        _add_sentencepiece(metadata, directory, vocab_size)
         return
     files = _read(directory)
     if "ByteLevel" not in _types_in(files.json.get("pre_tokenizer")):
@@ -124,6 +128,48 @@ def _add_gemma4(metadata: Metadata, directory: Path, vocab_size: int) -> None:
     _add_templates(metadata, files)
     metadata.boolean(Key.TOKENIZER_ADD_SPACE_PREFIX, False)
     metadata.boolean(Key.TOKENIZER_ADD_BOS, True)
+
+
+def _add_sentencepiece(metadata: Metadata, directory: Path, vocab_size: int) -> None:
+    """Pieces and scores of tokenizer.model; tokens that were added later, of its config."""
+    path = directory / "tokenizer.model"
+    if not path.is_file():
+        raise ConvertError(f"{directory}: has no tokenizer.model")
+    try:
+        from sentencepiece import SentencePieceProcessor
+    except ImportError:
+        raise ConvertError(f"{path}: needs the package sentencepiece: pip install it") from None
+    files, pieces = _read(directory), SentencePieceProcessor()
+    try:
+        pieces.LoadFromFile(str(path))
+    except Exception as error:  # the library raises RuntimeError or OSError for any damage
+        raise ConvertError(f"{path}: cannot be read as a SentencePiece model: {error}") from error
+    tokens = [f"[PAD{index}]" for index in range(vocab_size)]
+    scores, types = [_UNUSED_SCORE] * vocab_size, [UNUSED] * vocab_size
+    kinds = (
+        (pieces.IsUnknown, UNKNOWN),
+        (pieces.IsControl, CONTROL),
+        (pieces.IsUnused, UNUSED),
+        (pieces.IsByte, BYTE),
+    )
+    for index in range(min(pieces.vocab_size(), vocab_size)):
+        tokens[index], scores[index] = pieces.IdToPiece(index), pieces.GetScore(index)
+        types[index] = next((kind for is_kind, kind in kinds if is_kind(index)), NORMAL)
+    for index, entry in files.tokenizer.get_added_tokens_decoder().items():
+        if index >= vocab_size:
+            continue
+        is_control = entry.special or _looks_special(entry.content)
+        types[index] = CONTROL if is_control else USER_DEFINED
+        tokens[index] = entry.content if is_control else entry.content.replace("\u2581", " ")
+        scores[index] = _NO_SCORE
+    metadata.string(Key.TOKENIZER_MODEL, "llama")
+    metadata.string(Key.TOKENIZER_PRE, "default")
+    metadata.array(Key.TOKENIZER_TOKENS, tokens)
+    metadata.array(Key.TOKENIZER_SCORES, scores)
+    metadata.array(Key.TOKENIZER_TOKEN_TYPE, types)
+    _add_special(metadata, files, vocab_size)
+    _add_templates(metadata, files)
+    metadata.boolean(Key.TOKENIZER_ADD_SPACE_PREFIX, False)
 
 
 def _read(directory: Path) -> _Files:

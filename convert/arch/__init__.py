@@ -8,7 +8,19 @@ from dataclasses import dataclass
 from ..checkpoint import Checkpoint
 from ..errors import ConvertError
 from ..plan import Metadata, TensorPlan
-from . import dflash, gemma4, gpt_oss, llama, qwen3, qwen3moe, qwen3next, qwen35, qwen35moe
+from . import (
+    dflash,
+    gemma3,
+    gemma4,
+    gpt_oss,
+    llama,
+    qwen2,
+    qwen3,
+    qwen3moe,
+    qwen3next,
+    qwen35,
+    qwen35moe,
+)
 from .common import Options
 
 __all__ = ["ARCHITECTURES", "Architecture", "Options", "architecture_of"]
@@ -29,6 +41,7 @@ class Architecture:
 
 ARCHITECTURES = (
     Architecture(("LlamaForCausalLM",), llama.metadata, llama.tensors),
+    Architecture(("Qwen2ForCausalLM",), qwen2.metadata, qwen2.tensors),
     Architecture(("Qwen3ForCausalLM",), qwen3.metadata, qwen3.tensors),
     Architecture(("Qwen3MoeForCausalLM",), qwen3moe.metadata, qwen3moe.tensors),
     Architecture(
@@ -41,6 +54,9 @@ ARCHITECTURES = (
     ),
     Architecture(("Qwen3NextForCausalLM",), qwen3next.metadata, qwen3next.tensors),
     Architecture(("GptOssForCausalLM",), gpt_oss.metadata, gpt_oss.tensors),
+    Architecture(
+        ("Gemma3ForConditionalGeneration", "Gemma3ForCausalLM"), gemma3.metadata, gemma3.tensors
+    ),
     Architecture(
         (
             "Gemma4ForConditionalGeneration",

@@ -91,8 +91,9 @@ def add_transformer(metadata: Metadata, config: Config, dims: Dims, n_blocks: in
     metadata.uint32(Key.ATTENTION_HEAD_COUNT, dims.n_head)
     metadata.uint32(Key.ATTENTION_HEAD_COUNT_KV, dims.n_head_kv)
     metadata.float32(Key.ATTENTION_LAYER_NORM_RMS_EPSILON, config.number("rms_norm_eps", 1e-6))
-    metadata.uint32(Key.ATTENTION_KEY_LENGTH, dims.head_dim)
-    metadata.uint32(Key.ATTENTION_VALUE_LENGTH, dims.head_dim)
+    if config.get("head_dim") is not None or dims.head_dim != dims.n_embd // dims.n_head:
+        metadata.uint32(Key.ATTENTION_KEY_LENGTH, dims.head_dim)
+        metadata.uint32(Key.ATTENTION_VALUE_LENGTH, dims.head_dim)
 
 
 def add_rope(

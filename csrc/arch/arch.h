@@ -25,13 +25,21 @@ const std::vector<const Arch *> & architectures();
 // Throws DFL_STATUS_UNSUPPORTED listing what is known.
 const Arch & find_arch(const GgufFile & file);
 
-// Binds the tensors of a decoder without norms behind its sublayers. bind_mixer: binds a layer's
-// attention or recurrent part; ffn_norm: name of the norm before the feed-forward.
-void bind_decoder(WeightLoader & loader, void (*bind_mixer)(WeightLoader & loader, int il),
-                  const char * ffn_norm);
-// Binds a layer's attention, and norms of its heads.
-void bind_attention(WeightLoader & loader, int il);
-void bind_head_norms(WeightLoader & loader, int il);
+// Tensors of a layer beside attention_norm, projections and norm of the feed-forward.
+struct BlockOptions {
+    bool head_norms = false; // of queries and keys, where it attends
+    bool sinks = false;
+    bool post_attn_norm = false, post_ffn_norm = false; // behind the sublayers
+    bool output_scale = false;
+    const char * ffn_norm = nullptr; // name of the norm before the feed-forward; NULL: the usual
+    void (*bind_mixer)(WeightLoader & loader, int il) = nullptr; // NULL: attention
+    // NULL: experts where the model has any, else a dense feed-forward.
+    void (*bind_feed_forward)(WeightLoader & loader, int il) = nullptr;
+};
+
+void bind_transformer_block(WeightLoader & loader, int il, const BlockOptions & options);
+// Binds embeddings, head and all layers.
+void bind_decoder(WeightLoader & loader, const BlockOptions & options);
 // Builds a decoder of attention and feed-forwards.
 ggml_tensor * build_attention_decoder(GraphContext & g);
 

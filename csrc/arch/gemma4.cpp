@@ -64,9 +64,14 @@ static Hparams read(const GgufFile & file) {
     return hp;
 }
 
-static void bind_experts(WeightLoader & loader, int il) {
+// Experts beside a dense feed-forward.
+static void bind_feed_forwards(WeightLoader & loader, int il) {
     const Hparams & hp = loader.hparams();
     LayerWeights & layer = loader.weights().layers[il];
+    loader.feed_forward(il);
+    if (hp.experts.n_expert == 0) {
+        return;
+    }
     // Here its scale is one of what it reads, which is also divided by the root of the width.
     layer.experts.router = loader.linear(schema::TENSOR_FFN_GATE_INP, il, hp.n_embd,
                                          hp.experts.n_expert, /*plain =*/true);
@@ -105,18 +110,13 @@ static void bind(WeightLoader & loader) {
     if (hp.n_per_layer > 0) {
         loader.per_layer_inputs();
     }
+    BlockOptions options;
+    options.post_attn_norm = options.post_ffn_norm = true;
+    options.bind_mixer = bind_layer_attention;
+    options.bind_feed_forward = bind_feed_forwards;
     for (int il = 0; il < hp.n_layer(); ++il) {
-        LayerWeights & layer = loader.weights().layers[il];
-        layer.attn_norm = loader.vector(schema::TENSOR_ATTN_NORM, il, hp.n_embd);
-        bind_layer_attention(loader, il);
-        layer.post_attn_norm = loader.vector(schema::TENSOR_POST_ATTENTION_NORM, il, hp.n_embd);
-        layer.ffn_norm = loader.vector(schema::TENSOR_FFN_NORM, il, hp.n_embd);
-        loader.feed_forward(il);
-        if (hp.experts.n_expert > 0) {
-            bind_experts(loader, il);
-        }
-        layer.post_ffn_norm = loader.vector(schema::TENSOR_POST_FFW_NORM, il, hp.n_embd);
-        layer.output_scale = loader.maybe_vector(schema::TENSOR_LAYER_OUTPUT_SCALE, il, 1);
+        options.output_scale = loader.has(schema::TENSOR_LAYER_OUTPUT_SCALE, il);
+        bind_transformer_block(loader, il, options);
     }
 }
 

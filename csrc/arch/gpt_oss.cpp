@@ -15,14 +15,11 @@ static Hparams read(const GgufFile & file) {
     return hp;
 }
 
-static void bind_attention_with_sinks(WeightLoader & loader, int il) {
-    bind_attention(loader, il);
-    loader.weights().layers[il].attn.sinks =
-        loader.vector(schema::TENSOR_ATTN_SINKS, il, loader.hparams().layers[il].n_head);
-}
-
 static void bind(WeightLoader & loader) {
-    bind_decoder(loader, bind_attention_with_sinks, schema::TENSOR_POST_ATTENTION_NORM);
+    BlockOptions options;
+    options.sinks = true;
+    options.ffn_norm = schema::TENSOR_POST_ATTENTION_NORM;
+    bind_decoder(loader, options);
 }
 
 extern const Arch GPT_OSS = {schema::ARCH_GPT_OSS, read, bind, build_attention_decoder};

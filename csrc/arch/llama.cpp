@@ -8,9 +8,7 @@ static Hparams read(const GgufFile & file) {
     return read_common_hparams(file, {GGML_ROPE_TYPE_NORMAL});
 }
 
-static void bind(WeightLoader & loader) {
-    bind_decoder(loader, bind_attention, schema::TENSOR_FFN_NORM);
-}
+static void bind(WeightLoader & loader) { bind_decoder(loader, {}); }
 
 extern const Arch LLAMA = {schema::ARCH_LLAMA, read, bind, build_attention_decoder};
 

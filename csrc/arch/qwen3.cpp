@@ -14,13 +14,10 @@ static Hparams read_moe(const GgufFile & file) {
     return hp;
 }
 
-static void bind_normed_attention(WeightLoader & loader, int il) {
-    bind_attention(loader, il);
-    bind_head_norms(loader, il);
-}
-
 static void bind(WeightLoader & loader) {
-    bind_decoder(loader, bind_normed_attention, schema::TENSOR_FFN_NORM);
+    BlockOptions options;
+    options.head_norms = true;
+    bind_decoder(loader, options);
 }
 
 extern const Arch QWEN3 = {schema::ARCH_QWEN3, read, bind, build_attention_decoder};

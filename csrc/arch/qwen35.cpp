@@ -91,12 +91,15 @@ static void bind_mixer(WeightLoader & loader, int il) {
         bind_delta_net(loader, il);
     } else {
         loader.attention(il, 2 * shape.head_dim * shape.n_head);
-        bind_head_norms(loader, il);
     }
 }
 
 static void bind(WeightLoader & loader) {
-    bind_decoder(loader, bind_mixer, schema::TENSOR_POST_ATTENTION_NORM);
+    BlockOptions options;
+    options.head_norms = true;
+    options.ffn_norm = schema::TENSOR_POST_ATTENTION_NORM;
+    options.bind_mixer = bind_mixer;
+    bind_decoder(loader, options);
 }
 
 // Attention whose output is gated head by head; a head's rows of q are [query | gate].

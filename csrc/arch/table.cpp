@@ -3,11 +3,13 @@
 
 namespace dfl {
 
-extern const Arch LLAMA, QWEN3, QWEN3MOE, QWEN35, QWEN35MOE, QWEN3NEXT, GPT_OSS, GEMMA4;
+extern const Arch LLAMA, QWEN2, QWEN3, QWEN3MOE, QWEN35, QWEN35MOE, QWEN3NEXT, GPT_OSS, GEMMA3,
+    GEMMA4;
 
 const std::vector<const Arch *> & architectures() {
     static const std::vector<const Arch *> table = {
-        &LLAMA, &QWEN3, &QWEN3MOE, &QWEN35, &QWEN35MOE, &QWEN3NEXT, &GPT_OSS, &GEMMA4,
+        &LLAMA,     &QWEN2,     &QWEN3,   &QWEN3MOE, &QWEN35,
+        &QWEN35MOE, &QWEN3NEXT, &GPT_OSS, &GEMMA3,   &GEMMA4,
     };
     return table;
 }

@@ -1,5 +1,6 @@
 #include "draft/dflash_model.h"
 
+#include "arch/arch.h"
 #include "error.h"
 #include "gguf_schema.h"
 #include "layers/attention.h"
@@ -169,25 +170,17 @@ void bind_drafter(WeightLoader & loader, const DraftHparams & draft) {
     }
     loader.drafter_head();
     for (int il = 0; il < hp.n_layer(); ++il) {
-        const LayerShape & shape = hp.layers[il];
-        LayerWeights & layer = w.layers[il];
-        layer.attn_norm = loader.vector(schema::TENSOR_ATTN_NORM, il, hp.n_embd);
-        loader.attention(il, shape.head_dim * shape.n_head);
-        layer.attn.q_norm = loader.vector(schema::TENSOR_ATTN_Q_NORM, il, shape.head_dim);
-        layer.attn.k_norm = loader.vector(schema::TENSOR_ATTN_K_NORM, il, shape.head_dim);
-        layer.attn.sinks = loader.maybe_vector(schema::TENSOR_ATTN_SINKS, il, shape.n_head);
+        const bool has_ffn_norm = loader.has(schema::TENSOR_FFN_NORM, il);
+        BlockOptions options;
+        options.head_norms = true;
+        options.sinks = loader.has(schema::TENSOR_ATTN_SINKS, il);
         // Older files keep the norm before the feed-forward under the name of the one after
         // attention.
-        const bool plain = loader.has(schema::TENSOR_FFN_NORM, il);
-        layer.ffn_norm = loader.vector(
-            plain ? schema::TENSOR_FFN_NORM : schema::TENSOR_POST_ATTENTION_NORM, il, hp.n_embd);
-        if (plain) {
-            layer.post_attn_norm =
-                loader.maybe_vector(schema::TENSOR_POST_ATTENTION_NORM, il, hp.n_embd);
-        }
-        layer.post_ffn_norm = loader.maybe_vector(schema::TENSOR_POST_FFW_NORM, il, hp.n_embd);
-        layer.output_scale = loader.maybe_vector(schema::TENSOR_LAYER_OUTPUT_SCALE, il, 1);
-        loader.feed_forward(il);
+        options.ffn_norm = has_ffn_norm ? nullptr : schema::TENSOR_POST_ATTENTION_NORM;
+        options.post_attn_norm = has_ffn_norm && loader.has(schema::TENSOR_POST_ATTENTION_NORM, il);
+        options.post_ffn_norm = loader.has(schema::TENSOR_POST_FFW_NORM, il);
+        options.output_scale = loader.has(schema::TENSOR_LAYER_OUTPUT_SCALE, il);
+        bind_transformer_block(loader, il, options);
     }
 }
 

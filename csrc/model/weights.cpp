@@ -176,10 +176,6 @@ ggml_tensor * WeightLoader::scaled_vector(const char * pattern, int il, int64_t 
     return computed(name.c_str(), values);
 }
 
-ggml_tensor * WeightLoader::maybe_vector(const char * pattern, int il, int64_t n) {
-    return has(pattern, il) ? vector(pattern, il, n) : nullptr;
-}
-
 ggml_tensor * WeightLoader::matrix(const char * pattern, int il, std::initializer_list<int64_t> ne,
                                    ggml_op op) {
     return request(name_of(pattern, il), ne, op);

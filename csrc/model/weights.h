@@ -163,8 +163,6 @@ class WeightLoader {
     ggml_tensor * computed(const char * name, const std::vector<float> & values);
     // Times a constant.
     ggml_tensor * scaled_vector(const char * pattern, int il, int64_t n, float factor);
-    // NULL if the file has none.
-    ggml_tensor * maybe_vector(const char * pattern, int il, int64_t n);
     // With its ".scale" and ".bias" companions; plain: without, where such names mean other things.
     Linear linear(const char * pattern, int il, int64_t n_in, int64_t n_out, bool plain = false);
     // A stack of expert matrices, with their companions. packs: for our own kernels, which take the

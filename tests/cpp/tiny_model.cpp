@@ -251,6 +251,20 @@ void write_gpt_oss(Writer & w, const std::string & path) {
     w.save(path);
 }
 
+// Six layers, of which the last one is full.
+void write_gemma3(Writer & w, const std::string & path) {
+    const Sizes & z = w.sizes;
+    constexpr int64_t n_layer = 6;
+    common(w, n_layer);
+    w.integer(schema::KEY_ATTENTION_SLIDING_WINDOW, 8);
+    attention_layers(w, n_layer, true, false);
+    for (int il = 0; il < n_layer; ++il) {
+        w.tensor(schema::TENSOR_POST_ATTENTION_NORM, il, {z.n_embd}, 1);
+        w.tensor(schema::TENSOR_POST_FFW_NORM, il, {z.n_embd}, 1);
+    }
+    w.save(path);
+}
+
 // A sliding layer and a full one, whose keys are its values.
 void write_gemma4(Writer & w, const std::string & path, bool of_experts) {
     const Sizes & z = w.sizes;
@@ -311,8 +325,12 @@ void write_lasting_qwen35(const std::string & path) {
 
 void write_wide(const std::string & arch, ggml_type type, const std::string & path) {
     Writer w(arch, type, WIDE);
-    if (arch == schema::ARCH_LLAMA || arch == schema::ARCH_QWEN3 || arch == schema::ARCH_QWEN3MOE) {
-        write_transformer(w, path, arch != schema::ARCH_LLAMA, arch == schema::ARCH_QWEN3MOE);
+    if (arch == schema::ARCH_LLAMA || arch == schema::ARCH_QWEN2) {
+        write_transformer(w, path, false, false);
+    } else if (arch == schema::ARCH_QWEN3 || arch == schema::ARCH_QWEN3MOE) {
+        write_transformer(w, path, true, arch == schema::ARCH_QWEN3MOE);
+    } else if (arch == schema::ARCH_GEMMA3) {
+        write_gemma3(w, path);
     } else if (arch == schema::ARCH_GPT_OSS) {
         write_gpt_oss(w, path);
     } else if (arch == schema::ARCH_GEMMA4) {

@@ -55,6 +55,8 @@ CASES = [
     Case("gpt-oss", "f32", "gpt-4o"),
     Case("gpt-oss", "q8_0", "gpt-4o"),
     Case("gpt-oss-packed", "bf16", "gpt-4o"),
+    Case("qwen2", "q8_0", "qwen2"),
+    Case("gemma3", "q8_0", None),
     *(Case("gemma4", outtype, None) for outtype in OUTTYPES),
     Case("gemma4moe", "q8_0", None),
     Case("gemma4e", "q8_0", None),
@@ -79,6 +81,8 @@ def make_folders(base: Path) -> None:
     make_target(base / "qwen35moe", "qwen35moe", wrapped=True, fused_experts=True, mtp=True, **bf16)
     make_target(base / "gpt-oss", "gpt-oss", **bf16)
     make_target(base / "gpt-oss-packed", "gpt-oss", packed_experts=True, **bf16)
+    make_target(base / "qwen2", "qwen2", **bf16)
+    make_target(base / "gemma3", "gemma3", **bf16)
     make_target(base / "gemma4", "gemma4", wrapped=True, tie_word_embeddings=True, **bf16)
     make_target(base / "gemma4moe", "gemma4moe", tie_word_embeddings=True, **bf16)
     make_target(base / "gemma4e", "gemma4e", tie_word_embeddings=True, **bf16)

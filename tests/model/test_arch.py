@@ -62,6 +62,12 @@ QWEN35_YARN = {
 }
 
 
+GEMMA3_ROPE = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+}
+
+
 def heads(q: int, kv: int, size: int) -> dict[str, Any]:
     return {"num_attention_heads": q, "num_key_value_heads": kv, "head_dim": size}
 
@@ -77,6 +83,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama seven layers, GQA 3": ("llama", {**SEVEN, **heads(6, 2, 16)}),
     "llama biases, GQA 4": ("llama", {"attention_bias": True, "mlp_bias": True, **heads(8, 2, 16)}),
     "llama 3 rope": ("llama", {"rope_parameters": LLAMA3_ROPE}),
+    "qwen2": ("qwen2", {}),
+    "qwen2 tied, equal heads": (
+        "qwen2", {"tie_word_embeddings": True, "num_key_value_heads": 4, **ONE}
+    ),
+    "qwen2 seven layers, yarn": ("qwen2", {**SEVEN, "rope_parameters": YARN_ROPE}),
     "qwen3": ("qwen3", {}),
     "qwen3 tied, GQA 3": ("qwen3", {"tie_word_embeddings": True, **heads(6, 2, 32)}),
     "qwen3 yarn": ("qwen3", {"rope_parameters": YARN_ROPE}),
@@ -128,6 +139,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             **{"num_experts": 8, "num_experts_per_tok": 3, **heads(4, 1, 256)},
             **{**value_heads(2, 4), "linear_key_head_dim": 128, "linear_value_head_dim": 128},
         },
+    ),
+    "gemma3": ("gemma3", {}),
+    "gemma3 as it is published, thirteen layers": (
+        "gemma3",
+        {"num_hidden_layers": 13, "tie_word_embeddings": True, "query_pre_attn_scalar": 256,
+         "rope_parameters": GEMMA3_ROPE, **heads(4, 1, 256)},
     ),
     "gemma4": ("gemma4", {}),
     "gemma4 multimodal, seven layers": (

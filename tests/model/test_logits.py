@@ -85,6 +85,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"rope_parameters": {**YARN_ROPE, "truncate": True}, "num_local_experts": 4,
          "num_experts_per_tok": 2, **heads(6, 2, 48)},
     ),
+    "qwen2": ("qwen2", {}),
+    "gemma3": ("gemma3", {}),
     "gemma4": ("gemma4", {}),
     "gemma4 multimodal, values of their own": (
         "gemma4", {"wrapped": True, "attention_k_eq_v": False, **heads(6, 2, 32)}

@@ -7,6 +7,7 @@ awkward on purpose: head_dim x heads differs from the hidden size, vocabularies 
 
 from __future__ import annotations
 
+import io
 import json
 from functools import cache
 from pathlib import Path
@@ -25,7 +26,8 @@ from tokenizers import (
 )
 
 ARCHITECTURES = (
-    *("llama", "qwen3", "qwen3moe", "qwen35", "qwen35moe", "qwen3next", "gpt-oss", "gemma4"),
+    *("llama", "qwen2", "qwen3", "qwen3moe", "qwen35", "qwen35moe", "qwen3next", "gpt-oss"),
+    *("gemma3", "gemma4"),
 )
 KINDS = (*ARCHITECTURES, "gemma4moe", "gemma4e")
 CLASSES = ("llama", "qwen35moe", "gpt-oss", "gemma4e")
@@ -54,15 +56,17 @@ SPLIT_PATTERNS = {
     + r"?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|"
     + _TAIL,
 }
-GEMMA4 = "gemma4"
+GEMMA3, GEMMA4 = "gemma3", "gemma4"
 PRE_OF_KIND = {
     "llama": "llama-bpe",
+    "qwen2": "qwen2",
     "qwen3": "qwen2",
     "qwen3moe": "qwen2",
     "qwen35": "qwen35",
     "qwen35moe": "qwen35",
     "qwen3next": "qwen2",
     "gpt-oss": "gpt-4o",
+    "gemma3": GEMMA3,
     "gemma4": GEMMA4,
     "gemma4moe": GEMMA4,
     "gemma4e": GEMMA4,
@@ -132,13 +136,38 @@ def _gemma4_tokenizer_json() -> str:
     return tokenizer.to_str()
 
 
-def write_tokenizer(directory: Path, pre: str) -> None:
-    """Writes tokenizer.json and tokenizer_config.json.
+@cache
+def _sentencepiece_model() -> bytes:
+    """Pieces on characters with bytes to fall back to; special tokens as in GEMMA4_TOKENS."""
+    from sentencepiece import SentencePieceTrainer
 
-    Byte-level BPE with `pre`'s splits; where `pre` is GEMMA4, BPE on characters.
+    written = io.BytesIO()
+    SentencePieceTrainer.train(
+        sentence_iterator=iter(_CORPUS),
+        model_writer=written,
+        model_type="bpe",
+        vocab_size=VOCAB_SIZE - 40,
+        byte_fallback=True,
+        add_dummy_prefix=False,
+        pad_id=0,
+        eos_id=1,
+        bos_id=2,
+        unk_id=3,
+        minloglevel=2,
+        hard_vocab_limit=False,
+    )
+    return written.getvalue()
+
+
+def write_tokenizer(directory: Path, pre: str) -> None:
+    """Writes tokenizer.json and tokenizer_config.json; for GEMMA3 tokenizer.model, too.
+
+    Byte-level BPE with `pre`'s splits; for GEMMA3 and GEMMA4 BPE on characters.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    if pre == GEMMA4:
+    if pre == GEMMA3:
+        (directory / "tokenizer.model").write_bytes(_sentencepiece_model())
+    if pre in (GEMMA3, GEMMA4):
         text = _gemma4_tokenizer_json()
         (directory / "tokenizer.json").write_text(text, encoding="utf-8")
         named: dict[str, Any] = {f"{name}_token": text for name, text in GEMMA4_TOKENS.items()}
@@ -146,6 +175,9 @@ def write_tokenizer(directory: Path, pre: str) -> None:
             "extra_special_tokens": ["<|turn>", "<turn|>", "<|channel>"],
             "tokenizer_class": "PreTrainedTokenizerFast",
             "chat_template": CHAT_TEMPLATE,
+            "added_tokens_decoder": {
+                str(token["id"]): token for token in json.loads(text)["added_tokens"]
+            },
         }
         (directory / "tokenizer_config.json").write_text(json.dumps(named), encoding="utf-8")
         return

@@ -12,6 +12,8 @@ from checkpoints import KINDS, VOCAB_SIZE, text_config_of
 from dflash.model import DFlash2DraftModel, DFlashDraftModel
 from safetensors.torch import load_file, save_file
 from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     Gemma4Config,
     Gemma4ForCausalLM,
     Gemma4ForConditionalGeneration,
@@ -24,6 +26,8 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     Qwen3_5Config,
     Qwen3_5ForCausalLM,
     Qwen3_5ForConditionalGeneration,
@@ -97,6 +101,10 @@ def _text_config(kind: str, overrides: dict[str, Any]) -> Any:
     }
     if kind == "llama":
         return LlamaConfig(**{**shared, **dense, **overrides})
+    if kind == "qwen2":
+        sizes = {**shared, **dense, "hidden_size": 120, "num_key_value_heads": 1, **overrides}
+        del sizes["head_dim"]
+        return Qwen2Config(**sizes)
     if kind == "qwen3":
         return Qwen3Config(**{**shared, **dense, **overrides})
     if kind == "qwen3moe":
@@ -119,6 +127,16 @@ def _text_config(kind: str, overrides: dict[str, Any]) -> Any:
         own = {"intermediate_size": 64, "num_local_experts": 8, "num_experts_per_tok": 4,
                "num_hidden_layers": 4, "sliding_window": 8, "rope_parameters": yarn}  # fmt: skip
         return GptOssConfig(**{**shared, **own, **overrides})
+    if kind == "gemma3":
+        # Every sixth layer is full. Published ones are tied; such a head of random weights repeats
+        # the same token.
+        sliding = {"rope_type": "default", "rope_theta": 1e4}
+        full = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
+        rope = {"sliding_attention": sliding, "full_attention": full}
+        own = {**dense, "num_hidden_layers": 7, "sliding_window": 8, "query_pre_attn_scalar": 32,
+               "rope_parameters": rope, "bos_token_id": 2, "eos_token_id": 1,
+               "pad_token_id": 0}  # fmt: skip
+        return Gemma3TextConfig(**{**shared, **own, **overrides})
     if kind.startswith("gemma4"):
         # Three sliding layers to a full one, whose keys are its values, in heads of another size.
         # Published ones are tied; of random weights such a head repeats the same token.
@@ -147,12 +165,14 @@ def _model(kind: str, text_config: Any, wrapped: bool) -> PreTrainedModel:
     if not wrapped:
         classes: dict[str, Any] = {
             "llama": LlamaForCausalLM,
+            "qwen2": Qwen2ForCausalLM,
             "qwen3": Qwen3ForCausalLM,
             "qwen3moe": Qwen3MoeForCausalLM,
             "qwen35": Qwen3_5ForCausalLM,
             "qwen35moe": Qwen3_5MoeForCausalLM,
             "qwen3next": Qwen3NextForCausalLM,
             "gpt-oss": GptOssForCausalLM,
+            "gemma3": Gemma3ForCausalLM,
             "gemma4": Gemma4ForCausalLM,
             "gemma4moe": Gemma4ForCausalLM,
             "gemma4e": Gemma4ForCausalLM,

@@ -41,16 +41,16 @@ def llama_model(path: Path, *, vocab_only: bool = False) -> Iterator[Any]:
 
 
 def llama_logits(
-    path: Path, tokens: Sequence[int], cache_type: str | None = None
+    path: Path, tokens: Sequence[int], cache_type: str | None = None, n_last: int | None = None
 ) -> NDArray[np.float32]:
-    """Logits at every position, float32 [len(tokens), n_vocab].
+    """Logits at every position, or the n_last last ones, float32 [n, n_vocab].
 
     K and V in float32 and no flash attention, whose CPU kernel rounds them to float16; with a
     cache_type ("q4_0") in that type, and flash attention.
     """
     with llama_model(path) as model:
         params = llama_cpp.llama_context_default_params()
-        params.n_ctx = params.n_batch = params.n_ubatch = 256
+        params.n_ctx = params.n_batch = params.n_ubatch = max(256, len(tokens))
         params.n_threads = params.n_threads_batch = 1
         params.flash_attn_type = (
             llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
@@ -63,12 +63,12 @@ def llama_logits(
         if not context:
             raise RuntimeError(f"no context for {path}: {''.join(_log[-5:])}")
         try:
-            return _decode(model, context, tokens)
+            return _decode(model, context, tokens, n_last or len(tokens))
         finally:
             llama_cpp.llama_free(context)
 
 
-def _decode(model: Any, context: Any, tokens: Sequence[int]) -> NDArray[np.float32]:
+def _decode(model: Any, context: Any, tokens: Sequence[int], n_last: int) -> NDArray[np.float32]:
     n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
     batch = llama_cpp.llama_batch_init(len(tokens), 0, 1)
     try:
@@ -77,14 +77,14 @@ def _decode(model: Any, context: Any, tokens: Sequence[int]) -> NDArray[np.float
             batch.pos[position] = position
             batch.n_seq_id[position] = 1
             batch.seq_id[position][0] = 0
-            batch.logits[position] = True
+            batch.logits[position] = position >= len(tokens) - n_last
         batch.n_tokens = len(tokens)
         status = llama_cpp.llama_decode(context, batch)
         if status:
             raise RuntimeError(f"llama_decode returned {status}")
         rows = [
             np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(context, i), (n_vocab,)).copy()
-            for i in range(len(tokens))
+            for i in range(len(tokens) - n_last, len(tokens))
         ]
     finally:
         llama_cpp.llama_batch_free(batch)

@@ -4,7 +4,6 @@
 // softcap.
 #include "arch/arch.h"
 #include "gguf_schema.h"
-#include "layers/attention.h"
 
 namespace dfl {
 
@@ -23,29 +22,12 @@ static Hparams read(const GgufFile & file) {
 }
 
 static void bind(WeightLoader & loader) {
-    const Hparams & hp = loader.hparams();
-    loader.shared_tensors();
-    for (int il = 0; il < hp.n_layer(); ++il) {
-        const LayerShape & shape = hp.layers[il];
-        LayerWeights & layer = loader.weights().layers[il];
-        layer.attn_norm = loader.vector(schema::TENSOR_ATTN_NORM, il, hp.n_embd);
-        loader.attention(il, shape.head_dim * shape.n_head);
-        layer.attn.q_norm = loader.vector(schema::TENSOR_ATTN_Q_NORM, il, shape.head_dim);
-        layer.attn.k_norm = loader.vector(schema::TENSOR_ATTN_K_NORM, il, shape.head_dim);
-        layer.attn.sinks = loader.vector(schema::TENSOR_ATTN_SINKS, il, shape.n_head);
-        layer.post_attn_norm = loader.vector(schema::TENSOR_POST_ATTENTION_NORM, il, hp.n_embd);
-        layer.ffn_norm = loader.vector(schema::TENSOR_FFN_NORM, il, hp.n_embd);
-        loader.feed_forward(il);
-        layer.post_ffn_norm = loader.vector(schema::TENSOR_POST_FFW_NORM, il, hp.n_embd);
-        layer.output_scale = loader.vector(schema::TENSOR_LAYER_OUTPUT_SCALE, il, 1);
-    }
+    BlockOptions options;
+    options.head_norms = options.sinks = options.output_scale = true;
+    options.post_attn_norm = options.post_ffn_norm = true;
+    bind_decoder(loader, options);
 }
 
-static ggml_tensor * build(GraphContext & g) {
-    return build_decoder(g, {mixer_sublayer(self_attention), feed_forward_sublayer()},
-                         g.weights.output);
-}
-
-extern const Arch TOY = {"toy", read, bind, build};
+extern const Arch TOY = {"toy", read, bind, build_attention_decoder};
 
 } // namespace dfl

@@ -1,0 +1,50 @@
+// Gemma 3: windows and a rope of their own in five of six layers; norms before and after each
+// sublayer, and of heads; scaled embeddings.
+#include "arch/arch.h"
+#include "gguf_schema.h"
+
+#include <cmath>
+
+namespace dfl {
+
+// Files do not say how sliding layers rotate.
+// Source: llama.cpp, src/models/gemma3.cpp.
+static constexpr float SLIDING_FREQ_BASE = 10000.0f;
+// Gemma 3 27B, recognised by its number of layers, divides scores by the root of another width
+// than that of its heads.
+static constexpr int64_t N_LAYERS_27B = 62;
+
+static Hparams read(const GgufFile & file) {
+    HparamRules rules;
+    rules.rope_type = GGML_ROPE_TYPE_NEOX;
+    rules.sliding_period = 6;
+    Hparams hp = read_common_hparams(file, rules);
+    hp.embedding_scale = std::sqrt(static_cast<float>(hp.n_embd));
+    read_scales(file, hp);
+    for (LayerShape & layer : hp.layers) {
+        layer.activation = Activation::GELU;
+        if (hp.n_layer() == N_LAYERS_27B && !file.has(schema::KEY_ATTENTION_SCALE)) {
+            layer.attn_scale = 1.0f / std::sqrt(static_cast<float>(hp.n_embd / layer.n_head));
+        }
+        if (layer.window > 0) { // scaling stretches full layers only
+            RopeShape plain;
+            plain.type = layer.rope.type;
+            plain.n_dims = layer.rope.n_dims;
+            plain.n_ctx_orig = layer.rope.n_ctx_orig;
+            plain.freq_base =
+                file.has(schema::KEY_ROPE_FREQ_BASE_SWA) ? layer.rope.freq_base : SLIDING_FREQ_BASE;
+            layer.rope = plain;
+        }
+    }
+    return hp;
+}
+
+static void bind(WeightLoader & loader) {
+    BlockOptions options;
+    options.head_norms = options.post_attn_norm = options.post_ffn_norm = true;
+    bind_decoder(loader, options);
+}
+
+extern const Arch GEMMA3 = {schema::ARCH_GEMMA3, read, bind, build_attention_decoder};
+
+} // namespace dfl
