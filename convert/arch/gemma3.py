@@ -15,7 +15,7 @@ from .blocks import add_attention, add_ffn
 from .common import Inventory, Options, add_rope, add_transformer, dims_of, of_block, rope_number
 from .qwen35 import plus_one
 
-DEFAULT_HEAD_DIM = 256  # of transformers' Gemma3TextConfig
+DEFAULT_HEAD_DIM = 256  # transformers' Gemma3TextConfig
 PERIOD = 6
 """Every sixth layer is full: readers know no other pattern."""
 N_LAYERS_27B = 62
@@ -35,7 +35,7 @@ def metadata(checkpoint: Checkpoint, _options: Options) -> Metadata:
 
 
 def _refuse_unrepresentable(config: Config) -> None:
-    """Refuses what the file's readers would not do."""
+    """Refuses settings that readers of the file would not apply."""
     dims = dims_of(config, DEFAULT_HEAD_DIM)
     activation = config.get("hidden_activation", "gelu_pytorch_tanh")
     kinds = config.get("layer_types")

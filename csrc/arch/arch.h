@@ -25,11 +25,11 @@ const std::vector<const Arch *> & architectures();
 // Throws DFL_STATUS_UNSUPPORTED listing what is known.
 const Arch & find_arch(const GgufFile & file);
 
-// Tensors of a layer beside attention_norm, projections and norm of the feed-forward.
+// Optional tensors of a layer. head_norms: norms of queries and keys, if the layer attends.
+// post_attn_norm, post_ffn_norm: norms behind the sublayers.
 struct BlockOptions {
-    bool head_norms = false; // of queries and keys, where it attends
-    bool sinks = false;
-    bool post_attn_norm = false, post_ffn_norm = false; // behind the sublayers
+    bool head_norms = false, sinks = false;
+    bool post_attn_norm = false, post_ffn_norm = false;
     bool output_scale = false;
     const char * ffn_norm = nullptr; // name of the norm before the feed-forward; NULL: the usual
     void (*bind_mixer)(WeightLoader & loader, int il) = nullptr; // NULL: attention

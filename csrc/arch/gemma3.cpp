@@ -7,7 +7,7 @@
 
 namespace dfl {
 
-// Files do not say how sliding layers rotate.
+// Rope base of sliding layers, for files without the key.
 // Source: llama.cpp, src/models/gemma3.cpp.
 static constexpr float SLIDING_FREQ_BASE = 10000.0f;
 // Gemma 3 27B, recognised by its number of layers, divides scores by the root of another width

@@ -29,7 +29,7 @@ struct RopeShape {
     bool operator==(const RopeShape & o) const;
 };
 
-// What a gate passes through before it is multiplied with what it gates.
+// Function of a gate, before the product with its other factor.
 enum class Activation {
     SILU,
     GELU,         // the tanh form
@@ -105,7 +105,7 @@ struct Hparams {
     int64_t n_recurrent() const;
 };
 
-// What read_common_hparams cannot know from the file.
+// Rules of an architecture, for read_common_hparams: no metadata key has them.
 struct HparamRules {
     int rope_type = 0;                      // a ggml rope mode
     std::optional<double> default_eps = {}; // for files that may leave it out

@@ -159,7 +159,7 @@ class WeightLoader {
     ggml_tensor * vector(const char * pattern, int il, int64_t n);
     ggml_tensor * matrix(const char * pattern, int il, std::initializer_list<int64_t> ne,
                          ggml_op op);
-    // Of values that are not in the file.
+    // Makes a tensor of values that are not in the file.
     ggml_tensor * computed(const char * name, const std::vector<float> & values);
     // Times a constant.
     ggml_tensor * scaled_vector(const char * pattern, int il, int64_t n, float factor);

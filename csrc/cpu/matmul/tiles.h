@@ -22,8 +22,8 @@ inline void copy_fours(const uint8_t * src, int64_t src_stride, uint8_t * dst, i
     }
 }
 
-// Whether the hardware alone fetches better than that, which it does for up to so many rows on a
-// Zen 4 core. Where a plain read loop has 28 GB/s there, one row of a format that is read in the
+// Returns true if the hardware alone fetches better than that: up to so many rows on a Zen 4
+// core. Where a plain read loop has 28 GB/s there, one row of a format that is read in the
 // order in which it lies has 24 to 31 so and 18 to 21 with fetches, and passes of two rows are 1.07
 // (Q4_1) to 1.11 times (Q8_0) as fast so. Passes of three rows of Q8_0 are 1.08 times as fast so,
 // of four 0.93 times; products of three rows of Q6_K are 0.93 times, and more rows lost up to half.

@@ -3,7 +3,7 @@
 
 namespace dfl::cpu {
 
-PackedProducts avx2_products(); // in products.cpp
+PackedProducts avx2_products();
 
 Kernels avx2_kernels() {
     Kernels kernels = float_kernels<Floats256>(avx2_attention());
