@@ -78,7 +78,7 @@ def test_an_unknown_architecture_is_named_with_the_known_ones(tmp_path: Path) ->
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    refused(tmp_path / "x.gguf", '"mamba" cannot be run as a target; supported: llama, qwen3, ')
+    refused(tmp_path / "x.gguf", '"mamba" cannot be run as a target; supported: llama, qwen2, ')
 
 
 def test_the_vision_part_of_a_model_is_refused(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ OF_SLIDING_LAYERS = {
     "rope.dimension_count_swa": 16,
     "rope.freq_base_swa": 5000.0,
 }
-WINDOWED = ("gpt-oss", "gemma4", "gemma4moe", "gemma4e")
+WINDOWED = ("gpt-oss", "gemma3", "gemma4", "gemma4moe", "gemma4e")
 DENSE = {"expert_count": (0, 4), "expert_used_count": (0, 2), "expert_feed_forward_length": (0, 32)}
 WITHOUT_SECTIONS = {"rope.dimension_sections": ([0, 0, 0, 0], [8, 8, 8, 8])}
 WITHOUT_RECURRENCE = {
@@ -85,6 +85,8 @@ WITHOUT_RECURRENCE = {
 }
 OWN: dict[str, dict[str, tuple[Any, Any]]] = {
     "llama": {**DENSE, **WITHOUT_SECTIONS, **WITHOUT_RECURRENCE},
+    "qwen2": {**DENSE, **WITHOUT_SECTIONS, **WITHOUT_RECURRENCE},
+    "gemma3": {**DENSE, **WITHOUT_SECTIONS, **WITHOUT_RECURRENCE},
     "qwen3": {**DENSE, **WITHOUT_SECTIONS, **WITHOUT_RECURRENCE},
     "qwen3moe": {
         **WITHOUT_SECTIONS,
@@ -134,10 +136,11 @@ def keys_of(kind: str) -> dict[str, tuple[Any, Any]]:
     """Keys that the graph of a kind does not honour."""
     found = KEYS | OWN[kind]
     honoured = ["attention.sliding_window"] if kind in WINDOWED else []
-    if kind.startswith("gemma4"):
+    if kind.startswith("gemma"):
         honoured += ["final_logit_softcapping", "logit_scale", "embedding_scale"]
-        honoured += ["attention.value_scale", "attention.shared_kv_layers"]
-        honoured += ["embedding_length_per_layer_input"]
+        honoured += ["attention.value_scale"]
+    if kind.startswith("gemma4"):
+        honoured += ["attention.shared_kv_layers", "embedding_length_per_layer_input"]
     return {key: values for key, values in found.items() if key not in honoured}
 
 
@@ -230,6 +233,8 @@ PUBLISHED_OF["gemma4e"] = {
     "attention.shared_kv_layers": 2,
     "embedding_length_per_layer_input": 16,
 }
+PUBLISHED_OF["qwen2"] = {"rope.freq_base": 1e6}
+PUBLISHED_OF["gemma3"] = {"attention.sliding_window": 512, "rope.scaling.type": "linear"}
 PUBLISHED_OF["gpt-oss"] = {"rope.scaling.type": "yarn"}
 PUBLISHED_OF["qwen35moe"] = PUBLISHED_OF["qwen35"] | PUBLISHED_OF["qwen3moe"]
 PUBLISHED_OF["qwen3next"] = {

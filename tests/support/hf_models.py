@@ -102,7 +102,7 @@ def _text_config(kind: str, overrides: dict[str, Any]) -> Any:
     if kind == "llama":
         return LlamaConfig(**{**shared, **dense, **overrides})
     if kind == "qwen2":
-        sizes = {**shared, **dense, "hidden_size": 120, "num_key_value_heads": 1, **overrides}
+        sizes = {**shared, **dense, "hidden_size": 128, "num_key_value_heads": 1, **overrides}
         del sizes["head_dim"]
         return Qwen2Config(**sizes)
     if kind == "qwen3":
