@@ -233,7 +233,7 @@ PUBLISHED_OF["gemma4e"] = {
     "attention.shared_kv_layers": 2,
     "embedding_length_per_layer_input": 16,
 }
-PUBLISHED_OF["qwen2"] = {"rope.freq_base": 1e6}
+PUBLISHED_OF["qwen2"] = {}
 PUBLISHED_OF["gemma3"] = {"attention.sliding_window": 512, "rope.scaling.type": "linear"}
 PUBLISHED_OF["gpt-oss"] = {"rope.scaling.type": "yarn"}
 PUBLISHED_OF["qwen35moe"] = PUBLISHED_OF["qwen35"] | PUBLISHED_OF["qwen3moe"]
