@@ -117,7 +117,7 @@ const RowKernel * row_kernel() {
 struct ModelRange {
     unsigned first, last;
 };
-static constexpr ModelRange ZEN4_MODELS[] = {{0x10, 0x1f}, {0x60, 0x7f}, {0xa0, 0xaf}};
+static constexpr ModelRange ZEN4_MODELS[] = {{0x10, 0x1f}, {0x60, 0xaf}};
 
 bool on_zen4() {
 #if defined(__x86_64__)

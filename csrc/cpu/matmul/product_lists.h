@@ -28,7 +28,7 @@ constexpr PackedProduct product_of(const char * set) {
             All::IN_PLACE};
 }
 
-// True if this CPU's cores are of AMD's family of Zen 3 and Zen 4.
+// Returns true on AMD's Zen 4.
 bool on_zen4();
 
 } // namespace dfl::cpu
