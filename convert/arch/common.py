@@ -19,8 +19,8 @@ from ..schema import Key, Tensor
 
 # Parts of multimodal checkpoints that a text model does not need, and buffers of old ones.
 IGNORED = re.compile(
-    r"^(model\.)?(visual|vision_tower|vision_embedder|embed_vision|audio_tower|embed_audio)\."
-    r"|\.rotary_emb\.inv_freq$"
+    r"^(model\.)?(visual|vision_tower|vision_embedder|embed_vision|audio_tower|embed_audio"
+    r"|multi_modal_projector)\.|\.rotary_emb\.inv_freq$"
 )
 
 MAX_LAYERS = 512  # llama.cpp's LLAMA_MAX_LAYERS

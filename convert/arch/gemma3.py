@@ -15,7 +15,15 @@ from .blocks import add_attention, add_ffn
 from .common import Inventory, Options, add_rope, add_transformer, dims_of, of_block, rope_number
 from .qwen35 import plus_one
 
-DEFAULT_HEAD_DIM = 256  # transformers' Gemma3TextConfig
+DEFAULT_HEAD_DIM = 256
+DEFAULTS = {
+    "vocab_size": 262208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 131072,
+    "rope_theta": 1e6,
+}
+"""Values of transformers' Gemma3TextConfig, which published config.json files leave out."""
 PERIOD = 6
 """Every sixth layer is full: readers know no other pattern."""
 N_LAYERS_27B = 62
@@ -24,7 +32,8 @@ N_LAYERS_27B = 62
 
 def metadata(checkpoint: Checkpoint, _options: Options) -> Metadata:
     """Metadata of the model."""
-    config, dims = checkpoint.config, dims_of(checkpoint.config, DEFAULT_HEAD_DIM)
+    config = _config(checkpoint)
+    dims = dims_of(config, DEFAULT_HEAD_DIM)
     _refuse_unrepresentable(config)
     result = Metadata(Arch.GEMMA3)
     add_transformer(result, config, dims, dims.n_layer)
@@ -32,6 +41,13 @@ def metadata(checkpoint: Checkpoint, _options: Options) -> Metadata:
     result.float32(Key.ROPE_FREQ_BASE_SWA, _sliding_rope_base(config))
     result.uint32(Key.ATTENTION_SLIDING_WINDOW, config.integer("sliding_window"))
     return result
+
+
+def _config(checkpoint: Checkpoint) -> Config:
+    """Returns config.json with the defaults of values that it leaves out."""
+    config = checkpoint.config
+    config.values = {**DEFAULTS, **config.values}
+    return config
 
 
 def _refuse_unrepresentable(config: Config) -> None:
@@ -70,7 +86,8 @@ def _sliding_rope_base(config: Config) -> float:
 
 def tensors(checkpoint: Checkpoint, _options: Options) -> list[TensorPlan]:
     """Plans of all tensors; norms are stored with the 1 that Gemma adds."""
-    config, dims = checkpoint.config, dims_of(checkpoint.config, DEFAULT_HEAD_DIM)
+    config = _config(checkpoint)
+    dims = dims_of(config, DEFAULT_HEAD_DIM)
     n_ff = config.integer("intermediate_size")
     inventory = Inventory(checkpoint)
     inventory.add(Tensor.TOKEN_EMBD, "model.embed_tokens.weight", (dims.n_vocab, dims.n_embd))

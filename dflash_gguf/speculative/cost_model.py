@@ -43,8 +43,8 @@ class Round:
     names of proposers that had candidates without a pass.
     n_drafted: verified nodes below the roots; is_tree: True if they were more than chains.
     n_accepted: accepted nodes. n_tokens: tokens added to answers.
-    Seconds: choose_s of deciding, and of learning from the last round with proposers; draft_s of proposing and selecting, pass_s of the target's pass
-    and of batching, sample_s of sampling.
+    Seconds: choose_s of deciding, and of learning from the last round with proposers; draft_s of
+    proposing and selecting, pass_s of the target's pass and of batching, sample_s of sampling.
     """
 
     position: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from gguf import GGUFReader
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 from hf_models import mxfp4_values
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 # --- llama ---------------------------------------------------------------------------------------
 
@@ -494,3 +495,39 @@ def test_a_gemma4_tokenizer_needs_bytes_to_fall_back_to(tmp_path: Path) -> None:
     make_target(tmp_path, "gemma4", pre="qwen2")
     with pytest.raises(ConvertError, match="is not the tokenizer of a Gemma 4 model"):
         prepare(tmp_path, "f32")
+
+
+# --- gemma3 ---------------------------------------------------------------------------------------
+
+
+def test_gemma3_folders_may_leave_out_defaults_and_hold_a_vision_part(tmp_path: Path) -> None:
+    sizes = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256}
+    whole = make_target(
+        tmp_path / "whole",
+        "gemma3",
+        max_position_embeddings=131072,
+        query_pre_attn_scalar=256,
+        **sizes,
+    )
+    expected = prepare(whole, "f32")
+    part = tmp_path / "part"
+    shutil.copytree(whole, part)
+    config = json.loads((part / "config.json").read_text())
+    for name in ("max_position_embeddings", "query_pre_attn_scalar", "layer_types", *sizes):
+        del config[name]
+    config["rope_scaling"] = {"rope_type": "linear", "factor": 8.0}
+    del config["rope_parameters"]
+    outer = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": config}
+    (part / "config.json").write_text(json.dumps(outer))
+    tensors = load_file(part / "model.safetensors")
+    moved = {f"language_model.{name}": value for name, value in tensors.items()}
+    moved["multi_modal_projector.mm_input_projection_weight"] = torch.ones(4, 4)
+    save_file(moved, part / "model.safetensors")
+    found = prepare(part, "f32")
+    assert [plan.name for plan in found.plans] == [plan.name for plan in expected.plans]
+    for key in ("rope.freq_base", "rope.freq_base_swa", "rope.scaling.factor", "context_length"):
+        name = f"gemma3.{key}"
+        assert found.metadata.values[name] == expected.metadata.values[name], key
+    for key in ("attention.head_count", "attention.head_count_kv", "attention.key_length"):
+        name = f"gemma3.{key}"
+        assert found.metadata.values[name] == expected.metadata.values[name], key
