@@ -29,8 +29,8 @@ struct KernelSet {
 // Rows of sets.def that were compiled, best first.
 const std::vector<KernelSet> & kernel_sets();
 
-// Kernels in files of their own: beside others GCC 12 inlines less of them, and a row alone took 3 %
-// longer.
+// Kernels in files of their own: beside others GCC 12 inlines less of them, and a row alone took
+// 3 % longer.
 const CellAttentionKernel * avx512_attention();
 const CellAttentionKernel * avx2_attention();
 const CellAttentionKernel * portable_attention();
