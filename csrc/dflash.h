@@ -14,7 +14,7 @@ extern "C" {
 
 #pragma GCC visibility push(default)
 
-enum { DFL_ABI_VERSION = 22 };
+enum { DFL_ABI_VERSION = 23 };
 
 typedef enum {
     DFL_STATUS_OK = 0,
@@ -178,8 +178,9 @@ typedef struct {
     int32_t n_threads;         /* 0: one per usable core: physical, fast, in the quota */
     const char * cache_type_k; /* "f32", "f16", "bf16", "q8_0", "q4_0", ... */
     const char * cache_type_v;
-    const dfl_drafter * drafter; /* loaded for this model; may be NULL */
-    int64_t draft_window;        /* target positions the drafter sees */
+    const dfl_drafter * const * drafters; /* [n_drafters], loaded for this model */
+    int32_t n_drafters;
+    int64_t draft_window; /* target positions that they see */
 } dfl_engine_params;
 
 typedef struct {
@@ -301,16 +302,17 @@ typedef struct {
     int64_t n_draft;
 } dfl_draft_request;
 
-/* For each position of each request its k best tokens and their raw logits, best first, request
- * after request. Moves no cursor. n being the positions of all requests together: tokens, logits:
- * out, [n][k]; logits may be NULL. log_sum_exp: out, [n], may be NULL: ln sum exp of the whole row
- * of raw logits, so logit - log_sum_exp is a log-probability. Where scores are not finite they come
- * back as they are, and the drafter has then forgotten that timeline so far. Errors: ARGUMENT (no
- * drafter; n_draft above block_size - 1; more rows than draft_rows; k above the drafter's head; no
- * room in the context for last_token and the draft), COMPUTE. */
-dfl_status dfl_engine_draft(dfl_engine * engine, const dfl_draft_request * requests,
-                            int64_t n_requests, int64_t k, int32_t * tokens, float * logits,
-                            float * log_sum_exp, dfl_error * err);
+/* For each position of each request the k best tokens of one of the drafters (0 to n_drafters - 1)
+ * and their raw logits, best first, request after request. Moves no cursor. n being the positions
+ * of all requests together: tokens, logits: out, [n][k]; logits may be NULL. log_sum_exp: out, [n],
+ * may be NULL: ln sum exp of the whole row of raw logits, so logit - log_sum_exp is a
+ * log-probability. Where scores are not finite they come back as they are, and the drafter has then
+ * forgotten that timeline so far. Errors: ARGUMENT (no drafter; n_draft above block_size - 1; more
+ * rows than draft_rows; k above the drafter's head; no room in the context for last_token and the
+ * draft), COMPUTE. */
+dfl_status dfl_engine_draft(dfl_engine * engine, int32_t drafter,
+                            const dfl_draft_request * requests, int64_t n_requests, int64_t k,
+                            int32_t * tokens, float * logits, float * log_sum_exp, dfl_error * err);
 
 /* An accepted path of a pending verify: n nodes, root first, each a child of the one before; nodes
  * of NULL: the first n. */

@@ -22,8 +22,9 @@ dfl_status dfl_engine_create(const dfl_model * model, const dfl_engine_params * 
         p.n_threads = params->n_threads;
         p.type_k = dfl::type_from_name(params->cache_type_k);
         p.type_v = dfl::type_from_name(params->cache_type_v);
-        if (params->drafter != nullptr) {
-            p.drafter = params->drafter->drafter;
+        for (int32_t i = 0; i < params->n_drafters; ++i) {
+            need(params->drafters, params->drafters[i]);
+            p.drafters.push_back(params->drafters[i]->drafter);
             p.draft_window = params->draft_window;
         }
         *engine = new dfl_engine{std::make_shared<dfl::Engine>(model->model, p),
@@ -124,9 +125,10 @@ dfl_status dfl_engine_run(dfl_engine * engine, dfl_batch_entry * entries, int64_
     });
 }
 
-dfl_status dfl_engine_draft(dfl_engine * engine, const dfl_draft_request * requests,
-                            int64_t n_requests, int64_t k, int32_t * tokens, float * logits,
-                            float * log_sum_exp, dfl_error * err) {
+dfl_status dfl_engine_draft(dfl_engine * engine, int32_t drafter,
+                            const dfl_draft_request * requests, int64_t n_requests, int64_t k,
+                            int32_t * tokens, float * logits, float * log_sum_exp,
+                            dfl_error * err) {
     return guard_busy(engine, err, [&] {
         need(requests, tokens);
         std::vector<dfl::DraftRequest> parsed;
@@ -135,7 +137,8 @@ dfl_status dfl_engine_draft(dfl_engine * engine, const dfl_draft_request * reque
             parsed.push_back(
                 {&requests[i].sequence->sequence, requests[i].last_token, requests[i].n_draft});
         }
-        for (const dfl::Draft & draft : engine->engine->draft(parsed, k, log_sum_exp != nullptr)) {
+        for (const dfl::Draft & draft :
+             engine->engine->draft(drafter, parsed, k, log_sum_exp != nullptr)) {
             for (const dfl::Candidate & candidate : draft.best) {
                 *tokens++ = candidate.token;
                 if (logits != nullptr) {

@@ -106,7 +106,7 @@ dfl_status dfl_drafter_get_info(const dfl_drafter * drafter, dfl_drafter_info * 
         info->n_layer = d.hparams().n_layer();
         info->block_size = d.draft().block_size;
         info->mask_token = d.draft().mask_token;
-        info->n_taps = static_cast<int32_t>(d.draft().target_layers.size());
+        info->n_taps = static_cast<int32_t>(d.draft().taps.size());
         info->mapped_bytes = d.weights().mapped_bytes;
         info->copied_bytes = d.weights().copied_bytes;
         info->n_placements = static_cast<int32_t>(d.weights().placements.size());

@@ -1,203 +1,265 @@
 #include "draft/dflash_model.h"
 
-#include "arch/arch.h"
-#include "error.h"
-#include "gguf_schema.h"
+#include "dflash.h"
 #include "layers/attention.h"
+#include "layers/cpu_ops/row_copies.h"
+#include "layers/decoder.h"
 #include "layers/linear.h"
-
-#include <algorithm>
-#include <cmath>
-#include <optional>
 
 namespace dfl {
 
-static const char * const OLD_ARCHS[] = {schema::ARCH_OLD_DFLASH, schema::ARCH_OLD_QWEN35_DFLASH,
-                                         schema::ARCH_OLD_GEMMA4_DFLASH};
+namespace {
 
-// What the older files leave out.
-static constexpr double OLD_EPS = 1e-6;
+class DFlashModel : public DraftModel {
+  public:
+    using DraftModel::DraftModel;
 
-static bool is_old(const GgufFile & file) {
-    return std::any_of(std::begin(OLD_ARCHS), std::end(OLD_ARCHS),
-                       [&](const char * name) { return file.arch() == name; });
-}
+    void reserve() override;
+    void catch_up() override;
+    std::vector<Draft> draft(const std::vector<DraftBlock> & blocks, int64_t k,
+                             bool log_sum_exp) override;
 
-bool is_drafter(const GgufFile & file) {
-    return file.arch() == schema::ARCH_DFLASH || is_old(file);
-}
+  private:
+    // Features that a draft's own graph takes into the K/V at most: verifies leave no more. What a
+    // prompt leaves has a graph of its own.
+    int64_t max_injected() const { return 64 + 4 * (host_.sizes.n_parallel - 1); }
+    int64_t n_choices() const { return drafter_->head(host_.target).n_out(); }
+    BatchShape injection_shape(int64_t n) const;
+    void add_injection(CachedGraph & cached) const;
+    void build_draft(CachedGraph & cached) const;
+    void set_injection(CachedGraph & cached, const std::vector<Feature> & features,
+                       const std::vector<int64_t> & cells) const;
+    void set_blocks(CachedGraph & cached, const std::vector<DraftBlock> & blocks,
+                    const std::vector<int64_t> & cells);
+    // Pending features of the blocks' sequences.
+    std::vector<Feature> pending_of(const std::vector<DraftBlock> & blocks) const;
+    BatchShape shape_of(const std::vector<DraftBlock> & blocks, size_t n_features, int64_t k,
+                        bool log_sum_exp);
 
-static void refuse_relatives(const GgufFile & file) {
-    for (const char * marker : {schema::TENSOR_MARKOV_W1, schema::TENSOR_SELECTOR_HIDDEN}) {
-        DFL_CHECK(file.tensor(marker) == nullptr, DFL_STATUS_UNSUPPORTED,
-                  "%s: tensor %s makes it a %s drafter; only DFlash drafters can be run",
-                  file.path().c_str(), marker,
-                  marker == schema::TENSOR_MARKOV_W1 ? "DSpark" : "DFlash2");
-    }
-}
+    RecentMax recent_cells_;
+};
 
-// The reference's choice where a checkpoint names no layers, as layer inputs.
-static std::vector<int64_t> default_taps(int64_t n_taps, int64_t n_target_layers) {
-    if (n_taps == 1) {
-        return {n_target_layers / 2 + 1};
-    }
-    std::vector<int64_t> taps;
-    for (int64_t i = 0; i < n_taps; ++i) {
-        taps.push_back(std::llrint(1.0 + double(i) * (n_target_layers - 4) / (n_taps - 1)) + 1);
-    }
-    return taps;
-}
-
-static std::vector<int64_t> read_taps(const GgufFile & file, int64_t n_embd,
-                                      int64_t n_target_layers) {
-    std::vector<int64_t> taps;
-    if (!is_old(file)) {
-        const auto stored = file.integers(schema::KEY_TARGET_LAYERS);
-        DFL_CHECK(stored, DFL_STATUS_FILE, "%s: metadata key %s is missing", file.path().c_str(),
-                  file.key(schema::KEY_TARGET_LAYERS).c_str());
-        taps = *stored;
-    } else if (const auto ids = file.integers(schema::KEY_OLD_DFLASH_TARGET_LAYER_IDS)) {
-        taps = *ids;
-        std::for_each(taps.begin(), taps.end(), [](int64_t & id) { ++id; });
-    } else {
-        const int64_t n_features =
-            file.integer(schema::KEY_OLD_DFLASH_N_TARGET_FEATURES).value_or(0);
-        const int64_t n_taps =
-            file.integer(schema::KEY_OLD_DFLASH_N_TARGET_LAYERS).value_or(n_features / n_embd);
-        DFL_CHECK(n_taps >= 1 && n_taps <= n_target_layers, DFL_STATUS_FILE,
-                  "%s: %lld tapped layers are given for a target of %lld", file.path().c_str(),
-                  (long long)n_taps, (long long)n_target_layers);
-        taps = default_taps(n_taps, n_target_layers);
-    }
-    DFL_CHECK(!taps.empty() && taps.size() <= 64, DFL_STATUS_FILE,
-              "%s: %zu tapped layers, expected 1 to 64", file.path().c_str(), taps.size());
-    for (const int64_t tap : taps) {
-        DFL_CHECK(tap >= 0 && tap < n_target_layers, DFL_STATUS_FILE,
-                  "%s: it taps the input of target layer %lld, the target has layers 0 to %lld",
-                  file.path().c_str(), (long long)tap, (long long)n_target_layers - 1);
-    }
-    return taps;
-}
-
-// Which layers see only what came before them: a key in the file holds for all; without it sliding
-// layers are causal and full layers are not.
-// Source: the reference package dflash 0.1.0, Qwen3DFlashAttention.
-static void read_causality(const GgufFile & file, Hparams & hp) {
-    const auto causal = file.boolean(schema::KEY_ATTENTION_CAUSAL);
-    for (LayerShape & layer : hp.layers) {
-        layer.causal = causal.value_or(layer.window > 0);
-    }
-}
-
-static Activation read_activation(const GgufFile & file) {
-    const std::string name = file.text(schema::KEY_HIDDEN_ACTIVATION).value_or("silu");
-    const bool gelu = name == "gelu" || name == "gelu_pytorch_tanh";
-    DFL_CHECK(gelu || name == "silu", DFL_STATUS_UNSUPPORTED,
-              "%s: activation \"%.32s\" is not known; supported: silu, gelu, gelu_pytorch_tanh",
-              file.path().c_str(), name.c_str());
-    return gelu ? Activation::GELU : Activation::SILU;
-}
-
-DraftHparams read_draft_hparams(const GgufFile & file, int64_t n_target_layers) {
-    refuse_relatives(file);
-    DraftHparams draft;
-    const auto sections = file.integers(schema::KEY_ROPE_DIMENSION_SECTIONS);
-    const bool multi =
-        sections && sections->size() == 4 &&
-        std::any_of(sections->begin(), sections->end(), [](int64_t n) { return n != 0; });
-    const bool old = is_old(file);
-    DFL_CHECK(!old || file.has(schema::KEY_ROPE_FREQ_BASE), DFL_STATUS_FILE,
-              "%s: metadata key %s is missing", file.path().c_str(),
-              file.key(schema::KEY_ROPE_FREQ_BASE).c_str());
-    HparamRules rules;
-    rules.rope_type = multi ? GGML_ROPE_TYPE_MROPE : GGML_ROPE_TYPE_NEOX;
-    rules.default_eps = old ? std::optional(OLD_EPS) : std::nullopt;
-    rules.sliding_period = 0;
-    draft.hp = read_common_hparams(file, rules);
-    read_scales(file, draft.hp);
-    read_causality(file, draft.hp);
-    const Activation activation = read_activation(file);
-    for (LayerShape & layer : draft.hp.layers) {
-        layer.activation = activation;
-        layer.value_is_key = true;
-        layer.rope.takes_factors = !multi; // as llama.cpp
-    }
-    if (multi) {
-        read_rope_sections(file, draft.hp);
-    }
-
-    draft.target_layers = read_taps(file, draft.hp.n_embd, n_target_layers);
-    const char * block_key = old ? schema::KEY_OLD_DFLASH_BLOCK_SIZE : schema::KEY_BLOCK_SIZE;
-    draft.block_size = file.integer(block_key).value_or(16);
-    DFL_CHECK(draft.block_size >= 2 && draft.block_size <= 1024, DFL_STATUS_FILE,
-              "%s: metadata key %s is %lld, expected 2 to 1024", file.path().c_str(),
-              file.key(block_key).c_str(), (long long)draft.block_size);
-    const char * mask_key =
-        old ? schema::KEY_OLD_DFLASH_MASK_TOKEN_ID : schema::KEY_TOKENIZER_MASK_ID;
-    draft.mask_token = static_cast<int32_t>(file.need_integer(mask_key, 0, INT32_MAX));
-    return draft;
-}
-
-// The first of several names that the file has.
-static const char * spelled(const WeightLoader & loader, std::initializer_list<const char *> names,
-                            int il) {
-    for (const char * name : names) {
-        if (loader.has(name, il)) {
-            return name;
-        }
-    }
-    return *names.begin();
-}
-
-void bind_drafter(WeightLoader & loader, const DraftHparams & draft) {
-    const Hparams & hp = draft.hp;
-    Weights & w = loader.weights();
-    w.fusion = loader.linear(spelled(loader,
-                                     {schema::TENSOR_FC, schema::TENSOR_OLD_DFLASH_FC,
-                                      schema::TENSOR_OLD_DFLASH_FC_FLAT},
-                                     0),
-                             0, draft.n_features(), hp.n_embd);
-    w.fusion_norm = loader.vector(
-        spelled(loader,
-                {schema::TENSOR_ENC_OUTPUT_NORM, schema::TENSOR_OLD_DFLASH_HIDDEN_NORM,
-                 schema::TENSOR_OLD_DFLASH_HIDDEN_NORM_FLAT},
-                0),
-        0, hp.n_embd);
-    w.output_norm = loader.vector(schema::TENSOR_OUTPUT_NORM, 0, hp.n_embd);
-    loader.rope_factors();
-    if (loader.has(schema::TENSOR_TOKEN_EMBD, 0)) {
-        loader.token_embeddings();
-    }
-    loader.drafter_head();
-    for (int il = 0; il < hp.n_layer(); ++il) {
-        const bool has_ffn_norm = loader.has(schema::TENSOR_FFN_NORM, il);
-        BlockOptions options;
-        options.head_norms = true;
-        options.sinks = loader.has(schema::TENSOR_ATTN_SINKS, il);
-        // Older files keep the norm before the feed-forward under the name of the one after
-        // attention.
-        options.ffn_norm = has_ffn_norm ? nullptr : schema::TENSOR_POST_ATTENTION_NORM;
-        options.post_attn_norm = has_ffn_norm && loader.has(schema::TENSOR_POST_ATTENTION_NORM, il);
-        options.post_ffn_norm = loader.has(schema::TENSOR_POST_FFW_NORM, il);
-        options.output_scale = loader.has(schema::TENSOR_LAYER_OUTPUT_SCALE, il);
-        bind_transformer_block(loader, il, options);
-    }
-}
-
-void build_injection(GraphContext & g, ggml_tensor * features, ggml_tensor * positions,
-                     ggml_tensor * cells) {
-    // The same for every layer; it does not pass the layer's own norm.
+// Projects features into the K/V: those of all layers from the same rows, which pass none of the
+// layers' own norms.
+void DFlashModel::add_injection(CachedGraph & cached) const {
+    const int64_t n = cached.shape.n_inject;
+    ggml_context * ctx = cached.ctx.get();
+    DraftInputs & in = cached.draft;
+    in.inject_rows = make_input(ctx, GGML_TYPE_I32, n, 1, "inject_rows");
+    in.inject_positions =
+        make_input(ctx, GGML_TYPE_I32, drafter_->hparams().layers[0].rope.n_position_ids() * n, 1,
+                   "inject_positions");
+    in.inject_cells = make_input(ctx, GGML_TYPE_I64, n, 1, "inject_cells");
+    GraphContext g = graph_context(cached);
+    ggml_tensor * features =
+        gather_rows(g, host_.ring.of_drafter(ctx, host_.index), in.inject_rows);
     ggml_tensor * fused = linear(g, g.weights.fusion, features);
     const std::vector<KeyValue> projected = project_kv(g, normed(g, fused, g.weights.fusion_norm));
     for (int il = 0; il < g.hp.n_layer(); ++il) {
         const KeyValue & kv = projected[il];
         ggml_tensor * k_norm = g.weights.layers[il].attn.k_norm;
-        store_kv(g, il, {nullptr, kv.k, kv.v, nullptr, k_norm, positions, cells});
+        store_kv(g, il,
+                 {nullptr, kv.k, kv.v, nullptr, k_norm, in.inject_positions, in.inject_cells});
     }
 }
 
-ggml_tensor * build_block(GraphContext & g, const Linear & head) {
-    return build_decoder(g, {mixer_sublayer(self_attention), feed_forward_sublayer()}, head);
+void DFlashModel::build_draft(CachedGraph & cached) const {
+    cached.in = make_inputs(cached.ctx.get(), drafter_->hparams(), kv_, cached.shape);
+    if (cached.shape.n_inject > 0) {
+        add_injection(cached);
+    }
+    GraphContext g = graph_context(cached);
+    add_draft_output(cached,
+                     build_decoder(g, {mixer_sublayer(self_attention), feed_forward_sublayer()},
+                                   drafter_->head(host_.target)));
+}
+
+BatchShape DFlashModel::injection_shape(int64_t n) const {
+    BatchShape shape;
+    shape.kind = GraphKind::INJECT;
+    shape.drafter = host_.index;
+    shape.n_inject = sizes_.inject_rows(n);
+    return shape;
+}
+
+void DFlashModel::reserve() {
+    host_.graphs.get(injection_shape(host_.ring.n_rows()),
+                     [&](CachedGraph & fresh) { add_injection(fresh); });
+    BatchShape largest = injection_shape(max_injected());
+    largest.kind = GraphKind::DRAFT;
+    largest.n_rows = sizes_.draft_rows(host_.sizes.n_verify);
+    largest.n_kv = {kv_.cells().n_cells()};
+    largest.n_out = largest.n_rows - 1;
+    largest.log_sum_exp = true;
+    const int64_t n_top = std::min<int64_t>(n_choices(), DFL_MAX_TOP);
+    largest.n_top = can_select_on_device(backend_, n_choices(), n_top) ? n_top : 0;
+    largest.top_by_blocks = selects_by_blocks(backend_);
+    host_.graphs.get(largest, [&](CachedGraph & fresh) { build_draft(fresh); });
+}
+
+void DFlashModel::set_injection(CachedGraph & cached, const std::vector<Feature> & features,
+                                const std::vector<int64_t> & cells) const {
+    // Padding is zeros, and is written where nobody looks.
+    const int64_t n = cached.shape.n_inject;
+    std::vector<int32_t> positions(n, 0), rows(n, static_cast<int32_t>(host_.ring.zero_row()));
+    for (size_t i = 0; i < features.size(); ++i) {
+        positions[i] = features[i].position;
+        rows[i] = static_cast<int32_t>(features[i].row);
+    }
+    std::vector<int64_t> to = cells;
+    to.resize(n, padding_cell());
+    cached.write_positions(cached.draft.inject_positions, positions);
+    cached.write(cached.draft.inject_rows, rows);
+    cached.write(cached.draft.inject_cells, to);
+}
+
+void DFlashModel::catch_up() {
+    std::map<int32_t, int32_t> ends; // of each sequence's features
+    for (const Feature & feature : pending_) {
+        ends[feature.sequence] = feature.position + 1;
+    }
+    for (const auto & [sequence, end] : ends) {
+        slide_window(sequence, end);
+    }
+    if (pending_.empty()) {
+        return;
+    }
+    CachedGraph & cached = host_.graphs.get(injection_shape(static_cast<int64_t>(pending_.size())),
+                                            [&](CachedGraph & fresh) { add_injection(fresh); });
+    const std::vector<int64_t> cells = take_cells(pending_);
+    try {
+        set_injection(cached, pending_, cells);
+        host_.graphs.compute(cached);
+    } catch (...) {
+        release(cells);
+        throw;
+    }
+    pending_.clear();
+}
+
+void DFlashModel::set_blocks(CachedGraph & cached, const std::vector<DraftBlock> & blocks,
+                             const std::vector<int64_t> & cells) {
+    std::vector<int32_t> tokens, positions, drafted;
+    std::vector<SequenceRows> sequences;
+    std::vector<int64_t> to = cells;
+    for (const DraftBlock & block : blocks) {
+        const auto first = static_cast<int64_t>(tokens.size()), n = block.n_draft + 1;
+        sequences.push_back({block.sequence, first, n, nullptr});
+        tokens.push_back(block.last_token);
+        tokens.resize(first + n, drafter_->draft().mask_token);
+        for (int64_t i = 0; i < n; ++i) {
+            positions.push_back(block.position + static_cast<int32_t>(i));
+            if (i > 0) { // what follows the last token is read from the masks
+                drafted.push_back(static_cast<int32_t>(first + i));
+            }
+        }
+    }
+    // Padding is copies of the last block's first row, and writes what that one writes; nobody
+    // reads what it drafts.
+    const int64_t last = sequences.back().first;
+    tokens.resize(cached.shape.n_rows, tokens[last]);
+    positions.resize(cached.shape.n_rows, positions[last]);
+    to.resize(cached.shape.n_rows, to[last]);
+    drafted.resize(cached.shape.n_out, static_cast<int32_t>(last));
+    cached.write<float>(cached.in.embd, [&](float * data) {
+        drafter_->embed(host_.target, tokens.data(), static_cast<int64_t>(tokens.size()), data);
+    });
+    cached.write_positions(cached.in.positions, positions);
+    cached.write(cached.in.cells.front(), to);
+    cached.write(cached.in.out_rows, drafted);
+    kv_.groups().front().set_rows({positions, to, sequences}, cached.shape.n_kv.front());
+}
+
+std::vector<Feature> DFlashModel::pending_of(const std::vector<DraftBlock> & blocks) const {
+    std::vector<Feature> features;
+    for (const DraftBlock & block : blocks) {
+        std::copy_if(pending_.begin(), pending_.end(), std::back_inserter(features),
+                     [&](const Feature & one) { return one.sequence == block.sequence; });
+    }
+    return features;
+}
+
+BatchShape DFlashModel::shape_of(const std::vector<DraftBlock> & blocks, size_t n_features,
+                                 int64_t k, bool log_sum_exp) {
+    BatchShape shape = injection_shape(static_cast<int64_t>(n_features));
+    shape.kind = GraphKind::DRAFT;
+    for (const DraftBlock & block : blocks) {
+        shape.n_rows += block.n_draft + 1;
+        shape.n_out += block.n_draft;
+    }
+    shape.n_rows = sizes_.draft_rows(shape.n_rows);
+    if (sizes_.serves_many()) {
+        shape.n_out = shape.n_rows - 1;
+    } else if (const int64_t n = sizes_.draft_rows(shape.n_out); n > shape.n_out) {
+        shape.n_out = std::min(n, shape.n_rows - 1);
+    }
+    // The cell that padding writes to is read too: CUDA's flash attention is at its best over
+    // multiples of 256 cells.
+    const CellTable & table = kv_.cells();
+    const bool has_masks = !kv_.groups().front().masks().empty();
+    shape.n_kv = {sizes_.cells(table.high(), table.n_cells(), has_masks, recent_cells_)};
+    shape.n_top = can_select_on_device(backend_, n_choices(), k) ? k : 0;
+    shape.top_by_blocks = selects_by_blocks(backend_);
+    shape.log_sum_exp = log_sum_exp;
+    return shape;
+}
+
+// What was read of all blocks, block by block.
+std::vector<Draft> split_draft(const Draft & all, const std::vector<DraftBlock> & blocks,
+                               int64_t k) {
+    std::vector<Draft> drafts;
+    int64_t row = 0;
+    for (const DraftBlock & block : blocks) {
+        Draft draft;
+        const int64_t end = row + block.n_draft;
+        draft.best.assign(all.best.begin() + row * k, all.best.begin() + end * k);
+        if (!all.log_sum_exp.empty()) {
+            draft.log_sum_exp.assign(all.log_sum_exp.begin() + row, all.log_sum_exp.begin() + end);
+        }
+        drafts.push_back(std::move(draft));
+        row = end;
+    }
+    return drafts;
+}
+
+std::vector<Draft> DFlashModel::draft(const std::vector<DraftBlock> & blocks, int64_t k,
+                                      bool log_sum_exp) {
+    for (const DraftBlock & block : blocks) {
+        slide_window(block.sequence, block.position);
+    }
+    std::vector<Feature> features = pending_of(blocks);
+    if (static_cast<int64_t>(features.size()) > max_injected()) {
+        catch_up();
+        features.clear();
+    }
+    const std::vector<int64_t> injected_cells = take_cells(features);
+    std::vector<int64_t> cells;
+    try {
+        cells = take_cells(blocks);
+        CachedGraph & cached = host_.graphs.get(shape_of(blocks, features.size(), k, log_sum_exp),
+                                                [&](CachedGraph & fresh) { build_draft(fresh); });
+        if (cached.shape.n_inject > 0) {
+            set_injection(cached, features, injected_cells);
+        }
+        set_blocks(cached, blocks, cells);
+        host_.graphs.compute(cached);
+        for (const DraftBlock & block : blocks) {
+            drop_pending([&](const Feature & one) { return one.sequence == block.sequence; });
+        }
+        release(cells); // the blocks' K/V are temporary: the target's features replace them
+        return split_draft(read_draft(cached, k, backend_), blocks, k);
+    } catch (...) {
+        release(cells);
+        release(injected_cells);
+        throw;
+    }
+}
+
+} // namespace
+
+std::unique_ptr<DraftModel> attach_dflash(const std::shared_ptr<const Drafter> & drafter,
+                                          const DraftHost & host) {
+    return std::make_unique<DFlashModel>(drafter, host);
 }
 
 } // namespace dfl

@@ -18,15 +18,22 @@ static void check_tokenizers(const GgufFile & drafter, const GgufFile & target) 
     }
 }
 
+static const DraftKind & find_kind(const GgufFile & file) {
+    for (const DraftKind * kind : draft_kinds()) {
+        if (kind->reads(file)) {
+            return *kind;
+        }
+    }
+    throw Error(DFL_STATUS_UNSUPPORTED, format("%s: architecture \"%s\" is not a DFlash drafter",
+                                               file.path().c_str(), file.arch().c_str()));
+}
+
 Drafter::Drafter(const std::string & path, const std::shared_ptr<const Model> & model,
                  const ModelParams & params)
-    : file_(path), target_(model) {
+    : file_(path), kind_(find_kind(file_)), target_(model) {
     const Model & target = *model;
-    DFL_CHECK(is_drafter(file_), DFL_STATUS_UNSUPPORTED,
-              "%s: architecture \"%s\" is not a DFlash drafter", path.c_str(),
-              file_.arch().c_str());
     const Hparams & hp = target.hparams();
-    draft_ = read_draft_hparams(file_, hp.n_layer());
+    draft_ = kind_.read(file_, hp.n_layer());
     check_no_key_skipped(file_);
     draft_.hp.n_vocab = hp.n_vocab;
     DFL_CHECK(draft_.hp.n_embd == hp.n_embd, DFL_STATUS_FILE,
@@ -40,7 +47,7 @@ Drafter::Drafter(const std::string & path, const std::shared_ptr<const Model> & 
     Devices devices(target.device(), {}, params.n_threads, params.excluded_buffer_types,
                     target.dry_run(), params.repack);
     WeightLoader loader(file_, draft_.hp, devices);
-    bind_drafter(loader, draft_);
+    kind_.bind(loader, draft_);
     weights_ = loader.load(params.progress);
 }
 

@@ -1,13 +1,42 @@
-// A drafter's weights, checked against the target they were trained for. Immutable, shareable.
+// A drafter's weights, checked against the target they were trained for, and the table of the kinds
+// of drafters. Adding one: a file and a row in table.cpp.
 #pragma once
 
 #include "arch/model.h"
-#include "draft/dflash_model.h"
 
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace dfl {
+
+class Drafter;
+class DraftModel;
+struct DraftHost;
+
+struct DraftHparams {
+    Hparams hp;
+    // Hidden states of the target that it reads. i: the residual stream that enters layer i, the
+    // output of the layer before it (Hugging Face's target_layer_ids + 1); n_layer: what leaves the
+    // last layer; n_layer + 1: the same after the final norm.
+    std::vector<int64_t> taps;
+    int64_t block_size = 16; // rows of a draft at most, the last token among them
+    int32_t mask_token = -1; // -1: it takes none
+    bool sees_all = false;   // every position, whatever EngineParams::draft_window is
+};
+
+struct DraftKind {
+    bool (*reads)(const GgufFile & file);
+    // Reads the metadata; throws DFL_STATUS_FILE naming the key. n_target_layers: of the target.
+    DraftHparams (*read)(const GgufFile & file, int64_t n_target_layers);
+    // Declares every tensor of the file it needs.
+    void (*bind)(WeightLoader & loader, const DraftHparams & draft);
+    // Makes what an engine runs.
+    std::unique_ptr<DraftModel> (*attach)(const std::shared_ptr<const Drafter> & drafter,
+                                          const DraftHost & host);
+};
+
+const std::vector<const DraftKind *> & draft_kinds();
 
 class Drafter {
   public:
@@ -16,6 +45,7 @@ class Drafter {
             const ModelParams & params);
 
     const GgufFile & file() const { return file_; }
+    const DraftKind & kind() const { return kind_; }
     const DraftHparams & draft() const { return draft_; }
     const Hparams & hparams() const { return draft_.hp; }
     const Weights & weights() const { return *weights_; }
@@ -30,6 +60,7 @@ class Drafter {
 
   private:
     GgufFile file_;
+    const DraftKind & kind_;
     std::weak_ptr<const Model> target_;
     DraftHparams draft_;
     std::unique_ptr<Weights> weights_;

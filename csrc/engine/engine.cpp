@@ -31,7 +31,7 @@ static EngineParams checked(EngineParams params) {
 // Nodes of the largest graph at most, however many sequences and cells it is of. n_ubatch: rows of
 // a prefill where ggml computes recurrent layers, else 0. is_fused: chains of these in one
 // operation.
-static size_t max_nodes(const Model & model, const Drafter * drafter, int64_t n_ubatch,
+static size_t max_nodes(const Model & model, const EngineParams & params, int64_t n_ubatch,
                         bool is_fused) {
     const Hparams & hp = model.hparams();
     size_t n = 512 + hp.n_layer() * (96 + 4 * hp.experts.n_used);
@@ -39,8 +39,8 @@ static size_t max_nodes(const Model & model, const Drafter * drafter, int64_t n_
                                      is_fused ? 0 : 2 * tree_form_nodes(n_ubatch, TREE_FORM_CHUNK));
     n += n_ubatch > 0 ? hp.n_recurrent() * max_recurrent_batches(n_ubatch) * RECURRENT_BATCH_NODES
                       : 0;
-    if (drafter != nullptr) {
-        n += drafter->hparams().n_layer() * 128;
+    for (const auto & drafter : params.drafters) {
+        n = std::max<size_t>(n, 512 + drafter->hparams().n_layer() * 128);
     }
     return n;
 }
@@ -75,34 +75,56 @@ Engine::Engine(std::shared_ptr<const Model> model, const EngineParams & params)
       fused_(scans_ || (is_recurrent_ && params_.delta_form != DeltaForm::STOCK &&
                         has_fused_delta_rule(recurrent_, model_->hparams().recurrent))),
       sizes_(devices_, params_.n_parallel),
-      graphs_(devices_, max_nodes(*model_, params_.drafter.get(),
-                                  is_recurrent_ && !scans_ ? params_.n_ubatch : 0, fused_)),
+      graphs_(devices_,
+              max_nodes(*model_, params_, is_recurrent_ && !scans_ ? params_.n_ubatch : 0, fused_)),
       sequences_(params_.n_parallel, nullptr), n_kv_(kv_.groups().size(), 0),
       recent_cells_(kv_.groups().size()) {
-    if (params_.drafter) {
-        DFL_CHECK(params_.drafter->fits(model_), DFL_STATUS_ARGUMENT,
-                  "%s was loaded for another model than %s", params_.drafter->file().path().c_str(),
-                  model_->file().path().c_str());
-        const int64_t max_block = std::min(params_.drafter->draft().block_size, MAX_VERIFY);
-        // The more sequences, the fewer nodes of each pay.
-        constexpr int64_t more_rows = 3;
-        verify_rows_ = sizes_.verify_rows(
-            std::min(max_block + more_rows * (params_.n_parallel - 1), MAX_VERIFY),
-            model_->weights());
-        recurrent_.reserve_updates(verify_rows_, !scans_);
-        kv_.reserve_masks(max_masked_rows(verify_rows_));
-        draft_ = std::make_unique<DraftState>(
-            params_.drafter, *model_, devices_,
-            DraftSizes{draft_cache_type(params_), params_.draft_window, params_.n_ctx,
-                       params_.n_ubatch, verify_rows_, max_block, params_.n_parallel});
-    }
     for (KvGroup & group : kv_.groups()) {
-        caches_.push_back(&group);
+        caches_.push_back({&group, nullptr});
     }
-    if (draft_) {
-        caches_.push_back(&draft_->cache());
-    }
+    attach_drafters();
     reserve_graphs();
+}
+
+void Engine::attach_drafters() {
+    if (params_.drafters.empty()) {
+        return;
+    }
+    int64_t max_block = 1;
+    std::vector<std::vector<int64_t>> taps;
+    for (const auto & drafter : params_.drafters) {
+        DFL_CHECK(drafter->fits(model_), DFL_STATUS_ARGUMENT,
+                  "%s was loaded for another model than %s", drafter->file().path().c_str(),
+                  model_->file().path().c_str());
+        max_block = std::max(max_block, std::min(drafter->draft().block_size, MAX_VERIFY));
+        taps.push_back(drafter->draft().taps);
+    }
+    // The more sequences, the fewer nodes of each pay.
+    constexpr int64_t more_rows = 3;
+    verify_rows_ = sizes_.verify_rows(
+        std::min(max_block + more_rows * (params_.n_parallel - 1), MAX_VERIFY), model_->weights());
+    recurrent_.reserve_updates(verify_rows_, !scans_);
+    kv_.reserve_masks(max_masked_rows(verify_rows_));
+    ring_ = std::make_unique<FeatureRing>(devices_.main(), model_->hparams().n_embd, taps);
+    ring_->allocate(n_ring_rows(verify_rows_));
+    for (size_t i = 0; i < params_.drafters.size(); ++i) {
+        const auto & drafter = params_.drafters[i];
+        drafts_.push_back(drafter->kind().attach(
+            drafter,
+            {*model_, devices_, graphs_, *ring_, i,
+             DraftSizes{draft_cache_type(params_),
+                        drafter->draft().sees_all ? params_.n_ctx : params_.draft_window,
+                        params_.n_ctx, params_.n_ubatch, verify_rows_, params_.n_parallel}}));
+        for (KvGroup & group : drafts_.back()->kv().groups()) {
+            caches_.push_back({&group, drafts_.back().get()});
+        }
+    }
+}
+
+// Rows of a pass, and as many beside them that drafters may leave until they draft.
+int64_t Engine::n_ring_rows(int64_t n_verify) const {
+    constexpr int64_t more_rows = 64, more_of_each = 4;
+    return max_appended() + n_verify + more_rows + more_of_each * (params_.n_parallel - 1);
 }
 
 int32_t Engine::register_sequence(Sequence * sequence) {
@@ -158,9 +180,8 @@ void Engine::reserve_graphs() {
     largest.n_rows = params_.n_ubatch;
     largest.n_kv = max_cells();
     largest.n_out = 1;
-    largest.n_inject = draft_ && params_.n_ubatch > 1 ? params_.n_ubatch : 0;
     largest.scans = scans_;
-    largest.taps = largest.n_inject > 0;
+    largest.taps = ring_ != nullptr;
     const bool has_lanes = is_recurrent_ && !scans_;
     const auto identity_layout = [&](int64_t n_rows) {
         return RecurrentBatchShape{n_rows, 1, false, !fused_, true, true};
@@ -180,9 +201,11 @@ void Engine::reserve_graphs() {
         }
         graphs_.get(largest, [&](CachedGraph & cached) { build_forward(cached); });
     }
-    if (draft_) {
+    if (ring_) {
         reserve_verify_graphs(verify_rows_);
-        draft_->reserve(graphs_);
+    }
+    for (const auto & draft : drafts_) {
+        draft->reserve();
     }
 }
 
@@ -192,7 +215,7 @@ void Engine::reserve_verify_graphs(int64_t n) {
     largest.n_rows = largest.n_out = sizes_.verify_rows(n, model_->weights());
     largest.n_kv = max_cells();
     largest.scans = scans_;
-    largest.taps = draft_ != nullptr;
+    largest.taps = ring_ != nullptr;
     if (is_recurrent_ && !scans_) {
         const int64_t n_lanes = params_.n_parallel;
         const int64_t longest = sizes_.lane_rows(std::max<int64_t>(n - n_lanes + 1, 1));
@@ -206,7 +229,6 @@ void Engine::reserve_verify_graphs(int64_t n) {
         largest.n_rows = max_masked_rows(n);
         largest.n_out =
             std::min(largest.n_rows - 1, sizes_.mixed_verify_rows(n + params_.n_parallel));
-        largest.n_inject = draft_ ? max_appended() : 0;
         if (!largest.recurrent.empty()) {
             const int64_t n_lanes = params_.n_parallel, rows = 2 * largest.n_rows / n_lanes;
             largest.recurrent.insert(largest.recurrent.begin(),
@@ -234,16 +256,20 @@ void Engine::reserve_verify(int64_t n) {
         return;
     }
     forget_rows();
-    if (draft_) {
-        draft_->reserve_verify(n, graphs_);
+    for (const auto & draft : drafts_) {
+        draft->catch_up(); // what waits lies in the old rows
+        draft->reserve_rows(n);
+    }
+    if (ring_) {
+        ring_->allocate(n_ring_rows(n));
     }
     graphs_.clear(); // graphs use the tensors that are replaced here
     const int64_t n_rows = sizes_.verify_rows(n, model_->weights());
     recurrent_.reserve_updates(n_rows, !scans_);
     kv_.reserve_masks(max_masked_rows(n));
     reserve_verify_graphs(n);
-    if (draft_) {
-        draft_->reserve(graphs_);
+    for (const auto & draft : drafts_) {
+        draft->reserve();
     }
     verify_rows_ = n;
 }
@@ -275,7 +301,7 @@ void Engine::build_forward(CachedGraph & cached) {
                       model_->hparams(), model_->weights(), kv_,
                       recurrent_,        cached.shape,      cached.in};
     if (cached.shape.taps) {
-        draft_->add_taps(cached, g);
+        ring_->add_taps(cached, g);
     }
     g.tap = [&cached, n_layer = model_->hparams().n_layer(), tap = g.tap](int il, ggml_tensor * x) {
         if (tap) {
@@ -286,9 +312,6 @@ void Engine::build_forward(CachedGraph & cached) {
         }
     };
     finish_logits(cached, model_->arch().build(g), devices_.main());
-    if (cached.shape.n_inject > 0) {
-        draft_->add_prefill_injection(cached);
-    }
 }
 
 std::vector<MemoryUse> Engine::memory() const {
@@ -304,16 +327,28 @@ std::vector<MemoryUse> Engine::memory() const {
             uses.push_back({name, cpu->name(), cpu_split});
         }
     };
-    const uint64_t draft_masks = draft_ ? draft_->mask_bytes() : 0;
+    uint64_t draft_masks = 0, draft_bytes = ring_ ? ring_->bytes() : 0;
+    for (const auto & draft : drafts_) {
+        draft_masks += draft->kv().mask_bytes();
+        draft_bytes += draft->kv().bytes();
+    }
     const bool has_cpu = cpu != nullptr;
     add("kv", kv_.bytes(), has_cpu ? kv_.bytes(cpu) : 0);
     add("recurrent", recurrent_.bytes(), has_cpu ? recurrent_.bytes(cpu) : 0);
     add("trace", recurrent_.update_bytes(), has_cpu ? recurrent_.update_bytes(cpu) : 0);
     add("mask", kv_.mask_bytes() + draft_masks, has_cpu ? kv_.mask_bytes(cpu) : 0);
-    add("draft", draft_ ? draft_->bytes() : 0, 0);
+    add("draft", draft_bytes, 0);
     add("arena", arena.main + arena.cpu_split, arena.cpu_split);
     add("pool", graphs_.pool_bytes(), 0);
     return uses;
+}
+
+uint64_t Engine::mask_bytes_written() const {
+    uint64_t bytes = kv_.mask_bytes_written();
+    for (const auto & draft : drafts_) {
+        bytes += draft->kv().mask_bytes_written();
+    }
+    return bytes;
 }
 
 const char * Engine::largest_graph() const {

@@ -1,11 +1,11 @@
-// Engine: the model, the drafter and its state, K/V cells and recurrent slots, graphs and their
+// Engine: the model, drafters and their K/V, K/V cells and recurrent slots, graphs and their
 // arena, threads. It runs passes of many sequences at once; their tokens are a Sequence's.
 #pragma once
 
 #include "arch/model.h"
 #include "cache/kv_cache.h"
 #include "cache/recurrent_cache.h"
-#include "draft/draft_state.h"
+#include "draft/draft_model.h"
 #include "engine/pass.h"
 #include "graph/graph.h"
 #include "graph/graph_sizes.h"
@@ -33,9 +33,9 @@ struct EngineParams {
     int n_threads = 0;      // 0: default_threads()
     ggml_type type_k = GGML_TYPE_F16;
     ggml_type type_v = GGML_TYPE_F16;
-    std::shared_ptr<const Drafter> drafter; // may be empty
-    int64_t draft_window = 4096;            // target positions the drafter sees
-    DeltaForm delta_form = DeltaForm::OWN;  // the first that works, from this one on
+    std::vector<std::shared_ptr<const Drafter>> drafters;
+    int64_t draft_window = 4096;           // target positions that these see
+    DeltaForm delta_form = DeltaForm::OWN; // the first that works, from this one on
 };
 
 // Memory of one use in one place.
@@ -43,6 +43,12 @@ struct MemoryUse {
     const char * name;
     std::string place; // name of the device
     uint64_t bytes;
+};
+
+// Attention rows of every sequence, of layers that keep the same ones: the target's or a drafter's.
+struct CacheGroup {
+    KvGroup * rows;
+    DraftModel * draft; // NULL: of the target
 };
 
 // Done and total tokens; true: stop.
@@ -110,9 +116,9 @@ class Engine {
     // Appends paths of pending verifies to their sequences and forgets the rest. An empty path
     // forgets all, and does nothing where no verify is pending.
     void commit(const std::vector<Path> & paths);
-    // The drafter's k best candidates for each position, in one pass. Moves no cursor. Where scores
+    // The k best candidates of one of the drafters for each position. Moves no cursor. Where scores
     // are not finite the drafter has forgotten that timeline so far.
-    std::vector<Draft> draft(const std::vector<DraftRequest> & requests, int64_t k,
+    std::vector<Draft> draft(int64_t drafter, const std::vector<DraftRequest> & requests, int64_t k,
                              bool log_sum_exp);
     int32_t n_parallel() const { return params_.n_parallel; }
     // Most rows of a pass.
@@ -127,7 +133,7 @@ class Engine {
     void reserve_verify(int64_t n);
     // Most rows of a verify now, and of a draft.
     int64_t verify_rows() const { return verify_rows_; }
-    int64_t draft_rows() const { return draft_ ? draft_->max_rows() : 0; }
+    int64_t draft_rows() const { return drafts_.empty() ? 0 : verify_rows_; }
 
     // Returns memory by use and place, none of 0 bytes.
     std::vector<MemoryUse> memory() const;
@@ -138,9 +144,7 @@ class Engine {
     // Forward passes of the target so far.
     int64_t n_passes() const { return n_passes_; }
     uint64_t bytes_read() const { return devices_.bytes_read(); }
-    uint64_t mask_bytes_written() const {
-        return kv_.mask_bytes_written() + (draft_ ? draft_->mask_bytes_written() : 0);
-    }
+    uint64_t mask_bytes_written() const;
     // Names of operations that the device lacks and the CPU does.
     const std::set<std::string> & cpu_operations() const { return graphs_.cpu_operations(); }
     uint64_t submit_ns() const { return devices_.main().submit_ns(); }
@@ -157,11 +161,10 @@ class Engine {
     // Token ids that are no tokens, or more of them than the context holds after some.
     void check_ids(const int32_t * tokens, int64_t n, int64_t after) const;
 
-    // Groups of attention layers, the one first that keeps every row, then the drafter's cache. Of
-    // a cache: whether it is the drafter's, whether prefixes hold pages of it, and how many of the
-    // rows before position n a snapshot has at most, and at least.
-    const std::vector<KvGroup *> & caches() const { return caches_; }
-    bool is_draft_cache(size_t cache) const;
+    // The target's groups, the one first that keeps every row, then the drafters'. Of one: whether
+    // prefixes hold pages of it, and how many of the rows before position n a snapshot has at most,
+    // and at least.
+    const std::vector<CacheGroup> & caches() const { return caches_; }
     bool shares_pages(size_t cache) const;
     int64_t max_snapshot_rows(size_t cache, int64_t n) const;
     int64_t min_snapshot_rows(size_t cache, int64_t n) const;
@@ -173,17 +176,17 @@ class Engine {
     bool offload(int64_t n_cells, uint64_t n_bytes);
     // Bytes of all prefixes on the host.
     uint64_t & prefix_bytes() { return prefix_bytes_; }
-    // Injects the pending features of a sequence into the drafter's K/V; rows are gone then.
-    void flush_features(int32_t slot);
+    // Has drafters take in the pending features of a sequence; rows are gone then.
+    void catch_up(int32_t slot);
 
     Backend & main() { return devices_.main(); }
     KvCache & kv() { return kv_; }
     RecurrentCache & recurrent() { return recurrent_; }
-    // NULL without a drafter.
-    DraftState * draft() { return draft_.get(); }
+    const std::vector<std::unique_ptr<DraftModel>> & drafts() const { return drafts_; }
 
   private:
     LayerPlace layer_place();
+    void attach_drafters();
     std::vector<int64_t> max_cells() const;
     // Returns the most rows of a pass, padding included, where verifies have up to so many.
     int64_t max_masked_rows(int64_t n_verify) const;
@@ -212,9 +215,9 @@ class Engine {
     int64_t n_chunk_rows(const std::vector<int64_t> & chunks) const;
     void take_cells(Pass & pass);
     void take_feature_rows(Pass & pass);
-    // Rows of the drafter's ring whose features neither wait for injection nor are of a pending
-    // verify.
-    std::vector<int64_t> free_ring_rows() const;
+    // Returns n rows of the ring whose features no drafter waits for and no pending verify has.
+    std::vector<int64_t> free_ring_rows(size_t n) const;
+    int64_t n_ring_rows(int64_t n_verify) const;
     void take_update_rows(Pass & pass) const;
     void release(Pass & pass);
     void plan_recurrent_rows(Pass & pass);
@@ -252,10 +255,11 @@ class Engine {
     bool fused_; // a chain of them is one operation
     GraphSizes sizes_;
     GraphPool graphs_;
-    std::unique_ptr<DraftState> draft_;
-    std::vector<KvGroup *> caches_;     // see caches()
-    std::vector<Sequence *> sequences_; // slot by slot; NULL: free
-    std::vector<int64_t> n_kv_;         // cells that the next pass attends, of each group
+    std::unique_ptr<FeatureRing> ring_;               // NULL without a drafter
+    std::vector<std::unique_ptr<DraftModel>> drafts_; // of each drafter
+    std::vector<CacheGroup> caches_;                  // see caches()
+    std::vector<Sequence *> sequences_;               // slot by slot; NULL: free
+    std::vector<int64_t> n_kv_; // cells that the next pass attends, of each group
     std::vector<RecentMax> recent_cells_;
     RecentMax recent_trees_;
     int64_t n_top_ = 0; // set by set_top_k()

@@ -113,9 +113,10 @@ Pass Engine::plan(const std::vector<BatchEntry> & entries, const std::vector<int
         const int64_t n_left = of.n - from[i] - entry.n;
         const bool ends = n_left + of.n_remaining == 0;
         entry.n_out = of.is_verify || entry.reads_all_logits ? entry.n : ends ? 1 : 0;
-        // The drafter will not see rows that are further back after this prompt.
-        entry.injects =
-            draft_ && !of.is_verify && entry.n > 1 && n_left + of.n_remaining < draft_->window();
+        // No drafter will see rows that are further back after this prompt.
+        entry.is_tapped = std::any_of(drafts_.begin(), drafts_.end(), [&](const auto & draft) {
+            return n_left + of.n_remaining < draft->window();
+        });
         pass.entries.push_back(std::move(entry));
     }
     pass.n_real = pass.n_rows();
@@ -200,8 +201,13 @@ void Engine::take_cells(Pass & pass) {
     }
 }
 
-std::vector<int64_t> Engine::free_ring_rows() const {
-    std::vector<bool> is_taken = draft_->pending_rows();
+std::vector<int64_t> Engine::free_ring_rows(size_t n) const {
+    std::vector<bool> is_taken(ring_->n_rows());
+    for (const auto & draft : drafts_) {
+        for (const Feature & feature : draft->pending()) {
+            is_taken[feature.row] = true;
+        }
+    }
     for (const Sequence * sequence : sequences_) {
         if (sequence != nullptr) {
             for (const int64_t row : sequence->pending_verify().feature_rows) {
@@ -210,36 +216,34 @@ std::vector<int64_t> Engine::free_ring_rows() const {
         }
     }
     std::vector<int64_t> rows;
-    for (size_t row = 0; row < is_taken.size(); ++row) {
+    for (int64_t row = 0; row < ring_->n_rows() && rows.size() < n; ++row) {
         if (!is_taken[row]) {
-            rows.push_back(static_cast<int64_t>(row));
+            rows.push_back(row);
         }
     }
     return rows;
 }
 
 void Engine::take_feature_rows(Pass & pass) {
-    if (!draft_) {
+    size_t n = 0;
+    for (const PassEntry & entry : pass.entries) {
+        n += entry.is_tapped ? entry.n : 0;
+    }
+    if (n == 0) {
         return;
     }
-    const auto goes_to_ring = [](const PassEntry & entry) {
-        return entry.is_verify || entry.n == 1;
-    };
-    size_t n_to_ring = 0;
-    for (const PassEntry & entry : pass.entries) {
-        n_to_ring += goes_to_ring(entry) ? entry.n : 0;
+    std::vector<int64_t> rows = free_ring_rows(n);
+    if (rows.size() < n) {
+        for (const auto & draft : drafts_) {
+            draft->catch_up();
+        }
+        rows = free_ring_rows(n);
     }
-    std::vector<int64_t> ring = free_ring_rows();
-    if (ring.size() < n_to_ring) {
-        draft_->flush(graphs_);
-        ring = free_ring_rows();
-    }
-    auto next = ring.begin();
-    int64_t prefill_row = draft_->first_prefill_row();
+    auto next = rows.begin();
     for (PassEntry & entry : pass.entries) {
-        entry.feature_rows.resize(goes_to_ring(entry) || entry.injects ? entry.n : 0);
-        for (int64_t & row : entry.feature_rows) {
-            row = goes_to_ring(entry) ? *next++ : prefill_row++;
+        if (entry.is_tapped) {
+            entry.feature_rows.assign(next, next + entry.n);
+            next += entry.n;
         }
     }
 }
@@ -343,13 +347,9 @@ BatchShape Engine::shape_of(const Pass & pass) const {
     bool reads_all_logits = false;
     for (const PassEntry & entry : pass.entries) {
         shape.taps = shape.taps || !entry.feature_rows.empty();
-        shape.n_inject += entry.injects ? entry.n : 0;
         reads_all_logits = reads_all_logits || entry.reads_all_logits;
     }
     const std::vector<int64_t> chunks = chunks_of(pass);
-    if (draft_ && sizes_.uses_few_sizes() && (shape.n_inject > 0 || has_verifies)) {
-        shape.n_inject = n_chunk_rows(chunks);
-    }
     // Rows that are padding have logits, too, where all have: then none need be picked.
     shape.n_out = pass.n_out();
     if (has_verifies && sizes_.uses_few_sizes() && !chunks.empty()) {
@@ -385,9 +385,7 @@ void Engine::set_inputs(CachedGraph & cached, const Pass & pass) {
                              entry.is_verify ? &entry.tree : nullptr});
     }
     for (size_t i = 0; i < kv_.groups().size(); ++i) {
-        cached.write<int64_t>(in.cells[i], [&](int64_t * data) {
-            std::copy(pass.cells[i].begin(), pass.cells[i].end(), data);
-        });
+        cached.write(in.cells[i], pass.cells[i]);
         kv_.groups()[i].set_rows({pass.positions, pass.cells[i], sequences}, cached.shape.n_kv[i]);
     }
     if (in.out_rows != nullptr) {
@@ -402,7 +400,7 @@ void Engine::set_inputs(CachedGraph & cached, const Pass & pass) {
     }
     if (cached.draft.feature_rows != nullptr) {
         cached.write<int64_t>(cached.draft.feature_rows, [&](int64_t * data) {
-            std::fill_n(data, n, draft_->padding_row());
+            std::fill_n(data, n, ring_->padding_row());
             for (const PassEntry & entry : pass.entries) {
                 std::copy(entry.feature_rows.begin(), entry.feature_rows.end(), data + entry.first);
             }
@@ -412,15 +410,6 @@ void Engine::set_inputs(CachedGraph & cached, const Pass & pass) {
     if (is_recurrent_ && !scans_) {
         write_recurrent_inputs(cached, recurrent_, model_->hparams().recurrent,
                                pass.recurrent_batches, pass.recurrent_rows);
-    }
-    if (cached.shape.n_inject > 0) {
-        std::vector<InjectedRows> injected;
-        for (const PassEntry & entry : pass.entries) {
-            if (entry.injects) {
-                injected.push_back({entry.sequence->slot(), pass.positions[entry.first], entry.n});
-            }
-        }
-        draft_->set_prefill_injection(cached, injected);
     }
 }
 

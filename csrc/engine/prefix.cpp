@@ -24,7 +24,7 @@ Prefix::Prefix(std::shared_ptr<Engine> engine, std::vector<int32_t> tokens,
 Prefix::Prefix(std::shared_ptr<Engine> engine, std::vector<int32_t> tokens,
                const std::vector<int64_t> & n_rows)
     : engine_(std::move(engine)), tokens_(std::move(tokens)) {
-    const std::vector<KvGroup *> & caches = engine_->caches();
+    const std::vector<CacheGroup> & caches = engine_->caches();
     DFL_CHECK(n_rows.size() == caches.size(), DFL_STATUS_ARGUMENT,
               "a prefix of %zu caches, the engine has %zu", n_rows.size(), caches.size());
     for (size_t i = 0; i < caches.size(); ++i) {
@@ -36,8 +36,8 @@ Prefix::Prefix(std::shared_ptr<Engine> engine, std::vector<int32_t> tokens,
         blocks_.emplace_back();
         for (int64_t at = size() - n_rows[i]; at < size();) {
             const int64_t n = std::min(size(), (at / PAGE + 1) * PAGE) - at;
-            blocks_.back().push_back(std::make_shared<KvBlock>(*caches[i], engine_->prefix_bytes(),
-                                                               static_cast<int32_t>(at), n));
+            blocks_.back().push_back(std::make_shared<KvBlock>(
+                *caches[i].rows, engine_->prefix_bytes(), static_cast<int32_t>(at), n));
             at += n;
         }
     }
@@ -48,14 +48,19 @@ Prefix::Prefix(std::shared_ptr<Engine> engine, std::vector<int32_t> tokens,
     find_parts();
 }
 
+// Of a file's parts: who has the rows.
+static std::string owner(const CacheGroup & cache) {
+    const size_t drafter = cache.draft != nullptr ? cache.draft->index() : 0;
+    return cache.draft == nullptr ? "" : drafter == 0 ? "draft." : format("draft%zu.", drafter);
+}
+
 void Prefix::find_parts() {
-    const std::vector<KvGroup *> & caches = engine_->caches();
+    const std::vector<CacheGroup> & caches = engine_->caches();
     for (size_t i = 0; i < caches.size(); ++i) {
-        const std::vector<ggml_tensor *> & tensors = caches[i]->tensors();
+        const std::vector<ggml_tensor *> & tensors = caches[i].rows->tensors();
         for (size_t j = 0; j < tensors.size(); ++j) {
             const int64_t n = n_rows(i);
-            const char * owner = engine_->is_draft_cache(i) ? "draft." : "";
-            parts_.push_back({owner + std::string(tensors[j]->name),
+            parts_.push_back({owner(caches[i]) + tensors[j]->name,
                               tensors[j]->type,
                               {tensors[j]->ne[0], n},
                               n * tensors[j]->nb[1],
@@ -88,7 +93,11 @@ int64_t Prefix::n_rows(size_t cache) const {
 }
 
 int64_t Prefix::n_draft() const {
-    return engine_->draft() != nullptr ? n_rows(blocks_.size() - 1) : 0;
+    int64_t n = 0;
+    for (size_t i = 0; i < blocks_.size(); ++i) {
+        n = engine_->caches()[i].draft != nullptr ? std::max(n, n_rows(i)) : n;
+    }
+    return n;
 }
 
 int64_t Prefix::cells_needed(int64_t n) const {
@@ -140,10 +149,6 @@ void Prefix::write(size_t part, const uint8_t * from) {
 
 // ---- engines and sequences
 
-bool Engine::is_draft_cache(size_t cache) const {
-    return draft_ != nullptr && cache == kv_.groups().size();
-}
-
 bool Engine::shares_pages(size_t cache) const {
     return cache == 0 && kv_.groups().front().shares_pages();
 }
@@ -151,12 +156,12 @@ bool Engine::shares_pages(size_t cache) const {
 bool Engine::partial_prefix_ok() const { return !is_recurrent_ && !kv_.has_windows(); }
 
 int64_t Engine::max_snapshot_rows(size_t cache, int64_t n) const {
-    return is_draft_cache(cache) ? std::min(n, draft_->window())
-                                 : n - kv_.groups()[cache].first_saved(n);
+    const CacheGroup & of = caches_[cache];
+    return of.draft != nullptr ? std::min(n, of.draft->window()) : n - of.rows->first_saved(n);
 }
 
 int64_t Engine::min_snapshot_rows(size_t cache, int64_t n) const {
-    return is_draft_cache(cache) ? 0 : max_snapshot_rows(cache, n);
+    return caches_[cache].draft != nullptr ? 0 : max_snapshot_rows(cache, n);
 }
 
 bool Engine::offload(int64_t n_cells, uint64_t n_bytes) {
@@ -179,10 +184,12 @@ bool Engine::offload(int64_t n_cells, uint64_t n_bytes) {
     return true;
 }
 
-void Engine::flush_features(int32_t slot) {
-    if (draft_ && draft_->n_pending(slot) > 0) {
-        forget_rows(); // the injection reuses the arena their logits lie in
-        draft_->flush(graphs_);
+void Engine::catch_up(int32_t slot) {
+    for (const auto & draft : drafts_) {
+        if (draft->n_pending(slot) > 0) {
+            forget_rows(); // its graph reuses the arena their logits lie in
+            draft->catch_up();
+        }
     }
 }
 
@@ -197,10 +204,11 @@ struct Sequence::BlockSource {
 };
 
 std::vector<Sequence::BlockSource> Sequence::block_sources(size_t cache) const {
-    const KvGroup & group = *engine_->caches()[cache];
+    const DraftModel * draft = engine_->caches()[cache].draft;
+    const KvGroup & group = *engine_->caches()[cache].rows;
     const std::vector<cpu::CellSpan> & spans = group.cells().spans(slot_);
     // The last rows without a gap, those among them that the drafter has yet to take in.
-    int64_t first = position() - (engine_->is_draft_cache(cache) ? draft_->n_pending(slot_) : 0);
+    int64_t first = position() - (draft != nullptr ? draft->n_pending(slot_) : 0);
     for (auto span = spans.rbegin(); span != spans.rend() && span->position + span->n >= first;
          ++span) {
         first = std::min(first, span->position);
@@ -234,7 +242,7 @@ uint64_t Sequence::snapshot_bytes() const {
     for (size_t i = 0; i < blocks_.size(); ++i) {
         for (const BlockSource & one : block_sources(i)) {
             const bool is_copied = one.block == nullptr && one.page == COPIED;
-            sum += is_copied ? one.n * engine_->caches()[i]->row_bytes() : 0;
+            sum += is_copied ? one.n * engine_->caches()[i].rows->row_bytes() : 0;
         }
     }
     return sum;
@@ -249,10 +257,10 @@ void Sequence::forget_blocks(int64_t position) {
 std::shared_ptr<Prefix> Sequence::snapshot() {
     check_no_pending_verify();
     DFL_CHECK(position() > 0, DFL_STATUS_ARGUMENT, "the sequence holds no tokens for a snapshot");
-    engine_->flush_features(slot_);
+    engine_->catch_up(slot_);
     std::vector<CacheBlocks> blocks;
     for (size_t i = 0; i < blocks_.size(); ++i) {
-        KvGroup & group = *engine_->caches()[i];
+        KvGroup & group = *engine_->caches()[i].rows;
         if (engine_->shares_pages(i)) {
             group.cells().share(slot_, position() / PAGE);
         }
@@ -314,12 +322,12 @@ void Sequence::restore(const Prefix & prefix, int64_t n) {
         for (size_t i = 0; i < blocks_.size(); ++i) {
             // Layers with a window, and the drafter, may have forgotten rows that the prefix has.
             const CacheBlocks & blocks = prefix.blocks()[i];
-            KvGroup & group = *engine_->caches()[i];
+            KvGroup & group = *engine_->caches()[i].rows;
             const std::vector<cpu::CellSpan> & spans = group.cells().spans(slot_);
             if (!blocks.empty() &&
                 (spans.empty() || spans.front().position > blocks.front()->position())) {
-                if (engine_->is_draft_cache(i)) { // features that wait are of the same positions
-                    draft_->truncate(slot_, 0);
+                if (DraftModel * draft = engine_->caches()[i].draft) {
+                    draft->truncate(slot_, 0); // features that wait are of the same positions
                 } else {
                     group.release_from(slot_, 0);
                 }
@@ -337,10 +345,10 @@ void Sequence::restore(const Prefix & prefix, int64_t n) {
 }
 
 void Sequence::attach_blocks(size_t cache, const CacheBlocks & blocks, int64_t n) {
-    KvGroup & group = *engine_->caches()[cache];
+    KvGroup & group = *engine_->caches()[cache].rows;
     const int64_t first = n - engine_->max_snapshot_rows(cache, n);
-    if (engine_->is_draft_cache(cache)) {
-        draft_->make_room({{slot_, n - first}});
+    if (DraftModel * draft = engine_->caches()[cache].draft) {
+        draft->make_room({{slot_, n - first}});
     }
     std::vector<int64_t> pages;
     for (const auto & block : blocks) {

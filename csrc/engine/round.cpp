@@ -11,18 +11,21 @@
 
 namespace dfl {
 
-std::vector<Draft> Engine::draft(const std::vector<DraftRequest> & requests, int64_t k,
-                                 bool log_sum_exp) {
+std::vector<Draft> Engine::draft(int64_t index, const std::vector<DraftRequest> & requests,
+                                 int64_t k, bool log_sum_exp) {
     DFL_CHECK(!requests.empty(), DFL_STATUS_ARGUMENT, "there is nothing to draft");
-    DFL_CHECK(draft_ != nullptr, DFL_STATUS_ARGUMENT, "the engine has no drafter");
-    const Drafter & drafter = draft_->drafter();
+    DFL_CHECK(!drafts_.empty(), DFL_STATUS_ARGUMENT, "the engine has no drafter");
+    DFL_CHECK(index >= 0 && index < static_cast<int64_t>(drafts_.size()), DFL_STATUS_ARGUMENT,
+              "drafter %lld: the engine has %zu", (long long)index, drafts_.size());
+    DraftModel & model = *drafts_[index];
+    const Drafter & drafter = model.drafter();
     const int64_t n_choices = drafter.head(*model_).n_out();
     int64_t n_rows = 0;
     std::vector<DraftBlock> blocks;
     check_sequences("requests", requests);
     for (const auto & [sequence, last_token, n_draft] : requests) {
         sequence->check_no_pending_verify();
-        const int64_t max_draft = draft_->max_block() - 1, position = sequence->position();
+        const int64_t max_draft = model.max_block() - 1, position = sequence->position();
         DFL_CHECK(n_draft >= 1 && n_draft <= max_draft, DFL_STATUS_ARGUMENT,
                   "%lld drafted tokens: the drafter gives 1 to %lld", (long long)n_draft,
                   (long long)max_draft);
@@ -38,11 +41,11 @@ std::vector<Draft> Engine::draft(const std::vector<DraftRequest> & requests, int
         n_rows += n_draft + 1;
         blocks.push_back({sequence->slot(), last_token, static_cast<int32_t>(position), n_draft});
     }
-    DFL_CHECK(n_rows <= draft_->max_rows(), DFL_STATUS_ARGUMENT,
+    DFL_CHECK(n_rows <= draft_rows(), DFL_STATUS_ARGUMENT,
               "%lld rows to draft in one pass, which takes %lld", (long long)n_rows,
-              (long long)draft_->max_rows());
+              (long long)draft_rows());
     forget_rows();
-    std::vector<Draft> drafts = draft_->run_blocks(graphs_, blocks, k, log_sum_exp);
+    std::vector<Draft> drafts = model.draft(blocks, k, log_sum_exp);
     for (size_t i = 0; i < drafts.size(); ++i) {
         Draft & draft = drafts[i];
         bool is_finite = std::all_of(draft.log_sum_exp.begin(), draft.log_sum_exp.end(),
@@ -52,7 +55,7 @@ std::vector<Draft> Engine::draft(const std::vector<DraftRequest> & requests, int
             candidate.token = drafter.token(candidate.token);
         }
         if (!is_finite) { // the drafter may recover without the rows that it saw
-            draft_->clear(blocks[i].sequence);
+            model.clear(blocks[i].sequence);
         }
     }
     return drafts;

@@ -9,8 +9,8 @@
 namespace dfl {
 
 Sequence::Sequence(std::shared_ptr<Engine> engine)
-    : engine_(std::move(engine)), kv_(engine_->kv()), recurrent_(engine_->recurrent()),
-      draft_(engine_->draft()), slot_(-1), blocks_(engine_->caches().size()) {
+    : engine_(std::move(engine)), kv_(engine_->kv()), recurrent_(engine_->recurrent()), slot_(-1),
+      blocks_(engine_->caches().size()) {
     tokens_.reserve(engine_->n_ctx());
     slot_ =
         engine_->register_sequence(this); // last: what throws after it would leave its place taken
@@ -44,10 +44,8 @@ void Engine::check_ids(const int32_t * tokens, int64_t n, int64_t after) const {
 }
 
 void Sequence::appended(const PassEntry & entry, const int32_t * tokens, CachedGraph & cached) {
-    if (draft_ && entry.n == 1) {
-        draft_->add_pending(slot_, entry.feature_rows, static_cast<int32_t>(position()));
-    }
     tokens_.insert(tokens_.end(), tokens, tokens + entry.n);
+    add_features(entry.feature_rows);
     kv_.slide_window(slot_, position());
     const bool is_finite = std::all_of(entry.finite.begin(), entry.finite.end(),
                                        [](bool is_finite) { return is_finite; });
@@ -57,6 +55,17 @@ void Sequence::appended(const PassEntry & entry, const int32_t * tokens, CachedG
     // Keep a row of a chunk without logits if it is not finite: check_append() reports it.
     const size_t n_rows = is_finite && entry.n_out == 0 ? 0 : 1;
     set_rows(cached, entry.first_out + entry.n_out - 1, std::vector<bool>(n_rows, is_finite));
+}
+
+void Sequence::add_features(const std::vector<int64_t> & rows) {
+    std::vector<Feature> features;
+    const int64_t first = position() - static_cast<int64_t>(rows.size());
+    for (size_t i = 0; i < rows.size(); ++i) {
+        features.push_back({slot_, rows[i], static_cast<int32_t>(first + i), tokens_[first + i]});
+    }
+    for (const auto & draft : engine_->drafts()) {
+        draft->add_pending(features);
+    }
 }
 
 void Sequence::set_rows(CachedGraph & cached, int64_t first_out, std::vector<bool> finite) {
@@ -74,8 +83,10 @@ void Sequence::verified(PassEntry entry, CachedGraph & cached) {
 void Sequence::failed(const PassEntry & entry, bool may_have_moved) {
     if (may_have_moved && !entry.is_verify && engine_->is_recurrent()) {
         reset(); // a pass that died half way has advanced some layers' states
-    } else if (draft_) {
-        draft_->truncate(slot_, static_cast<int32_t>(position()));
+        return;
+    }
+    for (const auto & draft : engine_->drafts()) {
+        draft->truncate(slot_, static_cast<int32_t>(position()));
     }
 }
 
@@ -103,14 +114,12 @@ void Sequence::accept(const int32_t * nodes, int64_t n) {
     }
     for (int64_t i = 0; i < n; ++i) {
         tokens_.push_back(pending_verify_.tree.token(nodes[i]));
-        if (draft_) {
+        if (pending_verify_.is_tapped) {
             feature_rows.push_back(pending_verify_.feature_rows[nodes[i]]);
         }
     }
     close_verify();
-    if (draft_) {
-        draft_->add_pending(slot_, feature_rows, first);
-    }
+    add_features(feature_rows);
     kv_.slide_window(slot_, position());
 }
 
@@ -246,8 +255,8 @@ void Sequence::logits(int64_t row, float * dst) {
 void Sequence::reset_and_zero() {
     reset();
     kv_.clear(slot_);
-    if (draft_) {
-        draft_->clear(slot_);
+    for (const auto & draft : engine_->drafts()) {
+        draft->clear(slot_);
     }
 }
 
@@ -275,8 +284,8 @@ void Sequence::forget_from(int64_t position) {
     for (KvGroup & group : kv_.groups()) {
         group.release_from(slot_, static_cast<int32_t>(position));
     }
-    if (draft_) {
-        draft_->truncate(slot_, static_cast<int32_t>(position));
+    for (const auto & draft : engine_->drafts()) {
+        draft->truncate(slot_, static_cast<int32_t>(position));
     }
     forget_blocks(position);
     tokens_.resize(position);

@@ -91,6 +91,8 @@ class Sequence {
     bool find_top(int64_t row, const Candidate *& best);
     // Forgets all tokens and zeroes their cells: some kernels multiply hidden cells by 0.
     void reset_and_zero();
+    // Keeps the features of the last tokens for drafters.
+    void add_features(const std::vector<int64_t> & rows);
     void close_verify();
     void forget_from(int64_t position);
     struct BlockSource;
@@ -102,7 +104,6 @@ class Sequence {
     std::shared_ptr<Engine> engine_;
     KvCache & kv_; // of it, as the next two
     RecurrentCache & recurrent_;
-    DraftState * draft_;          // NULL without a drafter
     int32_t slot_;                // in the engine's caches
     std::vector<int32_t> tokens_; // the committed timeline
     // Of each cache, by page index: blocks of this sequence that prefixes have.

@@ -10,6 +10,7 @@
 #include "graph/top_rows.h"
 #include "layers/cpu_ops/graph_context.h"
 
+#include <algorithm>
 #include <functional>
 #include <list>
 #include <map>
@@ -23,7 +24,7 @@ namespace dfl {
 // Inputs of the graphs that serve drafting, beside those of a forward pass.
 struct DraftInputs {
     ggml_tensor * feature_rows = nullptr;     // i64 [n_rows]: where the taps of a pass are written
-    ggml_tensor * inject_rows = nullptr;      // i32 [n_inject]: feature rows to project; or NULL
+    ggml_tensor * inject_rows = nullptr;      // i32 [n_inject]: feature rows to project
     ggml_tensor * inject_positions = nullptr; // i32 [n_inject], or [4 * n_inject]
     ggml_tensor * inject_cells = nullptr;     // i64 [n_inject]
 };
@@ -41,6 +42,10 @@ struct CachedGraph {
     // Writes an input, before each run. One that no node reads has no memory.
     template <typename T>
     void write(ggml_tensor * input, const std::function<void(T * data)> & fill) const;
+    template <typename T>
+    void write(ggml_tensor * input, const std::vector<T> & values) const {
+        write<T>(input, [&](T * data) { std::copy(values.begin(), values.end(), data); });
+    }
     // Writes positions of text as rope takes them; M-RoPE: as time, height and width, then 0.
     void write_positions(ggml_tensor * input, const std::vector<int32_t> & positions) const;
 

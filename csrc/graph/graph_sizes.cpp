@@ -108,6 +108,9 @@ int64_t GraphSizes::inject_rows(int64_t n) const {
     if (serves_many()) {
         return doubled(n, FEW_ROWS);
     }
+    if (fits_closely_ && n > FEW_ROWS) {
+        return n;
+    }
     return fits_closely_ || n == 0 ? row_bucket(n) : std::max(USUAL_BLOCK, row_bucket(n));
 }
 

@@ -77,7 +77,7 @@ class GraphSizes {
     int64_t shared_cells(int64_t n) const { return row_bucket((n + 8191) / 8192) * 8192; }
     // Steps of a promotion of up to n accepted nodes.
     int64_t promote_steps(int64_t n) const;
-    // Features that a draft injects first, of n that wait.
+    // Features that are taken into a drafter's K/V at once, of n that wait.
     int64_t inject_rows(int64_t n) const;
     // True if sizes are few, so that a graph serves many passes.
     bool uses_few_sizes() const { return !fits_closely_; }

@@ -24,7 +24,7 @@ SubLayer feed_forward_sublayer() {
 }
 
 ggml_tensor * rows_with_logits(GraphContext & g, ggml_tensor * x) {
-    return g.in.out_rows != nullptr ? gather_rows(g, x, g.in.out_rows) : x;
+    return g.in.out_rows != nullptr && !g.taps_output ? gather_rows(g, x, g.in.out_rows) : x;
 }
 
 // scale: of what leaves it, or NULL.
@@ -66,12 +66,21 @@ ggml_tensor * build_decoder(GraphContext & g, const std::vector<SubLayer> & subl
             x = add_sublayer(g, sublayers[i], il, x,
                              last ? g.weights.layers[il].output_scale : nullptr);
             if (i == 0 && il == n_layer - 1) {
-                if (g.shape.n_out == 0) {
+                if (g.shape.n_out == 0 && !g.taps_output) {
                     return nullptr; // the cache writes are in the graph; nobody reads the rest
                 }
                 x = rows_with_logits(g, x); // what follows sees only its own row
             }
         }
+    }
+    if (g.taps_output) {
+        g.tap(n_layer, x);
+        g.tap(n_layer + 1, tensor_of(g, normed(g, x, g.weights.output_norm)));
+        if (g.shape.n_out == 0) {
+            return nullptr;
+        }
+        g.taps_output = false;
+        x = rows_with_logits(g, x);
     }
     return build_head(g, head, x);
 }

@@ -30,7 +30,8 @@ SubLayer feed_forward_sublayer();
 SubLayer mixer_sublayer(
     std::function<ggml_tensor *(GraphContext & g, int il, const SubLayerInput & in)> build);
 
-// Those rows of x [n, n_rows] that get logits: what a last layer has behind its mixer.
+// Those rows of x [n, n_rows] that get logits, or all where the last layer's output is tapped: what
+// a last layer has behind its mixer.
 ggml_tensor * rows_with_logits(GraphContext & g, ggml_tensor * x);
 
 // Layers of these sublayers over b.in.embd, final norm, head -> logits [n_vocab, n_out], or NULL

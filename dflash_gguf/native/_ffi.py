@@ -16,7 +16,7 @@ from typing import Any
 
 from cffi import FFI
 
-ABI_VERSION = 22
+ABI_VERSION = 23
 
 ffi: Any = FFI()
 

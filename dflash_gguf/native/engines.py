@@ -49,7 +49,8 @@ class Engine:
         config = self.config = config or model.config
         options = c_options("dfl_engine_params", config)
         options["n_ctx"] = model.n_ctx if n_ctx is None else n_ctx
-        options["drafter"] = ffi.NULL if drafter is None else drafter.handle
+        drafters = new("dfl_drafter *[]", [] if drafter is None else [drafter.handle])
+        options["drafters"], options["n_drafters"] = drafters, len(drafters)
         if draft_window is not None:
             options["draft_window"] = draft_window
         params = new("dfl_engine_params *", options)
@@ -237,6 +238,7 @@ class Engine:
         call(
             "engine_draft",
             self._handle,
+            0,  # the only drafter
             params,
             len(requests),
             k,

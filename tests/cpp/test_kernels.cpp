@@ -4,6 +4,8 @@
 #include "cpu/isa/kernels.h"
 #include "draft/drafter.h"
 #include "graph/graph.h"
+#include "layers/attention.h"
+#include "layers/decoder.h"
 
 #include "check.h"
 #include "tiny_model.h"
@@ -204,8 +206,10 @@ void check_drafter(const std::shared_ptr<const Model> & model, const std::string
     BatchShape shape;
     shape.kind = GraphKind::DRAFT;
     shape.n_rows = shape.n_out = 8;
-    const Contents block =
-        graphs.contents(shape, [&](GraphContext & g) { build_block(g, drafter.head(*model)); });
+    const Contents block = graphs.contents(shape, [&](GraphContext & g) {
+        build_decoder(g, {mixer_sublayer(self_attention), feed_forward_sublayer()},
+                      drafter.head(*model));
+    });
     check_products(block, drafter.weights(), fusion);
     check_nodes(block, drafter.hparams(), drafter.weights());
 }

@@ -55,7 +55,8 @@ struct BatchShape {
     std::vector<RecurrentBatchShape> recurrent =
         {};               // all rows, where ggml runs them; or a promotion's
     bool taps = false;    // the drafter's features are kept of some rows
-    int64_t n_inject = 0; // feature rows projected into the drafter's cache
+    size_t drafter = 0;   // whose draft or injection it is
+    int64_t n_inject = 0; // feature rows projected into its K/V
     int64_t n_top = 0;    // candidates of a draft picked on the device
     bool top_by_blocks = false;
     bool log_sum_exp = false;
@@ -63,8 +64,8 @@ struct BatchShape {
     bool operator==(const BatchShape & o) const {
         return kind == o.kind && n_rows == o.n_rows && n_kv == o.n_kv && n_out == o.n_out &&
                scans == o.scans && recurrent == o.recurrent && taps == o.taps &&
-               n_inject == o.n_inject && n_top == o.n_top && top_by_blocks == o.top_by_blocks &&
-               log_sum_exp == o.log_sum_exp;
+               drafter == o.drafter && n_inject == o.n_inject && n_top == o.n_top &&
+               top_by_blocks == o.top_by_blocks && log_sum_exp == o.log_sum_exp;
     }
 };
 
@@ -167,6 +168,9 @@ struct GraphContext {
     std::vector<RotatedUnits> rotated_units = {};
     // Called with the residual stream [n_embd, n_rows] that enters layer il; may be empty.
     std::function<void(int il, ggml_tensor * x)> tap = {};
+    // Whether it is called with all rows that leave the last layer, too, as n_layer, and with these
+    // after the final norm, as n_layer + 1.
+    bool taps_output = false;
 };
 
 } // namespace dfl

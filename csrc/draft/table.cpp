@@ -1,0 +1,13 @@
+// The kinds of drafters: one row each.
+#include "draft/drafter.h"
+
+namespace dfl {
+
+extern const DraftKind DFLASH;
+
+const std::vector<const DraftKind *> & draft_kinds() {
+    static const std::vector<const DraftKind *> table = {&DFLASH};
+    return table;
+}
+
+} // namespace dfl
