@@ -17,12 +17,9 @@ import numpy as np
 import pytest
 import stepwise_convert
 import torch
-from dflash_gguf.convert.arch import Options
-from dflash_gguf.convert.conversion import prepare
-from dflash_gguf.convert.write import write_gguf
 from numpy.typing import NDArray
-from pairs import make_pair
-from safetensors.numpy import load_file, save_file
+from pairs import convert_drafter, make_pair
+from safetensors.numpy import save_file
 from transformers import AutoModelForCausalLM
 
 Array = NDArray[np.float64]
@@ -151,9 +148,8 @@ def test_a_made_up_drafter(kind: str, tmp_path: Path, monkeypatch: pytest.Monkey
     target = AutoModelForCausalLM.from_pretrained(pair.target_dir, dtype=torch.float32).eval()
     torch.set_grad_enabled(False)
     tensors = make_head(tmp_path / "head", target.config.get_text_config().to_dict())
-    plan = prepare(tmp_path / "head", "f32", Options(target_model_dir=pair.target_dir), None)
     head, out = tmp_path / "head.gguf", tmp_path / "logits"
-    write_gguf(head, plan.metadata, plan.plans, plan.types)
+    convert_drafter(tmp_path / "head", pair.target_dir, head, kind)
     tokens = np.random.default_rng(3).integers(0, 380, N_TOKENS).tolist()
     command = [os.environ["DFLASH_TOY_DRAFTER"], pair.target, pair.drafter, head, out]
     done = subprocess.run([*command, *map(str, tokens)], capture_output=True, text=True)
