@@ -304,12 +304,11 @@ typedef struct {
 
 /* For each position of each request the k best tokens of one of the drafters (0 to n_drafters - 1)
  * and their raw logits, best first, request after request. Moves no cursor. n being the positions
- * of all requests together: tokens, logits: out, [n][k]; logits may be NULL. log_sum_exp: out, [n],
- * may be NULL: ln sum exp of the whole row of raw logits, so logit - log_sum_exp is a
- * log-probability. Where scores are not finite they come back as they are, and the drafter has then
- * forgotten that timeline so far. Errors: ARGUMENT (no drafter; n_draft above block_size - 1; more
- * rows than draft_rows; k above the drafter's head; no room in the context for last_token and the
- * draft), COMPUTE. */
+ * of all requests together: tokens, logits: out, [n][k]; log_sum_exp: out, [n]: ln sum exp of the
+ * whole row of raw logits, so logit - log_sum_exp is a log-probability. Where scores are not finite
+ * they come back as they are, and the drafter has then forgotten that timeline so far. Errors:
+ * ARGUMENT (no such drafter; n_draft above block_size - 1; more rows than draft_rows; k above the
+ * drafter's head; no room in the context for last_token and the draft), COMPUTE. */
 dfl_status dfl_engine_draft(dfl_engine * engine, int32_t drafter,
                             const dfl_draft_request * requests, int64_t n_requests, int64_t k,
                             int32_t * tokens, float * logits, float * log_sum_exp, dfl_error * err);

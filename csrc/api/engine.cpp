@@ -130,24 +130,19 @@ dfl_status dfl_engine_draft(dfl_engine * engine, int32_t drafter,
                             int32_t * tokens, float * logits, float * log_sum_exp,
                             dfl_error * err) {
     return guard_busy(engine, err, [&] {
-        need(requests, tokens);
+        need(requests, tokens, logits, log_sum_exp);
         std::vector<dfl::DraftRequest> parsed;
         for (int64_t i = 0; i < n_requests; ++i) {
             need(requests[i].sequence);
             parsed.push_back(
                 {&requests[i].sequence->sequence, requests[i].last_token, requests[i].n_draft});
         }
-        for (const dfl::Draft & draft :
-             engine->engine->draft(drafter, parsed, k, log_sum_exp != nullptr)) {
-            for (const dfl::Candidate & candidate : draft.best) {
-                *tokens++ = candidate.token;
-                if (logits != nullptr) {
-                    *logits++ = candidate.logit;
-                }
-            }
-            log_sum_exp =
-                std::copy(draft.log_sum_exp.begin(), draft.log_sum_exp.end(), log_sum_exp);
+        const dfl::Draft draft = engine->engine->draft(drafter, parsed, k);
+        for (const dfl::Candidate & candidate : draft.best) {
+            *tokens++ = candidate.token;
+            *logits++ = candidate.logit;
         }
+        std::copy(draft.log_sum_exp.begin(), draft.log_sum_exp.end(), log_sum_exp);
     });
 }
 

@@ -59,10 +59,9 @@ class DraftModel {
     virtual void reserve() = 0;
     // Takes all pending features into the K/V.
     virtual void catch_up() = 0;
-    // Drafts after the last tokens, `blocks` being of different sequences: the k best of each of
-    // their positions.
-    virtual std::vector<Draft> draft(const std::vector<DraftBlock> & blocks, int64_t k,
-                                     bool log_sum_exp) = 0;
+    // Drafts after the last tokens, `blocks` being of different sequences: their positions, block
+    // by block.
+    virtual Draft draft(const std::vector<DraftBlock> & blocks, int64_t k) = 0;
 
     const Drafter & drafter() const { return *drafter_; }
     size_t index() const { return host_.index; }
@@ -97,8 +96,6 @@ class DraftModel {
     std::vector<int64_t> take_cells(const std::vector<Feature> & features);
     std::vector<int64_t> take_cells(const std::vector<DraftBlock> & blocks);
     void release(const std::vector<int64_t> & cells);
-    // The first group's cell that padding writes to.
-    int64_t padding_cell() const { return kv_.cells().size() - 1; }
     template <typename Is>
     void drop_pending(Is && is) {
         pending_.erase(std::remove_if(pending_.begin(), pending_.end(), is), pending_.end());

@@ -25,11 +25,11 @@ void add_draft_output(CachedGraph & cached, ggml_tensor * logits) {
     cached.logits = add_output(cached, logits);
     const int64_t n_draft = logits->ne[1], k = cached.shape.n_top;
     ggml_tensor * probabilities = nullptr;
-    if (cached.shape.log_sum_exp && cached.cpu_nodes.n_threads > 0) {
+    if (cached.cpu_nodes.n_threads > 0) {
         cached.top.log_sum_exp =
             add_output(cached, add_cpu_node(ctx, cached.cpu_nodes, GGML_TYPE_F32, n_draft, 1,
                                             {logits}, std::make_unique<LogSumExp>()));
-    } else if (cached.shape.log_sum_exp) {
+    } else {
         // One probability and its logit give the sum: ln sum exp = logit - ln p. The best one's p
         // is at least 1 / n, so nothing is lost.
         probabilities = add_output(cached, ggml_soft_max(ctx, logits));
@@ -56,7 +56,7 @@ static Draft read_selection(const CachedGraph & cached, const Backend & backend)
     for (size_t level = 0; level < blocks.size(); ++level) {
         fetches.push_back({rows.levels[level].blocks, blocks[level].data()});
     }
-    if (cached.shape.log_sum_exp) {
+    if (cached.top.probabilities != nullptr) {
         probabilities.resize(k * n_draft);
         fetches.push_back({cached.top.probabilities, probabilities.data()});
     }
@@ -71,7 +71,7 @@ static Draft read_selection(const CachedGraph & cached, const Backend & backend)
                                                 n - 1); // NaNs may confuse the device
         draft.best.push_back({static_cast<int32_t>(row), logits[i]});
     }
-    if (cached.shape.log_sum_exp) {
+    if (!probabilities.empty()) {
         for (int64_t i = 0; i < n_draft; ++i) {
             const auto first = probabilities.begin() + i * k;
             const int64_t top = std::max_element(first, first + k) - first;

@@ -11,12 +11,12 @@ namespace dfl {
 
 struct Draft {
     std::vector<Candidate> best;    // [n_draft][k], best first
-    std::vector<float> log_sum_exp; // [n_draft] of the whole rows; empty unless asked for
+    std::vector<float> log_sum_exp; // [n_draft] of the whole rows
     std::vector<float> sums;        // likewise of raw logits, of a target's
 };
 
 // Marks the logits [n_rows, n_draft] as outputs and adds the selection of cached.shape: the n_top
-// best on the device (0: the host looks for them), and the rows' probabilities where log_sum_exp.
+// best on the device (0: the host looks for them), and the rows' probabilities.
 void add_draft_output(CachedGraph & cached, ggml_tensor * logits);
 
 // The k best of each row, lower row of the head first on ties; k is shape.n_top unless that is 0.

@@ -20,13 +20,13 @@ void FeatureRing::allocate(int64_t n_rows) {
 }
 
 void FeatureRing::add_taps(CachedGraph & cached, GraphContext & g) const {
-    cached.draft.feature_rows =
+    cached.feature_rows =
         make_input(cached.ctx.get(), GGML_TYPE_I64, cached.shape.n_rows, 1, "feature_rows");
     const int64_t n_layer = g.hp.n_layer();
     for (const std::vector<int64_t> & taps : taps_) {
         g.taps_output = g.taps_output || *std::max_element(taps.begin(), taps.end()) >= n_layer;
     }
-    g.tap = [this, rows = cached.draft.feature_rows, &g](int il, ggml_tensor * x) {
+    g.tap = [this, rows = cached.feature_rows, &g](int il, ggml_tensor * x) {
         size_t at = 0;
         for (const std::vector<int64_t> & taps : taps_) {
             for (const int64_t tap : taps) {

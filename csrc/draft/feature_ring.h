@@ -23,7 +23,7 @@ class FeatureRing {
     int64_t zero_row() const { return n_rows() + 1; }
     uint64_t bytes() const { return memory_.bytes; }
 
-    // Makes g write the features of its rows into rows given by cached.draft.feature_rows.
+    // Makes g write the features of its rows into rows given by cached.feature_rows.
     void add_taps(CachedGraph & cached, GraphContext & g) const;
     // Features of one drafter, its taps side by side, in all rows: f32 [n_embd * taps, rows].
     ggml_tensor * of_drafter(ggml_context * ctx, size_t drafter) const;

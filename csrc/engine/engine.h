@@ -116,10 +116,9 @@ class Engine {
     // Appends paths of pending verifies to their sequences and forgets the rest. An empty path
     // forgets all, and does nothing where no verify is pending.
     void commit(const std::vector<Path> & paths);
-    // The k best candidates of one of the drafters for each position. Moves no cursor. Where scores
-    // are not finite the drafter has forgotten that timeline so far.
-    std::vector<Draft> draft(int64_t drafter, const std::vector<DraftRequest> & requests, int64_t k,
-                             bool log_sum_exp);
+    // The k best candidates of one of the drafters for each position, request after request. Moves
+    // no cursor. Where scores are not finite the drafter has forgotten that timeline so far.
+    Draft draft(int64_t drafter, const std::vector<DraftRequest> & requests, int64_t k);
     int32_t n_parallel() const { return params_.n_parallel; }
     // Most rows of a pass.
     int64_t max_rows() const;

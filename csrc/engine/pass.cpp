@@ -398,8 +398,8 @@ void Engine::set_inputs(CachedGraph & cached, const Pass & pass) {
             std::fill_n(data, cached.shape.n_out - pass.n_out(), 0); // nobody reads these
         });
     }
-    if (cached.draft.feature_rows != nullptr) {
-        cached.write<int64_t>(cached.draft.feature_rows, [&](int64_t * data) {
+    if (cached.feature_rows != nullptr) {
+        cached.write<int64_t>(cached.feature_rows, [&](int64_t * data) {
             std::fill_n(data, n, ring_->padding_row());
             for (const PassEntry & entry : pass.entries) {
                 std::copy(entry.feature_rows.begin(), entry.feature_rows.end(), data + entry.first);

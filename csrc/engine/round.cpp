@@ -11,8 +11,7 @@
 
 namespace dfl {
 
-std::vector<Draft> Engine::draft(int64_t index, const std::vector<DraftRequest> & requests,
-                                 int64_t k, bool log_sum_exp) {
+Draft Engine::draft(int64_t index, const std::vector<DraftRequest> & requests, int64_t k) {
     DFL_CHECK(!requests.empty(), DFL_STATUS_ARGUMENT, "there is nothing to draft");
     DFL_CHECK(!drafts_.empty(), DFL_STATUS_ARGUMENT, "the engine has no drafter");
     DFL_CHECK(index >= 0 && index < static_cast<int64_t>(drafts_.size()), DFL_STATUS_ARGUMENT,
@@ -45,20 +44,22 @@ std::vector<Draft> Engine::draft(int64_t index, const std::vector<DraftRequest> 
               "%lld rows to draft in one pass, which takes %lld", (long long)n_rows,
               (long long)draft_rows());
     forget_rows();
-    std::vector<Draft> drafts = model.draft(blocks, k, log_sum_exp);
-    for (size_t i = 0; i < drafts.size(); ++i) {
-        Draft & draft = drafts[i];
-        bool is_finite = std::all_of(draft.log_sum_exp.begin(), draft.log_sum_exp.end(),
-                                     [](float sum) { return std::isfinite(sum); });
-        for (Candidate & candidate : draft.best) {
-            is_finite = is_finite && std::isfinite(candidate.logit);
-            candidate.token = drafter.token(candidate.token);
+    Draft draft = model.draft(blocks, k);
+    int64_t row = 0;
+    for (const DraftBlock & block : blocks) {
+        bool is_finite = true;
+        for (const int64_t end = row + block.n_draft; row < end; ++row) {
+            is_finite = is_finite && std::isfinite(draft.log_sum_exp[row]);
+            for (int64_t i = row * k; i < (row + 1) * k; ++i) {
+                is_finite = is_finite && std::isfinite(draft.best[i].logit);
+                draft.best[i].token = drafter.token(draft.best[i].token);
+            }
         }
         if (!is_finite) { // the drafter may recover without the rows that it saw
-            model.clear(blocks[i].sequence);
+            model.clear(block.sequence);
         }
     }
-    return drafts;
+    return draft;
 }
 
 static void sample_path(SampleRequest & request, int64_t mask_words) {

@@ -21,14 +21,6 @@
 
 namespace dfl {
 
-// Inputs of the graphs that serve drafting, beside those of a forward pass.
-struct DraftInputs {
-    ggml_tensor * feature_rows = nullptr;     // i64 [n_rows]: where the taps of a pass are written
-    ggml_tensor * inject_rows = nullptr;      // i32 [n_inject]: feature rows to project
-    ggml_tensor * inject_positions = nullptr; // i32 [n_inject], or [4 * n_inject]
-    ggml_tensor * inject_cells = nullptr;     // i64 [n_inject]
-};
-
 // Selections among a graph's logits.
 struct TopOutputs {
     TopRows rows;                          // n_top of n_draft rows, in any order
@@ -54,7 +46,7 @@ struct CachedGraph {
     ggml_cgraph * graph = nullptr;
     CpuNodes cpu_nodes;
     GraphInputs in;
-    DraftInputs draft;
+    ggml_tensor * feature_rows = nullptr; // [n_rows]: i64, which a pass writes; i32, to be read
     PromoteInputs promote;
     TopOutputs top;
     ggml_tensor * logits = nullptr;    // [n_vocab, n_out]

@@ -105,13 +105,10 @@ int64_t GraphSizes::promote_steps(int64_t n) const {
 }
 
 int64_t GraphSizes::inject_rows(int64_t n) const {
-    if (serves_many()) {
-        return doubled(n, FEW_ROWS);
-    }
-    if (fits_closely_ && n > FEW_ROWS) {
+    if (fits_closely_) {
         return n;
     }
-    return fits_closely_ || n == 0 ? row_bucket(n) : std::max(USUAL_BLOCK, row_bucket(n));
+    return serves_many() ? doubled(n, FEW_ROWS) : std::max(USUAL_BLOCK, row_bucket(n));
 }
 
 } // namespace dfl

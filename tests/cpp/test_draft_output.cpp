@@ -17,14 +17,12 @@ constexpr int64_t N_DRAFT = 5;
 enum class Where { HOST, DEVICE, DEVICE_BY_BLOCKS };
 
 // n_threads: of own code that sums; 0: ggml does.
-Draft select(const std::vector<float> & logits, int64_t k, Where where, bool log_sum_exp,
-             int n_threads = 0) {
+Draft select(const std::vector<float> & logits, int64_t k, Where where, int n_threads = 0) {
     const int64_t n_vocab = static_cast<int64_t>(logits.size()) / N_DRAFT;
     Backend backend(cpu_device(), 1, {});
     CachedGraph cached;
     cached.shape.n_top = where == Where::HOST ? 0 : k;
     cached.shape.top_by_blocks = where == Where::DEVICE_BY_BLOCKS;
-    cached.shape.log_sum_exp = log_sum_exp;
     cached.cpu_nodes.n_threads = n_threads;
     cached.ctx.reset(
         ggml_init({99 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true}));
@@ -40,7 +38,7 @@ Draft select(const std::vector<float> & logits, int64_t k, Where where, bool log
 
 void check_same(const std::vector<float> & logits, int64_t k, Where where, int n_threads = 0) {
     const int64_t n_vocab = static_cast<int64_t>(logits.size()) / N_DRAFT;
-    const Draft draft = select(logits, k, where, true, n_threads);
+    const Draft draft = select(logits, k, where, n_threads);
     CHECK(static_cast<int64_t>(draft.best.size()) == k * N_DRAFT);
     CHECK(static_cast<int64_t>(draft.log_sum_exp.size()) == N_DRAFT);
     for (int64_t i = 0; i < N_DRAFT; ++i) {
@@ -58,7 +56,6 @@ void check_same(const std::vector<float> & logits, int64_t k, Where where, int n
         }
         CHECK(std::fabs(draft.log_sum_exp[i] - std::log(sum)) < 1e-4);
     }
-    CHECK(select(logits, k, where, false).log_sum_exp.empty());
 }
 
 } // namespace
@@ -80,7 +77,7 @@ int main() {
     }
     // Equal ones: any of them, but no place twice.
     const Draft ties =
-        select(std::vector<float>(6144 * N_DRAFT, 3.0f), 32, Where::DEVICE_BY_BLOCKS, true);
+        select(std::vector<float>(6144 * N_DRAFT, 3.0f), 32, Where::DEVICE_BY_BLOCKS);
     for (int64_t i = 0; i < N_DRAFT; ++i) {
         std::set<int32_t> tokens;
         for (int64_t j = 0; j < 32; ++j) {
@@ -99,14 +96,14 @@ int main() {
         std::copy_if(logits.begin(), logits.begin() + 777, std::back_inserter(expected),
                      [](float x) { return !std::isnan(x); });
         std::sort(expected.rbegin(), expected.rend());
-        const Draft found = select(logits, 32, Where::HOST, true);
+        const Draft found = select(logits, 32, Where::HOST);
         for (int64_t j = 0; j < 32; ++j) {
             const float logit = found.best[j].logit;
             CHECK(j < n_numbers ? logit == expected[j] : std::isnan(logit));
         }
     }
     const Draft nothing =
-        select(std::vector<float>(65536 * N_DRAFT, NAN), 32, Where::DEVICE_BY_BLOCKS, true);
+        select(std::vector<float>(65536 * N_DRAFT, NAN), 32, Where::DEVICE_BY_BLOCKS);
     for (const Candidate & candidate : nothing.best) {
         CHECK(candidate.token >= 0 && candidate.token < 65536);
         CHECK(!std::isfinite(candidate.logit));

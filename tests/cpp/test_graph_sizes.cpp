@@ -38,11 +38,9 @@ int main() {
     Devices split(cpu_device(), {/*first =*/2, 0}, 1, {}, DFL_DRY_RUN_CUDA);
     const GraphSizes close(cpu, 16), beside(split, 16), alone(gpu, 1), few(gpu, 16);
 
-    CHECK(close.inject_rows(0) == 0);
-    CHECK(alone.inject_rows(0) == 0);
+    CHECK(close.inject_rows(5) == 5);
     CHECK(alone.inject_rows(1) == alone.inject_rows(16));
-    CHECK(few.inject_rows(0) ==
-          few.inject_rows(16)); // a draft with features or without is one graph
+    CHECK(few.inject_rows(1) == few.inject_rows(64));
     CHECK(n_sizes(MOST_ROWS, 64.0, [&](int64_t n) { return few.inject_rows(n); }) <= 3);
     for (int64_t n = 1; n <= 16; ++n) {
         CHECK(close.promote_steps(n) == n);

@@ -73,21 +73,20 @@ class StepwiseModel : public DraftModel {
         }
     }
 
-    std::vector<Draft> draft(const std::vector<DraftBlock> & blocks, int64_t k,
-                             bool log_sum_exp) override {
+    Draft draft(const std::vector<DraftBlock> & blocks, int64_t k) override {
         catch_up();
-        std::vector<Draft> drafts;
+        Draft draft;
         for (const DraftBlock & block : blocks) {
             const std::vector<int64_t> cells = take_cells(std::vector<DraftBlock>{block});
             try {
-                drafts.push_back(draft_steps(block, cells, k, log_sum_exp));
+                add_steps(block, cells, k, draft);
             } catch (...) {
                 release(cells);
                 throw;
             }
             release(cells); // the target's hidden states replace the head's own
         }
-        return drafts;
+        return draft;
     }
 
     void truncate(int32_t sequence, int32_t position) override {
@@ -120,23 +119,19 @@ class StepwiseModel : public DraftModel {
         return values;
     }
 
-    Draft draft_steps(const DraftBlock & block, const std::vector<int64_t> & cells, int64_t k,
-                      bool log_sum_exp) {
-        Draft draft;
+    void add_steps(const DraftBlock & block, const std::vector<int64_t> & cells, int64_t k,
+                   Draft & draft) {
         Steps step = {block.sequence, block.position, {block.last_token}, {}};
         step.hidden = hidden_before(block.sequence, block.position);
         for (int64_t i = 0; i < block.n_draft; ++i, ++step.position) {
             const CachedGraph & done = run(step, {cells[i]}, 1);
             const Draft row = read_draft(done, k, backend_);
             draft.best.insert(draft.best.end(), row.best.begin(), row.best.end());
-            if (log_sum_exp) {
-                draft.log_sum_exp.push_back(row.log_sum_exp.front());
-            }
+            draft.log_sum_exp.push_back(row.log_sum_exp.front());
             step.tokens = {drafter_->token(row.best.front().token)};
             const ggml_tensor * left = ggml_get_tensor(done.ctx.get(), "left");
             backend_.read(left, step.hidden.data(), 0, ggml_nbytes(left));
         }
-        return draft;
     }
 
     // Zeros where it is not known: at the beginning, and behind a restored prefix.
@@ -154,7 +149,6 @@ class StepwiseModel : public DraftModel {
         shape.drafter = host_.index;
         shape.n_rows = n_rows;
         shape.n_out = n_out;
-        shape.log_sum_exp = true;
         const bool has_masks = !kv_.groups().front().masks().empty();
         shape.n_kv = {sizes_.cells(kv_.cells().high(), kv_.cells().n_cells(), has_masks)};
         return shape;

@@ -56,8 +56,7 @@ static Tokens decode_in_rounds(Sequence & sequence, int64_t drafter, const Token
     for (int64_t round = 0; text.size() < plain.size(); ++round) {
         Tokens nodes = {text.back()};
         if (round % 2 == 0) {
-            const Draft draft =
-                engine.draft(drafter, {{&sequence, text.back(), N_DRAFT}}, 2, true).front();
+            const Draft draft = engine.draft(drafter, {{&sequence, text.back(), N_DRAFT}}, 2);
             for (int64_t i = 0; i < N_DRAFT; ++i) {
                 nodes.push_back(draft.best[2 * i].token);
             }
@@ -78,7 +77,7 @@ static Tokens decode_in_rounds(Sequence & sequence, int64_t drafter, const Token
 }
 
 static void write(std::FILE * out, const Draft & draft, int64_t n_vocab) {
-    for (int64_t i = 0; i < N_DRAFT; ++i) {
+    for (size_t i = 0; i < draft.log_sum_exp.size(); ++i) {
         std::vector<float> row(n_vocab);
         for (int64_t j = 0; j < n_vocab; ++j) {
             const Candidate & candidate = draft.best[i * n_vocab + j];
@@ -110,16 +109,13 @@ int main(int argc, char ** argv) {
         prefill(second, &tokens[n], 5);
         const std::vector<DraftRequest> requests = {{&first, tokens[n], N_DRAFT},
                                                     {&second, tokens[n + 5], N_DRAFT}};
-        for (const Draft & draft : engine->draft(1, requests, n_vocab, true)) {
-            write(out, draft, n_vocab);
-        }
+        write(out, engine->draft(1, requests, n_vocab), n_vocab);
         // After three of five nodes, of which one led nowhere.
         const int32_t nodes[] = {tokens[n], 1, tokens[n + 1], 2, tokens[n + 2]};
         const int32_t parents[] = {-1, 0, 0, 2, 2}, path[] = {0, 2, 4};
         verify(first, nodes, parents, 5);
         commit(first, path, 3);
-        write(out, engine->draft(1, {{&first, tokens[n + 3], N_DRAFT}}, n_vocab, true).front(),
-              n_vocab);
+        write(out, engine->draft(1, {{&first, tokens[n + 3], N_DRAFT}}, n_vocab), n_vocab);
     }
     Sequence alone(engine_of(model, {}));
     prefill(alone, tokens.data(), n);

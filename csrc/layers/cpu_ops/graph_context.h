@@ -53,19 +53,16 @@ struct BatchShape {
     int64_t n_out = 0;              // rows that get logits; 0: none
     bool scans = false;             // recurrent layers run in our own code
     std::vector<RecurrentBatchShape> recurrent =
-        {};               // all rows, where ggml runs them; or a promotion's
-    bool taps = false;    // the drafter's features are kept of some rows
-    size_t drafter = 0;   // whose draft or injection it is
-    int64_t n_inject = 0; // feature rows projected into its K/V
-    int64_t n_top = 0;    // candidates of a draft picked on the device
+        {};             // all rows, where ggml runs them; or a promotion's
+    bool taps = false;  // features for drafters are kept of some rows
+    size_t drafter = 0; // whose draft or injection it is
+    int64_t n_top = 0;  // candidates of a draft picked on the device
     bool top_by_blocks = false;
-    bool log_sum_exp = false;
 
     bool operator==(const BatchShape & o) const {
         return kind == o.kind && n_rows == o.n_rows && n_kv == o.n_kv && n_out == o.n_out &&
                scans == o.scans && recurrent == o.recurrent && taps == o.taps &&
-               drafter == o.drafter && n_inject == o.n_inject && n_top == o.n_top &&
-               top_by_blocks == o.top_by_blocks && log_sum_exp == o.log_sum_exp;
+               drafter == o.drafter && n_top == o.n_top && top_by_blocks == o.top_by_blocks;
     }
 };
 
