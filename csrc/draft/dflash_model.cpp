@@ -22,7 +22,7 @@ class DFlashModel : public DraftModel {
     int64_t n_choices() const { return drafter_->head(host_.target).n_out(); }
     CachedGraph & injection(int64_t n) const;
     CachedGraph & graph_of(const BatchShape & shape) const;
-    void set_blocks(CachedGraph & cached, const std::vector<DraftBlock> & blocks,
+    void set_inputs(CachedGraph & cached, const std::vector<DraftBlock> & blocks,
                     const std::vector<int64_t> & cells);
     BatchShape shape_of(const std::vector<DraftBlock> & blocks, int64_t k);
     void select_top(BatchShape & shape, int64_t k) const;
@@ -113,7 +113,7 @@ void DFlashModel::catch_up() {
     pending_.clear();
 }
 
-void DFlashModel::set_blocks(CachedGraph & cached, const std::vector<DraftBlock> & blocks,
+void DFlashModel::set_inputs(CachedGraph & cached, const std::vector<DraftBlock> & blocks,
                              const std::vector<int64_t> & cells) {
     std::vector<int32_t> tokens, positions, drafted;
     std::vector<SequenceRows> sequences;
@@ -185,7 +185,7 @@ Draft DFlashModel::draft(const std::vector<DraftBlock> & blocks, int64_t k) {
     Draft draft;
     try {
         CachedGraph & cached = graph_of(shape_of(blocks, k));
-        set_blocks(cached, blocks, cells);
+        set_inputs(cached, blocks, cells);
         host_.graphs.compute(cached);
         draft = read_draft(cached, k, backend_);
     } catch (...) {

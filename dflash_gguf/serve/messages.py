@@ -123,24 +123,7 @@ class ResultStats(Message, frozen=True):
     @classmethod
     def of(cls, result: Result) -> ResultStats:
         """The account of a result."""
-        by_draft = result.rounds_by_draft
-        return cls(
-            n_prompt=result.n_prompt,
-            n_prefilled=result.n_prefilled,
-            n_tokens=result.n_tokens,
-            n_decoded=result.n_decoded,
-            rounds=result.rounds,
-            prefill_s=result.prefill_s,
-            decode_s=result.decode_s,
-            stop_reason=result.stop_reason,
-            stop_text=result.stop_text,
-            seed=result.seed,
-            draft=result.draft,
-            n_drafted=result.n_drafted,
-            n_accepted=result.n_accepted,
-            seconds_by_phase=dict(result.seconds_by_phase),
-            rounds_by_draft=None if by_draft is None else dict(by_draft),
-        )
+        return cls(*(getattr(result, name) for name in cls.__struct_fields__))
 
 
 class Started(Message, frozen=True):
