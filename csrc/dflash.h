@@ -254,7 +254,7 @@ int64_t dfl_sequence_position(const dfl_sequence * sequence);
  * for NULL. */
 int64_t dfl_sequence_cells_needed(const dfl_sequence * sequence, int64_t n);
 
-/* Those tokens: out, [dfl_sequence_position]. Errors: ARGUMENT. */
+/* Copies those tokens to `tokens`, [dfl_sequence_position]. Errors: ARGUMENT. */
 dfl_status dfl_sequence_get_tokens(const dfl_sequence * sequence, int32_t * tokens,
                                    dfl_error * err);
 
@@ -302,7 +302,7 @@ typedef struct {
     int64_t n_draft;
 } dfl_draft_request;
 
-/* For each position of each request the k best tokens of one of the drafters (0 to n_drafters - 1)
+/* Drafts: for each position of each request the k best tokens of a drafter (0 to n_drafters - 1)
  * and their raw logits, best first, request after request. Moves no cursor. n being the positions
  * of all requests together: tokens, logits: out, [n][k]; log_sum_exp: out, [n]: ln sum exp of the
  * whole row of raw logits, so logit - log_sum_exp is a log-probability. Where scores are not finite

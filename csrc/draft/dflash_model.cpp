@@ -80,7 +80,7 @@ void DFlashModel::reserve() {
 }
 
 void DFlashModel::catch_up() {
-    std::map<int32_t, int32_t> ends; // of each sequence's features
+    std::map<int32_t, int32_t> ends; // first position of each sequence without features
     for (const Feature & feature : pending_) {
         ends[feature.sequence] = feature.position + 1;
     }
@@ -93,7 +93,7 @@ void DFlashModel::catch_up() {
     CachedGraph & cached = injection(static_cast<int64_t>(pending_.size()));
     std::vector<int64_t> cells = take_cells(pending_);
     try {
-        // Padding is zeros, and is written where nobody looks.
+        // Pad with rows of zeros that go to a cell of their own.
         const int64_t n = cached.shape.n_rows;
         std::vector<int32_t> positions(n, 0), rows(n, static_cast<int32_t>(host_.ring.zero_row()));
         for (size_t i = 0; i < pending_.size(); ++i) {
@@ -125,13 +125,12 @@ void DFlashModel::set_inputs(CachedGraph & cached, const std::vector<DraftBlock>
         tokens.resize(first + n, drafter_->draft().mask_token);
         for (int64_t i = 0; i < n; ++i) {
             positions.push_back(block.position + static_cast<int32_t>(i));
-            if (i > 0) { // what follows the last token is read from the masks
+            if (i > 0) { // a mask's row predicts its own position
                 drafted.push_back(static_cast<int32_t>(first + i));
             }
         }
     }
-    // Padding is copies of the last block's first row, and writes what that one writes; nobody
-    // reads what it drafts.
+    // Pad with copies of the last block's first row, which write the same keys and values.
     const int64_t last = sequences.back().first;
     tokens.resize(cached.shape.n_rows, tokens[last]);
     positions.resize(cached.shape.n_rows, positions[last]);

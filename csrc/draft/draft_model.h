@@ -19,23 +19,23 @@ namespace dfl {
 struct DraftSizes {
     ggml_type cache_type;
     int64_t window;     // target positions that the drafter sees; n_ctx: all
-    int64_t n_ctx;      // of all sequences together
+    int64_t n_ctx;      // tokens of all sequences together
     int64_t n_ubatch;   // most rows of one prefill pass
-    int64_t n_verify;   // of one pass that are verified, and of one draft of many sequences
+    int64_t n_verify;   // most rows of one verify, and of one draft of many sequences
     int64_t n_parallel; // most sequences
 };
 
-// What a drafter is given of its engine.
+// Parts of an engine that a drafter uses.
 struct DraftHost {
     const Model & target;
     Devices & devices;
     GraphPool & graphs;
     const FeatureRing & ring;
-    size_t index; // of the drafter among those of the engine
+    size_t index; // number of the drafter in the engine
     DraftSizes sizes;
 };
 
-// What is drafted of a sequence after `position` committed tokens.
+// Request for n_draft tokens of a sequence after `position` committed tokens and last_token.
 struct DraftBlock {
     int32_t sequence, last_token, position;
     int64_t n_draft;
@@ -103,10 +103,10 @@ class DraftModel {
 
     std::shared_ptr<const Drafter> drafter_;
     DraftHost host_;
-    Backend & backend_; // of the drafter
+    Backend & backend_; // device of the drafter
     GraphSizes sizes_;
     KvCache kv_;
-    std::vector<Feature> pending_; // of each sequence in the order of positions
+    std::vector<Feature> pending_; // those of a sequence in the order of positions
 
   private:
     RecurrentCache no_recurrent_;

@@ -24,7 +24,7 @@ Draft read_draft(const CachedGraph & cached, int64_t k, const Backend & backend)
 
 // True if the device selects the k best of n itself.
 bool can_select_on_device(const Backend & backend, int64_t n, int64_t k);
-// Whether it does so by blocks, sorting whole rows slowly.
+// Returns true if the device selects by blocks, as it sorts whole rows slowly.
 bool selects_by_blocks(const Backend & backend);
 
 } // namespace dfl

@@ -22,7 +22,7 @@ struct DraftHparams {
     std::vector<int64_t> taps;
     int64_t block_size = 16; // rows of a draft at most, the last token among them
     int32_t mask_token = -1; // -1: it takes none
-    bool sees_all = false;   // every position, whatever EngineParams::draft_window is
+    bool sees_all = false;   // reads every position, even beyond EngineParams::draft_window
 };
 
 struct DraftKind {
@@ -31,7 +31,7 @@ struct DraftKind {
     DraftHparams (*read)(const GgufFile & file, int64_t n_target_layers);
     // Declares every tensor of the file it needs.
     void (*bind)(WeightLoader & loader, const DraftHparams & draft);
-    // Makes what an engine runs.
+    // Allocates the drafter's K/V in an engine.
     std::unique_ptr<DraftModel> (*attach)(const std::shared_ptr<const Drafter> & drafter,
                                           const DraftHost & host);
 };
@@ -49,9 +49,9 @@ class Drafter {
     const DraftHparams & draft() const { return draft_; }
     const Hparams & hparams() const { return draft_.hp; }
     const Weights & weights() const { return *weights_; }
-    // Whether it was checked against this very model.
+    // Returns true if the drafter was checked against this very model.
     bool fits(const std::shared_ptr<const Model> & model) const { return target_.lock() == model; }
-    // Its own head, or the target's.
+    // Returns the drafter's head, or the target's where its file has none.
     const Linear & head(const Model & target) const;
     // Target token of a row of the head.
     int32_t token(int64_t row) const;

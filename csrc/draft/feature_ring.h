@@ -18,7 +18,7 @@ class FeatureRing {
     void allocate(int64_t n_rows);
 
     int64_t n_rows() const { return rows_->ne[1] - 2; }
-    // Beside these: a row that nobody reads, and one that nobody writes.
+    // Rows beside these: one that nobody reads, and one that stays zero.
     int64_t padding_row() const { return n_rows(); }
     int64_t zero_row() const { return n_rows() + 1; }
     uint64_t bytes() const { return memory_.bytes; }

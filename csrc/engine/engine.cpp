@@ -121,7 +121,7 @@ void Engine::attach_drafters() {
     }
 }
 
-// Rows of a pass, and as many beside them that drafters may leave until they draft.
+// Returns rows for the largest pass, and some more, so that catch_up() has many rows at once.
 int64_t Engine::n_ring_rows(int64_t n_verify) const {
     constexpr int64_t more_rows = 64, more_of_each = 4;
     return max_appended() + n_verify + more_rows + more_of_each * (params_.n_parallel - 1);
@@ -257,7 +257,7 @@ void Engine::reserve_verify(int64_t n) {
     }
     forget_rows();
     for (const auto & draft : drafts_) {
-        draft->catch_up(); // what waits lies in the old rows
+        draft->catch_up(); // pending features lie in rows that are replaced
         draft->reserve_rows(n);
     }
     if (ring_) {

@@ -34,7 +34,7 @@ struct EngineParams {
     ggml_type type_k = GGML_TYPE_F16;
     ggml_type type_v = GGML_TYPE_F16;
     std::vector<std::shared_ptr<const Drafter>> drafters;
-    int64_t draft_window = 4096;           // target positions that these see
+    int64_t draft_window = 4096;           // target positions that drafters read
     DeltaForm delta_form = DeltaForm::OWN; // the first that works, from this one on
 };
 
@@ -48,7 +48,7 @@ struct MemoryUse {
 // Attention rows of every sequence, of layers that keep the same ones: the target's or a drafter's.
 struct CacheGroup {
     KvGroup * rows;
-    DraftModel * draft; // NULL: of the target
+    DraftModel * draft; // the drafter that owns the rows; NULL: the target does
 };
 
 // Done and total tokens; true: stop.
@@ -255,7 +255,7 @@ class Engine {
     GraphSizes sizes_;
     GraphPool graphs_;
     std::unique_ptr<FeatureRing> ring_;               // NULL without a drafter
-    std::vector<std::unique_ptr<DraftModel>> drafts_; // of each drafter
+    std::vector<std::unique_ptr<DraftModel>> drafts_; // one for each drafter
     std::vector<CacheGroup> caches_;                  // see caches()
     std::vector<Sequence *> sequences_;               // slot by slot; NULL: free
     std::vector<int64_t> n_kv_; // cells that the next pass attends, of each group

@@ -34,8 +34,8 @@ struct PassEntry {
     // Cells that its rows write, of each group of layers; after those of a verify comes the cell of
     // padding, if there is some.
     std::vector<std::vector<int64_t>> cells;
-    bool is_tapped = false;            // some drafter wants its features
-    std::vector<int64_t> feature_rows; // of the ring, where these go
+    bool is_tapped = false;            // some drafter reads its features
+    std::vector<int64_t> feature_rows; // rows of the ring that its features go to
     int64_t first_out = 0, n_out = 0;  // rows whose logits can be read, among those of the pass
     bool reads_all_logits = false;     // all of them at once
     UpdateRows updates;                // of a verify

@@ -48,7 +48,7 @@ Prefix::Prefix(std::shared_ptr<Engine> engine, std::vector<int32_t> tokens,
     find_parts();
 }
 
-// Of a file's parts: who has the rows.
+// Returns the beginning of the names of parts that hold rows of a cache.
 static std::string owner(const CacheGroup & cache) {
     const size_t drafter = cache.draft != nullptr ? cache.draft->index() : 0;
     return cache.draft == nullptr ? "" : drafter == 0 ? "draft." : format("draft%zu.", drafter);
@@ -187,7 +187,7 @@ bool Engine::offload(int64_t n_cells, uint64_t n_bytes) {
 void Engine::catch_up(int32_t slot) {
     for (const auto & draft : drafts_) {
         if (draft->n_pending(slot) > 0) {
-            forget_rows(); // its graph reuses the arena their logits lie in
+            forget_rows(); // the graph of catch_up() reuses the arena of their logits
             draft->catch_up();
         }
     }
@@ -327,7 +327,7 @@ void Sequence::restore(const Prefix & prefix, int64_t n) {
             if (!blocks.empty() &&
                 (spans.empty() || spans.front().position > blocks.front()->position())) {
                 if (DraftModel * draft = engine_->caches()[i].draft) {
-                    draft->truncate(slot_, 0); // features that wait are of the same positions
+                    draft->truncate(slot_, 0); // pending features are of the same positions
                 } else {
                     group.release_from(slot_, 0);
                 }

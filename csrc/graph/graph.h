@@ -46,18 +46,19 @@ struct CachedGraph {
     ggml_cgraph * graph = nullptr;
     CpuNodes cpu_nodes;
     GraphInputs in;
-    ggml_tensor * feature_rows = nullptr; // [n_rows]: i64, which a pass writes; i32, to be read
+    // Rows of FeatureRing, [n_rows]: i64 of a pass, which writes them; i32 of an injection.
+    ggml_tensor * feature_rows = nullptr;
     PromoteInputs promote;
     TopOutputs top;
     ggml_tensor * logits = nullptr;    // [n_vocab, n_out]
     ggml_tensor * row_sums = nullptr;  // [1, n_rows]: of what enters the target's last layer
     ggml_tensor * argmax = nullptr;    // i32 [n_out]; only where logits do not lie in host memory
-    std::vector<int32_t> best;         // what argmax was in the last run, once it was asked for
-    std::vector<Candidate> candidates; // likewise what the device picked, [n_out][n_top]
-    std::vector<float> sums;           // and top.sums
+    std::vector<int32_t> best;         // argmax on the host, once somebody asked for it
+    std::vector<Candidate> candidates; // top.rows on the host, [n_out][n_top]
+    std::vector<float> sums;           // top.sums on the host
     InputBlock * block = nullptr;      // inputs on the host until a run; NULL: written in place
-    size_t input_bytes = 0;            // of it
-    SplitScheduler * scheduler = nullptr; // that runs it; NULL: the device does
+    size_t input_bytes = 0;            // bytes of block
+    SplitScheduler * scheduler = nullptr; // runs the graph; NULL: the device does
 };
 
 template <typename T>

@@ -55,7 +55,7 @@ struct BatchShape {
     std::vector<RecurrentBatchShape> recurrent =
         {};             // all rows, where ggml runs them; or a promotion's
     bool taps = false;  // features for drafters are kept of some rows
-    size_t drafter = 0; // whose draft or injection it is
+    size_t drafter = 0; // number of the drafter, of a draft or an injection
     int64_t n_top = 0;  // candidates of a draft picked on the device
     bool top_by_blocks = false;
 
@@ -165,8 +165,8 @@ struct GraphContext {
     std::vector<RotatedUnits> rotated_units = {};
     // Called with the residual stream [n_embd, n_rows] that enters layer il; may be empty.
     std::function<void(int il, ggml_tensor * x)> tap = {};
-    // Whether it is called with all rows that leave the last layer, too, as n_layer, and with these
-    // after the final norm, as n_layer + 1.
+    // Call `tap` with all rows that leave the last layer, too, as n_layer, and with these after the
+    // final norm, as n_layer + 1.
     bool taps_output = false;
 };
 
