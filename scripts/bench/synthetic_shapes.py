@@ -11,6 +11,8 @@ from dflash_gguf.convert.types import FILE_TYPES
 
 HAVE_SECTIONS = (Arch.QWEN35, Arch.QWEN35MOE)
 """Their positions may have several coordinates."""
+NORM_BEHIND = (Arch.GEMMA3, Arch.GEMMA4)
+"""They norm what a sublayer adds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +227,38 @@ PRESETS = {
         32,
         experts=Mixture(512, 10, 512, 512),
     ),
+    "qwen25-7b": Shape(
+        Arch.QWEN2,
+        28,
+        3584,
+        18944,
+        28,
+        4,
+        128,
+        152064,
+        32768,
+        1e6,
+        1e-6,
+        False,
+        128,
+        biased=True,
+    ),
+    "gemma-3-27b": Shape(
+        Arch.GEMMA3,
+        62,
+        5376,
+        21504,
+        32,
+        16,
+        128,
+        262208,
+        131072,
+        1e6,
+        1e-6,
+        True,
+        128,
+        sliding=Sliding(1024, 6, rope_base=1e4),
+    ),
     "gpt-oss-20b": _gpt_oss(24, 32),
     "gpt-oss-120b": _gpt_oss(36, 128),
     "gemma-4-12b": _gemma4(48, 3840, 15360, (16, 1, 8), None),
@@ -257,6 +291,7 @@ TINY_GEMMA4 = replace(
 )
 PRESETS |= {
     "tiny-llama": TINY,
+    "tiny-qwen2": replace(TINY, arch=Arch.QWEN2, biased=True),
     "tiny-qwen3": replace(TINY, arch=Arch.QWEN3),
     "tiny-qwen3moe": replace(TINY, arch=Arch.QWEN3MOE, experts=Mixture(8, 2, 256)),
     "tiny-qwen35": TINY_HYBRID,
@@ -282,6 +317,7 @@ PRESETS |= {
         biased=True,
         yarn=(32.0, 4096),
     ),
+    "tiny-gemma3": replace(TINY, arch=Arch.GEMMA3, sliding=Sliding(32, 3, rope_base=1e4)),
     "tiny-gemma4": TINY_GEMMA4,
     "tiny-gemma4moe": replace(TINY_GEMMA4, experts=Mixture(8, 2, 256)),
     "tiny-gemma4e": replace(
@@ -440,14 +476,15 @@ def _attention(shape: Shape, block: int) -> Iterator[tuple[str, tuple[int, ...]]
         yield Tensor.ATTN_Q_BIAS, (width,)
         yield Tensor.ATTN_K_BIAS, (kv_width,)
         yield Tensor.ATTN_V_BIAS, (kv_width,)
-        yield Tensor.ATTN_OUTPUT_BIAS, (shape.n_embd,)
+        if shape.arch != Arch.QWEN2:
+            yield Tensor.ATTN_OUTPUT_BIAS, (shape.n_embd,)
     if shape.arch == Arch.GPT_OSS:
         yield Tensor.ATTN_SINKS, (shape.n_head,)
-    elif shape.arch != Arch.LLAMA:
+    elif shape.arch not in (Arch.LLAMA, Arch.QWEN2):
         yield Tensor.ATTN_Q_NORM, (head_dim,)
         if not shape.shares(block):
             yield Tensor.ATTN_K_NORM, (head_dim,)
-    if shape.arch == Arch.GEMMA4:
+    if shape.arch in NORM_BEHIND:
         yield Tensor.POST_ATTENTION_NORM, (shape.n_embd,)
 
 
@@ -473,8 +510,9 @@ def _feed_forward(shape: Shape, block: int) -> Iterator[tuple[str, tuple[int, ..
         yield Tensor.FFN_GATE, (shape.ff(block), shape.n_embd)
         yield Tensor.FFN_UP, (shape.ff(block), shape.n_embd)
         yield Tensor.FFN_DOWN, (shape.n_embd, shape.ff(block))
-    if shape.arch == Arch.GEMMA4:
+    if shape.arch in NORM_BEHIND:
         yield Tensor.POST_FFW_NORM, (shape.n_embd,)
+    if shape.arch == Arch.GEMMA4:
         yield Tensor.LAYER_OUTPUT_SCALE, (1,)
     if shape.experts is None:
         return

@@ -3,8 +3,8 @@
 #include "engine/sequence.h"
 #include "gguf_schema.h"
 #include "model/gguf_file.h"
+#include "models.h"
 #include "passes.h"
-#include "tiny_model.h"
 
 #include <algorithm>
 #include <fstream>
@@ -27,17 +27,17 @@ void write_all(const std::string & path, const std::string & bytes) {
 void reads_what_was_written(const std::string & path) {
     const GgufFile file(path);
     CHECK(file.arch() == schema::ARCH_QWEN35);
-    CHECK(file.integer(schema::KEY_BLOCK_COUNT) == 2);
+    CHECK(file.integer(schema::KEY_BLOCK_COUNT) == 3);
     CHECK(!file.integer(schema::KEY_EXPERT_COUNT));
     CHECK(file.real(schema::KEY_ATTENTION_LAYER_NORM_RMS_EPSILON).value() < 2e-5);
     CHECK(
-        (*file.integers(schema::KEY_ROPE_DIMENSION_SECTIONS) == std::vector<int64_t>{2, 1, 1, 0}));
-    CHECK(file.tensor("blk.0.attn_norm.weight")->ne[0] == 32);
+        (*file.integers(schema::KEY_ROPE_DIMENSION_SECTIONS) == std::vector<int64_t>{3, 3, 2, 0}));
+    CHECK(file.tensor("blk.0.attn_norm.weight")->ne[0] == 100);
     CHECK(file.tensor("blk.7.attn_norm.weight") == nullptr);
     CHECK(contains(error_of([&] { file.text(schema::KEY_BLOCK_COUNT); }), "expected a string"));
     CHECK(contains(error_of([&] { file.integers(schema::KEY_BLOCK_COUNT); }), "expected an array"));
-    CHECK(contains(error_of([&] { file.need_integer(schema::KEY_BLOCK_COUNT, 3, 9); }),
-                   "qwen35.block_count is 2, expected 3 to 9"));
+    CHECK(contains(error_of([&] { file.need_integer(schema::KEY_BLOCK_COUNT, 4, 9); }),
+                   "qwen35.block_count is 3, expected 4 to 9"));
 }
 
 // Every way out but a clean one fails under the sanitizers.
@@ -128,10 +128,8 @@ void damaged_parts(const std::string & whole, const std::string & prefix) {
 
 int main() {
     ggml_log_set([](ggml_log_level, const char *, void *) {}, nullptr);
-    TemporaryFolder folder;
-    const std::string whole = folder.file("whole.gguf"), broken = folder.file("broken.gguf");
-    for (auto write : {write_tiny_llama, write_tiny_qwen35}) {
-        write(whole);
+    const std::string whole = model_path("small-qwen35"), broken = model_path("broken");
+    for (const std::string & whole : {model_path("small-llama"), model_path("small-qwen35")}) {
         CHECK(try_model(whole));
         const std::string bytes = read_all(whole);
         // What precedes the data: its offset is where the first tensor lies.
@@ -144,5 +142,5 @@ int main() {
         }
     }
     reads_what_was_written(whole);
-    damaged_parts(whole, folder.file("split"));
+    damaged_parts(whole, models_folder() + "/split");
 }

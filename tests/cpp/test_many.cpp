@@ -3,8 +3,8 @@
 #include "engine/sequence.h"
 
 #include "check.h"
+#include "models.h"
 #include "passes.h"
-#include "tiny_model.h"
 
 #include <cmath>
 #include <random>
@@ -53,7 +53,7 @@ class Beside {
                 tokens_[i].clear();
             }
             for (int n = 1 + below(5); n > 0; --n) {
-                tokens.push_back(below(TINY_VOCAB));
+                tokens.push_back(below(N_VOCAB));
             }
             BatchEntry entry;
             entry.sequence = sequences_[i].get();
@@ -106,12 +106,12 @@ class Beside {
     }
 
     void check(int i, int64_t row, const Tokens & tokens) {
-        Logits found(TINY_VOCAB), expected(TINY_VOCAB);
+        Logits found(N_VOCAB), expected(N_VOCAB);
         sequences_[i]->logits(row, found.data());
         alone_.reset();
         prefill(alone_, tokens.data(), static_cast<int64_t>(tokens.size()));
         alone_.logits(0, expected.data());
-        for (int token = 0; token < TINY_VOCAB; ++token) {
+        for (int token = 0; token < N_VOCAB; ++token) {
             CHECK(std::fabs(found[token] - expected[token]) < 1e-4f);
         }
     }
@@ -136,12 +136,12 @@ void open_verifies_wait(const std::shared_ptr<const Model> & model, DeltaForm fo
     CHECK(contains(error_of([&] { engine->reserve_verify(30); }), "waits for its commit"));
     commit(first, nullptr, 4);
     commit(second, nullptr, 1);
-    Logits found(TINY_VOCAB), expected(TINY_VOCAB);
+    Logits found(N_VOCAB), expected(N_VOCAB);
     prefill(first, tokens.data() + 7, 1);
     first.logits(0, found.data());
     prefill(alone, tokens.data(), 8);
     alone.logits(0, expected.data());
-    for (int token = 0; token < TINY_VOCAB; ++token) {
+    for (int token = 0; token < N_VOCAB; ++token) {
         CHECK(std::fabs(found[token] - expected[token]) < 1e-4f);
     }
     verify(second, tokens.data(), nullptr, 8); // where the first one's trace lay
@@ -152,11 +152,8 @@ void open_verifies_wait(const std::shared_ptr<const Model> & model, DeltaForm fo
 } // namespace
 
 int main() {
-    TemporaryFolder folder;
-    const std::string path = folder.file("tiny.gguf");
-    for (auto write : {write_tiny_llama, write_tiny_qwen35}) {
-        write(path);
-        const auto model = std::make_shared<const Model>(path, on_cpu());
+    for (const char * name : {"small-llama", "small-qwen35"}) {
+        const auto model = std::make_shared<const Model>(model_path(name), on_cpu());
         for (const DeltaForm form : {DeltaForm::OWN, DeltaForm::FUSED, DeltaForm::STOCK}) {
             Beside beside(model, form, static_cast<unsigned>(form));
             for (int step = 0; step < 40; ++step) {

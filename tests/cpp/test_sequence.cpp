@@ -2,8 +2,8 @@
 #include "engine/sequence.h"
 
 #include "check.h"
+#include "models.h"
 #include "passes.h"
-#include "tiny_model.h"
 
 #include <cmath>
 #include <cstring>
@@ -18,7 +18,7 @@ using Logits = std::vector<float>;
 std::vector<int32_t> prompt() {
     std::vector<int32_t> tokens(N_TOKENS);
     for (int i = 0; i < N_TOKENS; ++i) {
-        tokens[i] = (7 + 13 * i * i) % TINY_VOCAB;
+        tokens[i] = (7 + 13 * i * i) % N_VOCAB;
     }
     return tokens;
 }
@@ -35,7 +35,7 @@ Sequence make(const std::shared_ptr<const Model> & model, int64_t n_ubatch,
 
 Logits all_logits(Sequence & sequence) {
     const std::vector<int32_t> tokens = prompt();
-    Logits logits(N_TOKENS * TINY_VOCAB);
+    Logits logits(N_TOKENS * N_VOCAB);
     prefill(sequence, tokens.data(), N_TOKENS, logits.data());
     return logits;
 }
@@ -78,7 +78,7 @@ void taken_back_to_any_prompt(const std::shared_ptr<const Model> & model) {
         tokens.resize(1 + below(N_TOKENS));
         const int64_t other = below(2 * N_TOKENS); // past the end: none
         if (other < static_cast<int64_t>(tokens.size())) {
-            tokens[other] = (tokens[other] + 1 + step % 2) % TINY_VOCAB;
+            tokens[other] = (tokens[other] + 1 + step % 2) % N_VOCAB;
         }
         const int64_t n = tokens.size();
         int64_t same = 0;
@@ -97,7 +97,7 @@ void taken_back_to_any_prompt(const std::shared_ptr<const Model> & model) {
         prefill(sequence, tokens.data() + there, n - there);
         fresh.reset();
         prefill(fresh, tokens.data(), n);
-        Logits found(TINY_VOCAB), expected(TINY_VOCAB);
+        Logits found(N_VOCAB), expected(N_VOCAB);
         sequence.logits(0, found.data());
         fresh.logits(0, expected.data());
         CHECK(distance(found, expected) < 1e-4f);
@@ -118,11 +118,8 @@ void taken_back_to_any_prompt(const std::shared_ptr<const Model> & model) {
 } // namespace
 
 int main() {
-    TemporaryFolder folder;
-    const std::string path = folder.file("tiny.gguf");
-    for (auto write : {write_tiny_llama, write_tiny_qwen35}) {
-        write(path);
-        const auto model = std::make_shared<const Model>(path, on_cpu());
+    for (const char * name : {"small-llama", "small-qwen35"}) {
+        const auto model = std::make_shared<const Model>(model_path(name), on_cpu());
         micro_batches_change_nothing(model);
         taken_back_to_any_prompt(model);
     }

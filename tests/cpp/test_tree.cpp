@@ -3,8 +3,8 @@
 #include "layers/cpu_ops/scan_delta_net.h"
 
 #include "check.h"
+#include "models.h"
 #include "passes.h"
-#include "tiny_model.h"
 
 #include <algorithm>
 #include <cmath>
@@ -25,7 +25,7 @@ struct Random {
     Nodes tokens(int n) {
         Nodes values(n);
         for (int32_t & value : values) {
-            value = below(TINY_VOCAB);
+            value = below(N_VOCAB);
         }
         return values;
     }
@@ -49,7 +49,7 @@ Sequence make(const std::shared_ptr<const Model> & model, DeltaForm form, int64_
 }
 
 Logits row(Sequence & sequence, int64_t index) {
-    Logits logits(TINY_VOCAB);
+    Logits logits(N_VOCAB);
     sequence.logits(index, logits.data());
     return logits;
 }
@@ -214,17 +214,14 @@ void states_do_not_drift(const std::shared_ptr<const Model> & model, DeltaForm f
         CHECK(!exact || off[trees] == 0);
     }
     std::printf("state after 2000 tokens: chains off by %.1e, trees by %.1e\n", off[0], off[1]);
-    CHECK(off[1] <= 2 * off[0] + 1e-7); // both are rounding: their ratio is noise around 1
+    CHECK(off[1] <= 2 * off[0] + 1e-6); // all are rounding
 }
 
 } // namespace
 
 int main() {
-    TemporaryFolder folder;
-    const std::string path = folder.file("tiny.gguf");
-    for (auto write : {write_tiny_llama, write_tiny_qwen35}) {
-        write(path);
-        const auto model = std::make_shared<const Model>(path, on_cpu());
+    for (const char * name : {"small-llama", "small-qwen35"}) {
+        const auto model = std::make_shared<const Model>(model_path(name), on_cpu());
         every_size(model, DeltaForm::OWN);
         the_last_cells(model);
         if (model->hparams().n_recurrent() > 0) {
@@ -234,8 +231,7 @@ int main() {
             }
         }
     }
-    write_lasting_qwen35(path);
-    const auto lasting = std::make_shared<const Model>(path, on_cpu());
+    const auto lasting = std::make_shared<const Model>(model_path("lasting"), on_cpu());
     states_do_not_drift(lasting, DeltaForm::OWN);
     states_do_not_drift(lasting, DeltaForm::FUSED);
 }

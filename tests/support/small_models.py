@@ -41,6 +41,7 @@ def _shape(arch: str, heads: tuple[int, int, int], **more: Any) -> Shape:
 SHAPES = {
     "llama": _shape(Arch.LLAMA, (4, 2, 64)),
     "llama, heads of 40": _shape(Arch.LLAMA, (6, 3, 40)),
+    "qwen2": _shape(Arch.QWEN2, (4, 2, 64), biased=True),
     "qwen3": _shape(Arch.QWEN3, (2, 1, 128)),
     "qwen3moe": _shape(Arch.QWEN3MOE, (8, 2, 32), experts=Mixture(6, 2, 0)),
     "qwen35": _shape(Arch.QWEN35, (4, 1, 64), n_k_heads=2, n_v_heads=8, d_state=32, **_HYBRID),
@@ -70,6 +71,7 @@ SHAPES = {
         biased=True,
         yarn=(8.0, 512),
     ),
+    "gemma3": _shape(Arch.GEMMA3, (4, 2, 64), sliding=Sliding(40, 3, rope_base=5e3), **_GEMMA),
     "gemma4": _shape(Arch.GEMMA4, (4, 1, 128), sliding=_SLIDING, **_GEMMA),
     "gemma4moe": _shape(
         Arch.GEMMA4, (4, 1, 128), sliding=_SLIDING, experts=Mixture(5, 3, 0), **_GEMMA
@@ -99,6 +101,8 @@ UNEVEN = {
 """Heads and recurrent states that no vector divides."""
 WIDTHS = {1: (100, 171), 32: (96, 160), 256: (256, 512)}
 """Of the residual stream and of the feed-forward part, by the elements of a block."""
+WIDE_TYPE = "q4_K"
+"""A type of the widest ones."""
 
 WEIGHT_TYPES = ("f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_K", "q3_K")
 WEIGHT_TYPES += ("q4_K", "q5_K", "q6_K", "iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs")
@@ -132,7 +136,9 @@ def sized(kind: str, type_name: str) -> Shape:
     return replace(shape, n_embd=n_embd, n_ff=n_ff, experts=experts, n_per_layer=n_per_layer)
 
 
-def _values(name: str, sizes: tuple[int, ...], random: np.random.Generator) -> NDArray[np.float32]:
+def _values(
+    name: str, sizes: tuple[int, ...], random: np.random.Generator, decay_bias: float
+) -> NDArray[np.float32]:
     noise = random.standard_normal(sizes, np.float32)
     if name == Tensor.ROPE_FREQS:
         return rope_divisors(sizes[0])
@@ -141,7 +147,8 @@ def _values(name: str, sizes: tuple[int, ...], random: np.random.Generator) -> N
     if name.endswith("ssm_a"):
         return -np.exp(np.float32(0.5) * noise)
     if len(sizes) == 1:
-        return np.float32(0.2) * noise
+        bias = decay_bias if name.endswith("ssm_dt.bias") else 0.0
+        return np.float32(bias) + np.float32(0.2) * noise
     if name.startswith("token_embd"):
         return np.float32(0.5) * noise
     return noise / np.float32(math.sqrt(sizes[-1]))
@@ -198,20 +205,32 @@ def _add(writer: gguf.GGUFWriter, meta: Metadata) -> None:
             add[kind](key, value)
 
 
-def write_small(path: Path, kind: str, type_name: str, seed: int = 0) -> Path:
-    """Writes a model of SHAPES, ONE_HEAD or UNEVEN whose matrices have a type of WEIGHT_TYPES."""
-    shape = sized(kind, type_name)
+def write_small(
+    path: Path,
+    kind: str,
+    type_name: str,
+    seed: int = 0,
+    *,
+    is_wide: bool = False,
+    decay_bias: float = 0.0,
+) -> Path:
+    """Writes a model of SHAPES, ONE_HEAD or UNEVEN whose matrices have a type of WEIGHT_TYPES.
+
+    is_wide: rows of 256, which blocks of every type fit. decay_bias: of recurrent layers, far below
+    0 for states that last.
+    """
+    shape = sized(kind, WIDE_TYPE if is_wide else type_name)
     meta = metadata(shape, kind, "f32")
     if shape.arch in HAVE_SECTIONS:
         meta.array(Key.ROPE_DIMENSION_SECTIONS, [3, 3, 2, 0])
     invented_vocabulary(meta, shape.n_vocab)
-    return _write(path, shape, meta, type_name, seed)
+    return _write(path, shape, meta, type_name, seed, decay_bias)
 
 
 def write_small_drafter(
     path: Path, kind: str, type_name: str, target: Path, target_type: str, seed: int = 0
 ) -> Path:
-    """Writes a random drafter for a model of `write_small`."""
+    """Writes a random drafter for a model of `write_small` with the widths of target_type."""
     of = sized(kind, target_type)
     shape = Shape(
         **_SHARED | {"tied": True, "arch": Arch.DFLASH, "n_layer": 2},
@@ -245,12 +264,20 @@ def retyped(source: Path, path: Path, type_name: str) -> Path:
     return _finished(writer, path)
 
 
-def _write(path: Path, shape: Shape, meta: Metadata, type_name: str, seed: int) -> Path:
+def _write(
+    path: Path,
+    shape: Shape,
+    meta: Metadata,
+    type_name: str,
+    seed: int,
+    decay_bias: float = 0.0,
+) -> Path:
     writer = gguf.GGUFWriter(path, shape.arch)
     _add(writer, meta)
     random = np.random.default_rng(seed)
     for name, sizes in tensors(shape):
-        data, kind_of_data = _stored(name, _values(name, sizes, random), type_name, random)
+        values = _values(name, sizes, random, decay_bias)
+        data, kind_of_data = _stored(name, values, type_name, random)
         writer.add_tensor(name, data, raw_dtype=kind_of_data)
     return _finished(writer, path)
 
