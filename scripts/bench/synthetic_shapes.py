@@ -10,9 +10,9 @@ from dflash_gguf.convert.schema import Arch, Key, Tensor
 from dflash_gguf.convert.types import FILE_TYPES
 
 HAVE_SECTIONS = (Arch.QWEN35, Arch.QWEN35MOE)
-"""Their positions may have several coordinates."""
+"""Architectures whose positions have several coordinates."""
 NORM_BEHIND = (Arch.GEMMA3, Arch.GEMMA4)
-"""They norm what a sublayer adds."""
+"""Architectures with a norm behind each sublayer."""
 
 
 @dataclass(frozen=True, slots=True)
