@@ -34,6 +34,10 @@ class Arch:
     OLD_GEMMA4_DFLASH = "gemma4-dflash-draft"
 
 
+DRAFTERS = (Arch.DFLASH, Arch.OLD_DFLASH, Arch.OLD_QWEN35_DFLASH, Arch.OLD_GEMMA4_DFLASH)
+"""Architectures of drafters."""
+
+
 class Key:
     """Metadata keys."""
 

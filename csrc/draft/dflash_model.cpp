@@ -19,13 +19,11 @@ class DFlashModel : public DraftModel {
     Draft draft(const std::vector<DraftBlock> & blocks, int64_t k) override;
 
   private:
-    int64_t n_choices() const { return drafter_->head(host_.target).n_out(); }
     CachedGraph & injection(int64_t n) const;
     CachedGraph & graph_of(const BatchShape & shape) const;
     void set_inputs(CachedGraph & cached, const std::vector<DraftBlock> & blocks,
                     const std::vector<int64_t> & cells);
     BatchShape shape_of(const std::vector<DraftBlock> & blocks, int64_t k);
-    void select_top(BatchShape & shape, int64_t k) const;
 
     RecentMax recent_cells_;
 };
@@ -75,7 +73,7 @@ void DFlashModel::reserve() {
     largest.n_rows = sizes_.draft_rows(host_.sizes.n_verify);
     largest.n_kv = {kv_.cells().n_cells()};
     largest.n_out = largest.n_rows - 1;
-    select_top(largest, std::min<int64_t>(n_choices(), DFL_MAX_TOP));
+    select_top(largest, DFL_MAX_TOP);
     graph_of(largest);
 }
 
@@ -143,11 +141,6 @@ void DFlashModel::set_inputs(CachedGraph & cached, const std::vector<DraftBlock>
     cached.write(cached.in.cells.front(), to);
     cached.write(cached.in.out_rows, drafted);
     kv_.groups().front().set_rows({positions, to, sequences}, cached.shape.n_kv.front());
-}
-
-void DFlashModel::select_top(BatchShape & shape, int64_t k) const {
-    shape.n_top = can_select_on_device(backend_, n_choices(), k) ? k : 0;
-    shape.top_by_blocks = selects_by_blocks(backend_);
 }
 
 BatchShape DFlashModel::shape_of(const std::vector<DraftBlock> & blocks, int64_t k) {

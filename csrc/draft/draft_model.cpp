@@ -54,6 +54,12 @@ GraphContext DraftModel::graph_context(CachedGraph & cached) const {
             no_recurrent_,       cached.shape,        cached.in};
 }
 
+void DraftModel::select_top(BatchShape & shape, int64_t k) const {
+    const int64_t n_choices = drafter_->head(host_.target).n_out(), n = std::min(k, n_choices);
+    shape.n_top = can_select_on_device(backend_, n_choices, n) ? n : 0;
+    shape.top_by_blocks = selects_by_blocks(backend_);
+}
+
 void DraftModel::slide_window(int32_t sequence, int32_t position) {
     const auto oldest = static_cast<int32_t>(std::max<int64_t>(0, position - window()));
     kv_.groups().front().release_before(sequence, oldest);

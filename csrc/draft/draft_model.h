@@ -90,6 +90,8 @@ class DraftModel {
 
   protected:
     GraphContext graph_context(CachedGraph & cached) const;
+    // Has a graph select the k best tokens of each row on the device, where that can.
+    void select_top(BatchShape & shape, int64_t k) const;
     // Forgets rows that a draft after `position` committed tokens does not attend to.
     void slide_window(int32_t sequence, int32_t position);
     // Takes cells for features, or for the rows of blocks; both throw and leave no cell taken.

@@ -24,7 +24,7 @@ static const DraftKind & find_kind(const GgufFile & file) {
             return *kind;
         }
     }
-    throw Error(DFL_STATUS_UNSUPPORTED, format("%s: architecture \"%s\" is not a DFlash drafter",
+    throw Error(DFL_STATUS_UNSUPPORTED, format("%s: architecture \"%s\" is not a drafter's",
                                                file.path().c_str(), file.arch().c_str()));
 }
 

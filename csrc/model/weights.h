@@ -110,6 +110,8 @@ struct Weights {
     // A drafter's: features [n_embd * n_taps] to its own width, and the norm after it.
     Linear fusion;
     ggml_tensor * fusion_norm = nullptr;
+    // Matrices that only one kind of drafter has, by name.
+    std::map<std::string, Linear> own;
 
     // Target token of each row of a drafter's reduced head; empty: the rows are the tokens.
     std::vector<int64_t> head_tokens;

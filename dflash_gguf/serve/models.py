@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..convert.schema import Key
+from ..convert.schema import DRAFTERS, Key
 from ..text.gguf_metadata import GgufMetadata
 from ..text.tokenizer import Tokenizer
 from .engine_client import EngineClient, NotReadyError
@@ -172,7 +172,7 @@ def models_in_folder(folder: str | os.PathLike[str]) -> list[ServedModel]:
 
 def _is_drafter(path: Path) -> bool:
     with GgufMetadata(path) as file:
-        return "dflash" in (file.text(Key.GENERAL_ARCHITECTURE) or "")
+        return file.text(Key.GENERAL_ARCHITECTURE) in DRAFTERS
 
 
 def _is_later_part(path: Path) -> bool:

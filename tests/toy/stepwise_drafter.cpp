@@ -26,7 +26,7 @@ static DraftHparams read(const GgufFile & file, int64_t n_target_layers) {
 static void bind(WeightLoader & loader, const DraftHparams & draft) {
     const int64_t n = draft.hp.n_embd;
     Weights & w = loader.weights();
-    w.fusion = loader.linear(schema::TENSOR_FC, 0, 2 * n, n);
+    w.own["fc"] = loader.linear(schema::TENSOR_FC, 0, 2 * n, n);
     w.fusion_norm = loader.vector(schema::TENSOR_ENC_OUTPUT_NORM, 0, n);
     w.output_norm = loader.vector(schema::TENSOR_OUTPUT_NORM, 0, n);
     bind_transformer_block(loader, 0, {});
@@ -162,7 +162,7 @@ class StepwiseModel : public DraftModel {
             ggml_tensor * hidden =
                 make_input(ctx, GGML_TYPE_F32, g.hp.n_embd, shape.n_rows, "hidden");
             ggml_tensor * normed = rms_norm(g, hidden, g.weights.fusion_norm);
-            g.in.embd = linear(g, g.weights.fusion, ggml_concat(ctx, g.in.embd, normed, 0));
+            g.in.embd = linear(g, g.weights.own.at("fc"), ggml_concat(ctx, g.in.embd, normed, 0));
             g.taps_output = shape.n_out > 0;
             g.tap = [&](int il, ggml_tensor * x) {
                 if (il == g.hp.n_layer() + 1) {
