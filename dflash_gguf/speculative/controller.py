@@ -27,7 +27,8 @@ Requests = Sequence[SpeculativeState]
 Proposers = Sequence[Proposer]
 
 SHARE = 0.01
-"""Share of the running time that a proposer may lose to plain decoding, and that decisions take."""
+"""Share of the running time that a proposer may lose to plain decoding, and that decisions take, with
+one sequence; of n sequences a share is smaller by the root of n, as drafts gain less for many."""
 CREDIT = 0.64
 """Plain rounds that a proposer may lose before any were run."""
 SAVED, OWED = 24.0, 2.0
@@ -399,7 +400,7 @@ class AutoController(Controller):
         """Books a round that took the time of `rounds` plain rounds."""
         all_stats = self._state.stats
         for name in {*all_stats, *done.free, done.proposer} - {""}:
-            all_stats[name].book(SHARE * rounds)
+            all_stats[name].book(_share(done) * rounds)
             all_stats[name].n_waited += 1
         if done.is_plain:
             return
@@ -409,9 +410,14 @@ class AutoController(Controller):
             all_stats[name].book(done.n_tokens / done.n_sequences - rounds)
 
     def max_skip(self, done: Round) -> int:
-        """Returns how many rounds to skip so that asking takes at most SHARE of the time."""
+        """Returns how many rounds to skip so that asking takes at most its share of the time."""
         plain_s = self._state.costs.plain_s(done.position, done.n_sequences)
-        return int((done.choose_s + done.draft_s) / max(SHARE * plain_s, 1e-9))
+        return int((done.choose_s + done.draft_s) / max(_share(done) * plain_s, 1e-9))
+
+
+def _share(done: Round) -> float:
+    """Returns the share of a round's time that a proposer may lose, and that decisions take."""
+    return SHARE / math.sqrt(done.n_sequences)
 
 
 def _preference(option: tuple[float, float, DraftPlan]) -> float:
