@@ -194,7 +194,7 @@ typedef struct {
     int64_t n_graph_nodes;       /* of the largest graph, views included */
     int64_t n_passes;            /* forward passes of the target */
     uint64_t bytes_read;         /* copied from device tensors to the caller */
-    uint64_t mask_bytes_written; /* of attention masks, the drafter's too */
+    uint64_t mask_bytes_written; /* bytes of attention masks, of drafters too */
     uint64_t submit_ns;          /* spent handing graphs to the device; a CPU computes meanwhile */
     uint64_t wait_ns;            /* spent waiting until the device was done with them */
     char largest_graph[16];      /* that decides the arena's size: "prefill", "verify" or "draft" */
@@ -332,15 +332,11 @@ dfl_status dfl_engine_commit(dfl_engine * engine, const dfl_path * paths, int64_
  * finite, so that the sequence is empty. */
 dfl_status dfl_sequence_check_append(dfl_sequence * sequence, dfl_error * err);
 /* Largest logit of a row of the last pass, by its number; the lowest id on ties. Errors, also of
- * the next two: ARGUMENT for a row that is gone, or never was; COMPUTE if its logits are not
+ * the next: ARGUMENT for a row that is gone, or never was; COMPUTE if its logits are not
  * finite. Its caches are then no better, so they are zeroed: the sequence is empty as after a
  * reset. */
 dfl_status dfl_sequence_argmax(dfl_sequence * sequence, int64_t row, int32_t * token,
                                dfl_error * err);
-/* The k best of a row, best first, the lowest id on ties: out, [k] each. k is what
- * dfl_engine_set_top_k gave before that pass. Errors: ARGUMENT also for another k. */
-dfl_status dfl_sequence_top(dfl_sequence * sequence, int64_t row, int32_t k, int32_t * tokens,
-                            float * logits, dfl_error * err);
 /* logits: out, [n_vocab] float32; single tokens may have -inf. */
 dfl_status dfl_sequence_logits(dfl_sequence * sequence, int64_t row, float * logits,
                                dfl_error * err);
@@ -407,7 +403,7 @@ dfl_status dfl_engine_sample(dfl_engine * engine, dfl_sample_request * requests,
 /* Back to position 0. */
 dfl_status dfl_sequence_reset(dfl_sequence * sequence, dfl_error * err);
 
-/* ---- prefix: what the first tokens of a sequence left behind, for others that begin alike ---- */
+/* ---- prefix: K/V and states of the first tokens of a sequence, for others that begin alike ---- */
 
 /* Attention rows lie in the engine's cells where sequences can share them (all layers attend on the
  * CPU by our own code), else on the host; with them go the recurrent state after the last token and

@@ -18,7 +18,7 @@ const char * dfl_ggml_build_version(void) { return dfl::ggml_build_version(); }
 
 dfl_status dfl_backend_load(const char * path, dfl_error * err) {
     return guard(err, [&] {
-        DFL_CHECK(path != nullptr, DFL_STATUS_ARGUMENT, "path of the backend module is NULL");
+        need(path);
         dfl::load_backend_module(path);
     });
 }
@@ -27,7 +27,7 @@ int32_t dfl_device_count(void) { return dfl::device_count(); }
 
 dfl_status dfl_device_get(int32_t index, dfl_device_info * info, dfl_error * err) {
     return guard(err, [&] {
-        DFL_CHECK(info != nullptr, DFL_STATUS_ARGUMENT, "info is NULL");
+        need(info);
         *info = dfl::device_info(index);
     });
 }
@@ -62,7 +62,7 @@ dfl_status dfl_probe_buffer_type(const char * name, dfl_error * err) {
 dfl_status dfl_quantize_row_size(const char * type, int64_t n_per_row, uint64_t * size,
                                  dfl_error * err) {
     return guard(err, [&] {
-        DFL_CHECK(type != nullptr && size != nullptr, DFL_STATUS_ARGUMENT, "type or size is NULL");
+        need(type, size);
         *size = dfl::quantized_row_size(type, n_per_row);
     });
 }
@@ -70,8 +70,7 @@ dfl_status dfl_quantize_row_size(const char * type, int64_t n_per_row, uint64_t 
 dfl_status dfl_quantize(const char * type, const float * src, int64_t n_rows, int64_t n_per_row,
                         void * dst, uint64_t dst_size, int32_t n_threads, dfl_error * err) {
     return guard(err, [&] {
-        DFL_CHECK(type != nullptr && src != nullptr && dst != nullptr, DFL_STATUS_ARGUMENT,
-                  "type, src or dst is NULL");
+        need(type, src, dst);
         dfl::quantize(type, src, n_rows, n_per_row, dst, dst_size, n_threads);
     });
 }

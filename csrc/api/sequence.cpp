@@ -45,19 +45,6 @@ dfl_status dfl_sequence_argmax(dfl_sequence * sequence, int64_t row, int32_t * t
     });
 }
 
-dfl_status dfl_sequence_top(dfl_sequence * sequence, int64_t row, int32_t k, int32_t * tokens,
-                            float * logits, dfl_error * err) {
-    return guard_busy(sequence, err, [&] {
-        need(tokens, logits);
-        dfl::Sequence & s = sequence->sequence;
-        const dfl::Candidate * best = s.top(row - s.first_row(), k);
-        for (int32_t i = 0; i < k; ++i) {
-            tokens[i] = best[i].token;
-            logits[i] = best[i].logit;
-        }
-    });
-}
-
 dfl_status dfl_sequence_logits(dfl_sequence * sequence, int64_t row, float * logits,
                                dfl_error * err) {
     return guard_busy(sequence, err, [&] {

@@ -180,16 +180,6 @@ bool Sequence::find_top(int64_t row, const Candidate *& best) {
     return !std::isnan(last_->sums[at]) && std::fabs(best->logit) < FLT_MAX / 2;
 }
 
-const Candidate * Sequence::top(int64_t row, int64_t k) {
-    check_row(row);
-    DFL_CHECK(k > 0 && last_->shape.n_top == k, DFL_STATUS_ARGUMENT,
-              "the %lld best of row %lld: its pass was told to pick %lld", (long long)k,
-              (long long)row, (long long)last_->shape.n_top);
-    const Candidate * best = nullptr;
-    check_finite(row, find_top(row, best));
-    return best;
-}
-
 static bool is_allowed(const uint32_t * mask, int64_t token) {
     return mask == nullptr || (mask[token / 32] >> (token % 32) & 1) != 0;
 }

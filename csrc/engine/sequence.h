@@ -40,12 +40,9 @@ class Sequence {
     void check_row(int64_t row);
     // The same of the last append, also where its row cannot be read.
     void check_append();
-    // Token with the largest logit of a row, lowest id on ties (host devices). This and the two
+    // Token with the largest logit of a row, lowest id on ties (host devices). This and the one
     // below throw as check_row() does.
     int32_t argmax(int64_t row);
-    // The k best of a row that Engine::set_top_k() had the device select, best first, lower id on
-    // ties.
-    const Candidate * top(int64_t row, int64_t k);
     // A row's logits: dst [n_vocab].
     void logits(int64_t row, float * dst);
     // Samples the token for a position from a row, among those whose bits are set in `mask`, or all
@@ -86,7 +83,8 @@ class Sequence {
   private:
     // The rows of a pass that can be read.
     void set_rows(CachedGraph & cached, int64_t first_out, std::vector<bool> finite);
-    // argmax() and top() that return false in place of throwing.
+    // Set the best token of a row, or the candidates that the device selected; return false for a
+    // row that is not finite.
     bool find_argmax(int64_t row, int32_t & token);
     bool find_top(int64_t row, const Candidate *& best);
     // Forgets all tokens and zeroes their cells: some kernels multiply hidden cells by 0.
@@ -102,15 +100,15 @@ class Sequence {
     void forget_blocks(int64_t position);
 
     std::shared_ptr<Engine> engine_;
-    KvCache & kv_; // of it, as the next two
+    KvCache & kv_; // K/V of the engine
     RecurrentCache & recurrent_;
-    int32_t slot_;                // in the engine's caches
+    int32_t slot_;                // number of the sequence in the caches
     std::vector<int32_t> tokens_; // the committed timeline
     // Of each cache, by page index: blocks of this sequence that prefixes have.
     std::vector<std::map<int64_t, std::weak_ptr<KvBlock>>> blocks_;
     CachedGraph * last_ = nullptr; // graph whose logits are readable
-    int64_t first_out_ = 0;        // its first readable row
-    std::vector<bool> finite_;     // of its readable rows
+    int64_t first_out_ = 0;        // first readable row of that graph
+    std::vector<bool> finite_;     // flags of the readable rows
     int64_t first_row_ = 0;        // number of the first of these
     PassEntry pending_verify_;     // rows of a verify that waits for its commit
 };

@@ -106,28 +106,7 @@ def _open() -> Any:
     if have != want:
         raise Error(f"ggml {have} is loaded, libdflash was built with ggml {want}; reinstall it")
     _keep_alive.append(keep)
-    for name in dir(core):
-        getattr(core, name)
-    for name in _MET_IN_ANSWERS:
-        ffi.typeof(name)
     return core
-
-
-_MET_IN_ANSWERS = (
-    *(
-        "int32_t[]",
-        "int64_t[]",
-        "float[]",
-        "double[]",
-        "uint8_t[]",
-        "dfl_batch_entry[]",
-        "dfl_path[]",
-    ),
-    *("dfl_draft_request[]", "int32_t *", "int64_t *", "dfl_error *", "dfl_engine_info *"),
-    *("dfl_sample_request[]", "dfl_sampler **", "dfl_sampler_params *", "double *"),
-    *("dfl_suffix_index *[]", "dfl_calibration_params *", "dfl_break_even *"),
-)
-"""cffi parses the name of a type when it first meets it, a millisecond each: 10 ms of an answer."""
 
 
 _keep_alive: list[Any] = []

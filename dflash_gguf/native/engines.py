@@ -128,7 +128,7 @@ class Engine:
     def set_top_k(self, k: int) -> bool:
         """Has a device pick the k best (0 to MAX_TOP) of every row in the passes to come.
 
-        They are then all that need be copied: `Rows.top`. False where the rows are at hand, on a
+        They are then all that sampling copies. False where the rows are at hand, on a
         CPU, or where the device cannot; 0 ends it.
         """
         kept = new("int32_t *")

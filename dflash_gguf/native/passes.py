@@ -53,7 +53,7 @@ class Draft(NamedTuple):
     logits: NDArray[np.float32]
     """Raw, [n_draft, k]."""
     log_sum_exp: NDArray[np.float32]
-    """Of all raw logits of a position, [n_draft]; less it, a logit is a log-probability."""
+    """Log-sum-exp of all raw logits, [n_draft]; less it, a logit is a log-probability."""
 
 
 class Rows:
@@ -86,17 +86,6 @@ class Rows:
         token = new("int32_t *")
         call("sequence_argmax", *self._checked(index), token)
         return int(token[0])
-
-    def top(self, index: int = -1) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """The best tokens of a row and their logits, best first, the lowest id on ties.
-
-        As many as `Engine.set_top_k` was told; Error if it was told anything else before the pass.
-        """
-        k = self._sequence.engine.n_top
-        tokens, logits = np.empty(k, dtype=np.int32), np.empty(k, dtype=np.float32)
-        into = ffi.from_buffer("int32_t[]", tokens), ffi.from_buffer("float[]", logits)
-        call("sequence_top", *self._checked(index), k, *into)
-        return tokens, logits
 
     def logits(self, index: int = -1) -> NDArray[np.float32]:
         """A copy of a row, float32 [n_vocab]."""

@@ -48,7 +48,7 @@ def proven_buffer_types(names: Sequence[str], library: Path) -> list[str]:
         known = {str(name): runs is True for name, runs in stored.items()}
     missing = [name for name in names if name not in known]
     if missing:
-        # What was not settled is tried again by the next process.
+        # The next process tries unsettled types again.
         known |= {name: runs for name in missing if (runs := _runs(name)) is not None}
         _cache_dir.write(FILE, identity, known)
     return [name for name in names if known.get(name, False)]

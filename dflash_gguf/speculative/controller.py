@@ -27,8 +27,8 @@ Requests = Sequence[SpeculativeState]
 Proposers = Sequence[Proposer]
 
 SHARE = 0.01
-"""Share of the running time that a proposer may lose to plain decoding, and that decisions take, with
-one sequence; of n sequences a share is smaller by the root of n, as drafts gain less for many."""
+"""Share of the running time that a proposer may lose to plain decoding, and that decisions take. Of
+n sequences it is smaller by the root of n, as drafts gain less for many."""
 CREDIT = 0.64
 """Plain rounds that a proposer may lose before any were run."""
 SAVED, OWED = 24.0, 2.0

@@ -87,30 +87,23 @@ std::string PackedProduct::name() const {
     return name + " " + set;
 }
 
-template <class Kernel>
-static const Kernel * best_kernel(const Kernel * Kernels::* kernel) {
-    for (const Kernels & set : kernels()) {
-        if (set.*kernel != nullptr) {
-            return set.*kernel;
-        }
-    }
-    return nullptr; // never: the portable set has all of them
+template <class Kernel, const Kernel * Kernels::* kernel>
+static const Kernel * best() {
+    static const Kernel * const found = [] {
+        const auto & sets = kernels();
+        const auto has_kernel = [](const Kernels & set) { return set.*kernel != nullptr; };
+        return (*std::find_if(sets.begin(), sets.end(), has_kernel)).*kernel; // portable has all
+    }();
+    return found;
 }
 
 const CellAttentionKernel * cell_attention() {
-    static const CellAttentionKernel * const best = best_kernel(&Kernels::attention);
-    return best;
+    return best<CellAttentionKernel, &Kernels::attention>();
 }
 
-const DeltaHeadKernel * delta_head() {
-    static const DeltaHeadKernel * const best = best_kernel(&Kernels::delta_head);
-    return best;
-}
+const DeltaHeadKernel * delta_head() { return best<DeltaHeadKernel, &Kernels::delta_head>(); }
 
-const RowKernel * row_kernel() {
-    static const RowKernel * const best = best_kernel(&Kernels::rows);
-    return best;
-}
+const RowKernel * row_kernel() { return best<RowKernel, &Kernels::rows>(); }
 
 // Models of AMD's family 0x19 that are Zen 4; the others are Zen 3.
 // Source: Linux, arch/x86/kernel/cpu/amd.c.
