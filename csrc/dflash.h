@@ -403,7 +403,7 @@ dfl_status dfl_engine_sample(dfl_engine * engine, dfl_sample_request * requests,
 /* Back to position 0. */
 dfl_status dfl_sequence_reset(dfl_sequence * sequence, dfl_error * err);
 
-/* ---- prefix: K/V and states of the first tokens of a sequence, for others that begin alike ---- */
+/* ---- prefix: K/V and states of first tokens of a sequence, for others that begin alike ---- */
 
 /* Attention rows lie in the engine's cells where sequences can share them (all layers attend on the
  * CPU by our own code), else on the host; with them go the recurrent state after the last token and
