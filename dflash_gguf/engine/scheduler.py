@@ -498,7 +498,7 @@ class Scheduler:
         draft_s = took.get("draft", 0.0) + took.get("select", 0.0)
         choose_s, sample_s = took.get("choose", 0.0), took["sample"]
         for speculator, done in batch.drafts:
-            done.is_timing_shared = done is not told
+            done.is_timing_shared |= done is not told
             done.sample_s, done.draft_s = sample_s, draft_s
             done.pass_s = seconds - draft_s - sample_s - choose_s
             theirs = [x for x in entries if x.is_decoding and x.state.speculator is speculator]

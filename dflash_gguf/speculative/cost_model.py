@@ -36,8 +36,8 @@ class Round:
     """Work and times of a round: one pass for one sequence or several.
 
     position: tokens in the caches of all its sequences before it. n_sequences: decoding sequences;
-    n_undrafted: those of them without speculation. is_timing_shared: True if the pass did other
-    work too, so that its seconds are not filed.
+    n_undrafted: those of them without speculation. is_timing_shared: True if the pass or the draft
+    did other work too, so that the round's seconds are not filed.
     proposer: name of the proposer that ran a pass, if any; n_positions: its positions, of the
     longest draft; n_draft_rows: rows of its pass; is_top1: True for best candidates alone. free:
     names of proposers that had candidates without a pass.

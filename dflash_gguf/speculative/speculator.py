@@ -86,6 +86,8 @@ class Speculator:
             done.n_positions = n = min(plan.n_positions, proposer.max_draft)
             for request in asked:
                 request.n_positions, request.shape = min(request.limit, n), plan.shape
+                done.is_timing_shared |= not request.has_drafted
+                request.has_drafted = True
             done.n_draft_rows = sum([request.n_positions + 1 for request in asked])
             with clock("draft"):
                 self._ask(proposer, asked)

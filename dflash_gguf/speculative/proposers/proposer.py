@@ -47,6 +47,7 @@ class SpeculativeState:
     notes: what proposers keep until they are asked again, by their names.
     failed: names of proposers that have failed for this answer.
     proposed: candidates of this round by proposer. tree: what is verified, if anything is.
+    has_drafted: False until a draft has taken the prompt into the drafter's K/V.
     """
 
     sequence: Any
@@ -62,6 +63,7 @@ class SpeculativeState:
     failed: set[str] = field(default_factory=set)
     proposed: dict[str, Tree] = field(default_factory=dict)
     tree: Tree | None = None
+    has_drafted: bool = False
 
     @property
     def limit(self) -> int:
