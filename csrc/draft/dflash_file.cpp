@@ -14,7 +14,7 @@ namespace dfl {
 static const char * const OLD_ARCHS[] = {schema::ARCH_OLD_DFLASH, schema::ARCH_OLD_QWEN35_DFLASH,
                                          schema::ARCH_OLD_GEMMA4_DFLASH};
 
-// What the older files leave out.
+// Epsilon of files that do not name one.
 static constexpr double OLD_EPS = 1e-6;
 
 static bool is_old(const GgufFile & file) {
@@ -78,7 +78,7 @@ static std::vector<int64_t> read_taps(const GgufFile & file, int64_t n_embd,
     return taps;
 }
 
-// Which layers see only what came before them: a key in the file holds for all; without it sliding
+// Reads which layers are causal: a key in the file holds for all; without it sliding
 // layers are causal and full layers are not.
 // Source: the reference package dflash 0.1.0, Qwen3DFlashAttention.
 static void read_causality(const GgufFile & file, Hparams & hp) {

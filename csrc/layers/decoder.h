@@ -30,8 +30,8 @@ SubLayer feed_forward_sublayer();
 SubLayer mixer_sublayer(
     std::function<ggml_tensor *(GraphContext & g, int il, const SubLayerInput & in)> build);
 
-// Those rows of x [n, n_rows] that get logits, or all where the last layer's output is tapped: what
-// a last layer has behind its mixer.
+// Picks the rows of x [n, n_rows] that get logits, which are all that a last layer computes behind
+// its mixer; returns x where the last layer's output is tapped.
 ggml_tensor * rows_with_logits(GraphContext & g, ggml_tensor * x);
 
 // Layers of these sublayers over b.in.embd, final norm, head -> logits [n_vocab, n_out], or NULL
