@@ -482,7 +482,10 @@ def test_auto_learns_beside_answers_of_other_settings(
         if settings != {"draft_max": 2}:
             assert n_rounds / 20 < len(theirs) <= n_rounds  # without those that were skipped
         is_alone = [not done.is_timing_shared for done in theirs]
-        assert all(is_alone) if settings == {"draft": "none"} else not all(is_alone)
+        if settings == {"draft": "none"}:
+            assert is_alone.count(False) <= 1  # the first draft, which takes the prompt in
+        else:
+            assert not all(is_alone)
         assert settings == {"draft": "chain"} or any(is_alone)
         assert many._speculative.state.costs.knows_plain(2) == any(is_alone)
         other.close()
