@@ -14,7 +14,7 @@ extern "C" {
 
 #pragma GCC visibility push(default)
 
-enum { DFL_ABI_VERSION = 23 };
+enum { DFL_ABI_VERSION = 24 };
 
 typedef enum {
     DFL_STATUS_OK = 0,
@@ -35,7 +35,7 @@ typedef struct {
 typedef enum {
     DFL_MAX_TOP = 64,       /* best tokens of a row that may be picked */
     DFL_MAX_VERIFY = 256,   /* rows of a verify */
-    DFL_MAX_THREADS = 512,  /* of an engine; ggml takes no more */
+    DFL_MAX_THREADS = 512,  /* threads of an engine, as many as ggml takes */
     DFL_MAX_PARALLEL = 256, /* sequences of an engine */
     DFL_PAGE = 64           /* K/V rows that sequences take at a time, and that prefixes share */
 } dfl_limit;
@@ -187,18 +187,17 @@ typedef struct {
     int64_t n_ctx;
     int32_t n_parallel;
     int32_t n_threads;
-    int32_t n_memory;            /* records of dfl_engine_get_memory */
-    uint64_t cell_bytes;         /* of a K/V row of all layers that keep every row */
-    int32_t partial_prefix_ok;   /* 1: dfl_sequence_restore takes any part of a prefix */
-    int64_t n_graphs_built;      /* this and what follows: so far */
-    int64_t n_graph_nodes;       /* of the largest graph, views included */
-    int64_t n_passes;            /* forward passes of the target */
-    uint64_t bytes_read;         /* copied from device tensors to the caller */
-    uint64_t mask_bytes_written; /* bytes of attention masks, of drafters too */
-    uint64_t submit_ns;          /* spent handing graphs to the device; a CPU computes meanwhile */
-    uint64_t wait_ns;            /* spent waiting until the device was done with them */
-    char largest_graph[16];      /* that decides the arena's size: "prefill", "verify" or "draft" */
-    char cpu_operations[128];    /* that the device lacks and the CPU does, separated by commas */
+    int32_t n_memory;          /* records of dfl_engine_get_memory */
+    uint64_t cell_bytes;       /* of a K/V row of all layers that keep every row */
+    int32_t partial_prefix_ok; /* 1: dfl_sequence_restore takes any part of a prefix */
+    int64_t n_graphs_built;    /* this and what follows: so far */
+    int64_t n_graph_nodes;     /* of the largest graph, views included */
+    int64_t n_passes;          /* forward passes of the target */
+    uint64_t bytes_read;       /* copied from device tensors to the caller */
+    uint64_t submit_ns;        /* spent handing graphs to the device; a CPU computes meanwhile */
+    uint64_t wait_ns;          /* spent waiting until the device was done with them */
+    char largest_graph[16];    /* that decides the arena's size: "prefill", "verify" or "draft" */
+    char cpu_operations[128];  /* that the device lacks and the CPU does, separated by commas */
 } dfl_engine_info;
 
 /* Memory of one use in one place; a use in two places has two of them.
@@ -223,12 +222,10 @@ void dfl_engine_free(dfl_engine * engine);
 dfl_status dfl_engine_get_info(const dfl_engine * engine, dfl_engine_info * info, dfl_error * err);
 /* K/V rows that no sequence has, which sequences take by pages; bytes of prefixes on the host; most
  * rows that are verified at a time, of all sequences: a drafter's block and some, or what was
- * reserved; most rows of one draft, of each sequence its last token and those drafted (0 without a
- * drafter). -1 for NULL. */
+ * reserved. -1 for NULL. */
 int64_t dfl_engine_n_free_cells(const dfl_engine * engine);
 int64_t dfl_engine_prefix_bytes(const dfl_engine * engine);
 int64_t dfl_engine_verify_rows(const dfl_engine * engine);
-int64_t dfl_engine_draft_rows(const dfl_engine * engine);
 /* index: 0 to n_memory - 1. Errors: ARGUMENT. */
 dfl_status dfl_engine_get_memory(const dfl_engine * engine, int32_t index, dfl_memory * memory,
                                  dfl_error * err);
@@ -305,10 +302,11 @@ typedef struct {
 /* Drafts: for each position of each request the k best tokens of a drafter (0 to n_drafters - 1)
  * and their raw logits, best first, request after request. Moves no cursor. n being the positions
  * of all requests together: tokens, logits: out, [n][k]; log_sum_exp: out, [n]: ln sum exp of the
- * whole row of raw logits, so logit - log_sum_exp is a log-probability. Where scores are not finite
- * they come back as they are, and the drafter has then forgotten that timeline so far. Errors:
- * ARGUMENT (no such drafter; n_draft above block_size - 1; more rows than draft_rows; k above the
- * drafter's head; no room in the context for last_token and the draft), COMPUTE. */
+ * whole row of raw logits, so logit - log_sum_exp is a log-probability. Where a request's scores
+ * are not finite, all of its log_sum_exp are NaN, and the drafter has forgotten that timeline so
+ * far. Errors: ARGUMENT (no such drafter; n_draft above block_size - 1; more rows than
+ * dfl_engine_verify_rows, of each request last_token and those drafted; k above the drafter's head;
+ * no room in the context for last_token and the draft), COMPUTE. */
 dfl_status dfl_engine_draft(dfl_engine * engine, int32_t drafter,
                             const dfl_draft_request * requests, int64_t n_requests, int64_t k,
                             int32_t * tokens, float * logits, float * log_sum_exp, dfl_error * err);

@@ -49,7 +49,6 @@ dfl_status dfl_engine_get_info(const dfl_engine * engine, dfl_engine_info * info
         info->n_graph_nodes = e.n_graph_nodes();
         info->n_passes = e.n_passes();
         info->bytes_read = e.bytes_read();
-        info->mask_bytes_written = e.mask_bytes_written();
         info->submit_ns = e.submit_ns();
         info->wait_ns = e.wait_ns();
         copy_text(info->largest_graph, e.largest_graph());
@@ -97,10 +96,6 @@ int64_t dfl_engine_prefix_bytes(const dfl_engine * engine) {
 
 int64_t dfl_engine_verify_rows(const dfl_engine * engine) {
     return engine != nullptr ? engine->engine->verify_rows() : -1;
-}
-
-int64_t dfl_engine_draft_rows(const dfl_engine * engine) {
-    return engine != nullptr ? engine->engine->draft_rows() : -1;
 }
 
 dfl_status dfl_engine_run(dfl_engine * engine, dfl_batch_entry * entries, int64_t n_entries,

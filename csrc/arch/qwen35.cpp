@@ -6,8 +6,6 @@
 #include "layers/attention.h"
 #include "layers/delta_net.h"
 
-#include <algorithm>
-
 namespace dfl {
 
 static void read_recurrent(const GgufFile & file, Hparams & hp) {

@@ -24,7 +24,7 @@ struct MaskRule {
 struct SequenceRows {
     int32_t sequence;
     int64_t first, n;
-    // NULL, or what they are the nodes of: each then sees itself and its ancestors too.
+    // Tree that the rows are nodes of, or NULL. A node sees itself and its ancestors.
     const Tree * tree;
 };
 
@@ -54,8 +54,6 @@ class CellMasks {
     void update(CellTable & table, const MaskRows & rows, int64_t n_kv);
 
     uint64_t bytes(const Backend * on = nullptr) const;
-    // Of all updates so far.
-    uint64_t bytes_written() const { return bytes_written_; }
 
   private:
     struct MaskBuffer {
@@ -97,7 +95,6 @@ class CellMasks {
     std::vector<std::vector<int32_t>> cell_at_; // of a sequence's positions; -1; may be outdated
     // What goes to devices until the next update: some copy it only as their graph begins.
     std::vector<std::vector<ggml_fp16_t>> staged_;
-    uint64_t bytes_written_ = 0;
 };
 
 } // namespace dfl

@@ -52,7 +52,7 @@ class KvBlock : public std::enable_shared_from_this<KvBlock> {
     void free_bytes();
     void move_to_page(int64_t page);
     void leave_page();
-    // Where a tensor's rows begin in its bytes.
+    // Offset of a row in the bytes of its tensor.
     size_t offset_of(size_t tensor) const;
 
     KvGroup & group_;

@@ -245,14 +245,6 @@ uint64_t KvCache::mask_bytes(const Backend * on) const {
     return sum;
 }
 
-uint64_t KvCache::mask_bytes_written() const {
-    uint64_t sum = 0;
-    for (const KvGroup & group : groups_) {
-        sum += group.masks().bytes_written();
-    }
-    return sum;
-}
-
 void KvCache::clear(int32_t sequence) {
     for (KvGroup & group : groups_) {
         group.clear(sequence);

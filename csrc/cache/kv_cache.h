@@ -53,8 +53,7 @@ class KvCache {
     // Makes room for masks of more rows, as CellMasks::reserve().
     void reserve_masks(int64_t n_rows);
     uint64_t mask_bytes(const Backend * on = nullptr) const;
-    uint64_t mask_bytes_written() const;
-    // As of a group, in all of them.
+    // Forgets a sequence in every group.
     void clear(int32_t sequence);
 
     // True if some layers have a window and forget what has left it. As of a group, in all of them:

@@ -1,7 +1,5 @@
 #include "device/devices.h"
 
-#include <cstdio>
-
 namespace dfl {
 
 Devices::Devices(ggml_backend_dev_t device, const Split & split, int n_threads,

@@ -1,7 +1,5 @@
 #include "draft/draft_model.h"
 
-#include "dflash.h"
-
 namespace dfl {
 
 // The window of each sequence, but all together no more than the context has tokens, see
@@ -14,10 +12,6 @@ static int64_t cells_needed(const DraftSizes & sizes, int64_t max_block) {
     return GGML_PAD(std::min(windows, sizes.n_ctx) + uncommitted + more + 1, 256);
 }
 
-static int64_t max_block_of(const Drafter & drafter) {
-    return std::min<int64_t>(drafter.draft().block_size, DFL_MAX_VERIFY);
-}
-
 static LayerPlace on(Backend & backend) {
     return [&](int64_t) -> Backend & { return backend; };
 }
@@ -26,13 +20,11 @@ DraftModel::DraftModel(std::shared_ptr<const Drafter> drafter, const DraftHost &
     : drafter_(std::move(drafter)), host_(host), backend_(host.devices.main()),
       sizes_(host.devices, host.sizes.n_parallel),
       kv_(drafter_->hparams(), on(backend_), host.sizes.cache_type, host.sizes.cache_type,
-          {cells_needed(host.sizes, max_block_of(*drafter_)),
-           sizes_.draft_rows(host.sizes.n_verify), static_cast<int32_t>(host.sizes.n_parallel)}),
+          {cells_needed(host.sizes, drafter_->max_block()), sizes_.draft_rows(host.sizes.n_verify),
+           static_cast<int32_t>(host.sizes.n_parallel)}),
       no_recurrent_(drafter_->hparams(), on(backend_), 1) {
     kv_.cells().reserve_last();
 }
-
-int64_t DraftModel::max_block() const { return max_block_of(*drafter_); }
 
 void DraftModel::reserve_rows(int64_t n_rows) {
     kv_.reserve_masks(sizes_.draft_rows(n_rows));

@@ -65,8 +65,6 @@ class DraftModel {
 
     const Drafter & drafter() const { return *drafter_; }
     size_t index() const { return host_.index; }
-    // Rows of one sequence's draft at most, its last token among them.
-    int64_t max_block() const;
     // Positions before a draft that it sees.
     int64_t window() const { return host_.sizes.window; }
     KvCache & kv() { return kv_; }

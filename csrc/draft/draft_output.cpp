@@ -30,7 +30,7 @@ void add_draft_output(CachedGraph & cached, ggml_tensor * logits) {
             add_output(cached, add_cpu_node(ctx, cached.cpu_nodes, GGML_TYPE_F32, n_draft, 1,
                                             {logits}, std::make_unique<LogSumExp>()));
     } else {
-        // One probability and its logit give the sum: ln sum exp = logit - ln p. The best one's p
+        // ln sum exp = logit - ln p for every token of a row; take the best one, whose p
         // is at least 1 / n, so nothing is lost.
         probabilities = add_output(cached, ggml_soft_max(ctx, logits));
         cached.top.probabilities = probabilities;
@@ -84,27 +84,27 @@ static Draft read_selection(const CachedGraph & cached, const Backend & backend)
     return draft;
 }
 
+// Returns values of a tensor, copied to `fetched` unless they lie in host memory.
+static const float * values_of(const ggml_tensor * x, const Backend & backend,
+                               std::vector<float> & fetched) {
+    if (backend.is_host()) {
+        return static_cast<const float *>(x->data);
+    }
+    fetched.resize(ggml_nelements(x));
+    backend.read({{x, fetched.data()}});
+    return fetched.data();
+}
+
 Draft read_draft(const CachedGraph & cached, int64_t k, const Backend & backend) {
     if (cached.shape.n_top > 0) {
         return read_selection(cached, backend);
     }
     std::vector<float> fetched, fetched_probabilities;
-    const auto * logits = static_cast<const float *>(cached.logits->data);
-    const float * probabilities = nullptr;
-    if (cached.top.probabilities != nullptr) {
-        probabilities = static_cast<const float *>(cached.top.probabilities->data);
-    }
-    if (!backend.is_host()) {
-        fetched.resize(ggml_nelements(cached.logits));
-        std::vector<Backend::Fetch> fetches = {{cached.logits, fetched.data()}};
-        if (probabilities != nullptr) {
-            fetched_probabilities.resize(ggml_nelements(cached.top.probabilities));
-            fetches.push_back({cached.top.probabilities, fetched_probabilities.data()});
-            probabilities = fetched_probabilities.data();
-        }
-        backend.read(fetches);
-        logits = fetched.data();
-    }
+    const float * logits = values_of(cached.logits, backend, fetched);
+    const float * probabilities =
+        cached.top.probabilities != nullptr
+            ? values_of(cached.top.probabilities, backend, fetched_probabilities)
+            : nullptr;
     const int64_t n = cached.logits->ne[0];
     Draft draft;
     if (cached.top.log_sum_exp != nullptr) {

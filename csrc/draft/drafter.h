@@ -3,7 +3,9 @@
 #pragma once
 
 #include "arch/model.h"
+#include "dflash.h"
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -48,6 +50,8 @@ class Drafter {
     const DraftKind & kind() const { return kind_; }
     const DraftHparams & draft() const { return draft_; }
     const Hparams & hparams() const { return draft_.hp; }
+    // Rows of one sequence's draft at most, its last token among them.
+    int64_t max_block() const { return std::min<int64_t>(draft_.block_size, DFL_MAX_VERIFY); }
     const Weights & weights() const { return *weights_; }
     // Returns true if the drafter was checked against this very model.
     bool fits(const std::shared_ptr<const Model> & model) const { return target_.lock() == model; }

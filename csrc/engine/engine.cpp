@@ -20,9 +20,8 @@ static EngineParams checked(EngineParams params) {
               "n_threads is %d, expected 0 to %d", params.n_threads, DFL_MAX_THREADS);
     DFL_CHECK(params.draft_window >= 1 && params.draft_window <= (1 << 24), DFL_STATUS_ARGUMENT,
               "draft_window is %lld, expected 1 to %d", (long long)params.draft_window, 1 << 24);
-    DFL_CHECK(params.n_parallel >= 1 && params.n_parallel <= Engine::MAX_PARALLEL,
-              DFL_STATUS_ARGUMENT, "n_parallel is %d, expected 1 to %d", params.n_parallel,
-              Engine::MAX_PARALLEL);
+    DFL_CHECK(params.n_parallel >= 1 && params.n_parallel <= DFL_MAX_PARALLEL, DFL_STATUS_ARGUMENT,
+              "n_parallel is %d, expected 1 to %d", params.n_parallel, DFL_MAX_PARALLEL);
     params.n_ubatch = std::min(params.n_ubatch, params.n_ctx);
     params.draft_window = std::min(params.draft_window, params.n_ctx);
     return params;
@@ -96,7 +95,7 @@ void Engine::attach_drafters() {
         DFL_CHECK(drafter->fits(model_), DFL_STATUS_ARGUMENT,
                   "%s was loaded for another model than %s", drafter->file().path().c_str(),
                   model_->file().path().c_str());
-        max_block = std::max(max_block, std::min(drafter->draft().block_size, MAX_VERIFY));
+        max_block = std::max(max_block, drafter->max_block());
         taps.push_back(drafter->draft().taps);
     }
     // The more sequences, the fewer nodes of each pay.
@@ -189,7 +188,7 @@ void Engine::reserve_graphs() {
     if (has_lanes) {
         largest.recurrent = {identity_layout(largest.n_rows)};
     }
-    select_top(largest, can_select_top(MAX_TOP) ? MAX_TOP : 0);
+    select_top(largest, can_select_top(DFL_MAX_TOP) ? DFL_MAX_TOP : 0);
     graphs_.get(largest, [&](CachedGraph & cached) { build_forward(cached); });
     if (params_.n_parallel > 1) { // prompts and single rows together
         largest.n_rows = max_rows();
@@ -223,7 +222,7 @@ void Engine::reserve_verify_graphs(int64_t n) {
                                  ? RecurrentBatchShape{largest.n_rows, 1, true, true, true, true}
                                  : RecurrentBatchShape{longest, n_lanes, true, true, true, false}};
     }
-    select_top(largest, can_select_top(MAX_TOP) ? MAX_TOP : 0);
+    select_top(largest, can_select_top(DFL_MAX_TOP) ? DFL_MAX_TOP : 0);
     graphs_.get(largest, [&](CachedGraph & cached) { build_forward(cached); });
     if (params_.n_parallel > 1) { // and prompts beside
         largest.n_rows = max_masked_rows(n);
@@ -275,8 +274,8 @@ void Engine::reserve_verify(int64_t n) {
 }
 
 bool Engine::set_top_k(int64_t k) {
-    DFL_CHECK(k >= 0 && k <= MAX_TOP && k <= model_->hparams().n_vocab, DFL_STATUS_ARGUMENT,
-              "the %lld best of a row, expected 0 to %lld", (long long)k, (long long)MAX_TOP);
+    DFL_CHECK(k >= 0 && k <= DFL_MAX_TOP && k <= model_->hparams().n_vocab, DFL_STATUS_ARGUMENT,
+              "the %lld best of a row, expected 0 to %d", (long long)k, DFL_MAX_TOP);
     n_top_ = k > 0 && can_select_top(k) ? k : 0;
     return n_top_ == k;
 }
@@ -341,14 +340,6 @@ std::vector<MemoryUse> Engine::memory() const {
     add("arena", arena.main + arena.cpu_split, arena.cpu_split);
     add("pool", graphs_.pool_bytes(), 0);
     return uses;
-}
-
-uint64_t Engine::mask_bytes_written() const {
-    uint64_t bytes = kv_.mask_bytes_written();
-    for (const auto & draft : drafts_) {
-        bytes += draft->kv().mask_bytes_written();
-    }
-    return bytes;
 }
 
 const char * Engine::largest_graph() const {

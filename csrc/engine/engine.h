@@ -83,7 +83,7 @@ struct SampleRequest {
 class Engine {
   public:
     Engine(std::shared_ptr<const Model> model, const EngineParams & params);
-    Engine(const Engine &) = delete; // its parts point to each other
+    Engine(const Engine &) = delete; // parts point to each other
     Engine & operator=(const Engine &) = delete;
 
     const Model & model() const { return *model_; }
@@ -93,12 +93,8 @@ class Engine {
     // True if the model has recurrent layers.
     bool is_recurrent() const { return is_recurrent_; }
 
-    // Most tokens of a row that set_top_k() may be asked for.
-    static constexpr int64_t MAX_TOP = DFL_MAX_TOP;
     // Most rows a verify may be asked to have room for.
     static constexpr int64_t MAX_VERIFY = DFL_MAX_VERIFY;
-    // Most sequences that may be asked for.
-    static constexpr int32_t MAX_PARALLEL = DFL_MAX_PARALLEL;
 
     // Runs the entries' tokens in one pass; each is of another sequence.
     // Tokens to append join their sequences; afterwards the last one's logits can be read, or all
@@ -130,9 +126,8 @@ class Engine {
     bool set_top_k(int64_t k);
     // Makes room for verifies of up to n rows.
     void reserve_verify(int64_t n);
-    // Most rows of a verify now, and of a draft.
+    // Most rows of a verify or a draft now.
     int64_t verify_rows() const { return verify_rows_; }
-    int64_t draft_rows() const { return drafts_.empty() ? 0 : verify_rows_; }
 
     // Returns memory by use and place, none of 0 bytes.
     std::vector<MemoryUse> memory() const;
@@ -143,7 +138,6 @@ class Engine {
     // Forward passes of the target so far.
     int64_t n_passes() const { return n_passes_; }
     uint64_t bytes_read() const { return devices_.bytes_read(); }
-    uint64_t mask_bytes_written() const;
     // Names of operations that the device lacks and the CPU does.
     const std::set<std::string> & cpu_operations() const { return graphs_.cpu_operations(); }
     uint64_t submit_ns() const { return devices_.main().submit_ns(); }
@@ -211,7 +205,6 @@ class Engine {
     // Largest total rows of the lanes that prompt chunks share, for which memory is reserved.
     int64_t max_chunk_lane_rows() const { return 2 * max_appended(); }
     std::vector<int64_t> chunks_of(const Pass & pass) const;
-    int64_t n_chunk_rows(const std::vector<int64_t> & chunks) const;
     void take_cells(Pass & pass);
     void take_feature_rows(Pass & pass);
     // Returns n rows of the ring whose features no drafter waits for and no pending verify has.

@@ -157,7 +157,8 @@ int64_t Engine::n_padded(const Pass & pass) const {
     }
     // Chunks and verifies are padded apart: verifies are of the same size most of the time.
     const int64_t n = std::accumulate(chunks.begin(), chunks.end(), int64_t(0));
-    return n_chunk_rows(chunks) + sizes_.mixed_verify_rows(pass.n_real - n);
+    return std::min(max_appended(), sizes_.chunk_rows(chunks)) +
+           sizes_.mixed_verify_rows(pass.n_real - n);
 }
 
 int64_t Engine::max_appended() const {
@@ -177,10 +178,6 @@ std::vector<int64_t> Engine::chunks_of(const Pass & pass) const {
 }
 
 // Rows of a verify's graph for prompt chunks of the same pass.
-int64_t Engine::n_chunk_rows(const std::vector<int64_t> & chunks) const {
-    return std::min(max_appended(), sizes_.chunk_rows(chunks));
-}
-
 void Engine::take_cells(Pass & pass) {
     const bool pads = pass.n_rows() > pass.n_real && pass.entries.back().is_verify;
     for (KvGroup & group : kv_.groups()) {

@@ -48,19 +48,17 @@ Prefix::Prefix(std::shared_ptr<Engine> engine, std::vector<int32_t> tokens,
     find_parts();
 }
 
-// Returns the beginning of the names of parts that hold rows of a cache.
-static std::string owner(const CacheGroup & cache) {
-    const size_t drafter = cache.draft != nullptr ? cache.draft->index() : 0;
-    return cache.draft == nullptr ? "" : drafter == 0 ? "draft." : format("draft%zu.", drafter);
-}
-
 void Prefix::find_parts() {
     const std::vector<CacheGroup> & caches = engine_->caches();
     for (size_t i = 0; i < caches.size(); ++i) {
         const std::vector<ggml_tensor *> & tensors = caches[i].rows->tensors();
+        const DraftModel * draft = caches[i].draft;
+        const std::string owner = draft == nullptr      ? ""
+                                  : draft->index() == 0 ? "draft."
+                                                        : format("draft%zu.", draft->index());
         for (size_t j = 0; j < tensors.size(); ++j) {
             const int64_t n = n_rows(i);
-            parts_.push_back({owner(caches[i]) + tensors[j]->name,
+            parts_.push_back({owner + tensors[j]->name,
                               tensors[j]->type,
                               {tensors[j]->ne[0], n},
                               n * tensors[j]->nb[1],

@@ -21,7 +21,7 @@ class PrefixState {
   public:
     PrefixState(RawBytes bytes, uint64_t & host_bytes);
     ~PrefixState() { host_bytes_ -= bytes_.size(); }
-    PrefixState(const PrefixState &) = delete; // it is counted
+    PrefixState(const PrefixState &) = delete; // PrefixState counts its bytes
     PrefixState & operator=(const PrefixState &) = delete;
 
     RawBytes & bytes() { return bytes_; }
@@ -53,7 +53,7 @@ class Prefix {
     Prefix(std::shared_ptr<Engine> engine, std::vector<int32_t> tokens,
            const std::vector<int64_t> & n_rows);
     ~Prefix() { keep_in_cells(false); }
-    Prefix(const Prefix &) = delete; // its blocks count it
+    Prefix(const Prefix &) = delete; // blocks count their prefixes
     Prefix & operator=(const Prefix &) = delete;
 
     const Engine & engine() const { return *engine_; }

@@ -24,7 +24,7 @@ Draft Engine::draft(int64_t index, const std::vector<DraftRequest> & requests, i
     check_sequences("requests", requests);
     for (const auto & [sequence, last_token, n_draft] : requests) {
         sequence->check_no_pending_verify();
-        const int64_t max_draft = model.max_block() - 1, position = sequence->position();
+        const int64_t max_draft = drafter.max_block() - 1, position = sequence->position();
         DFL_CHECK(n_draft >= 1 && n_draft <= max_draft, DFL_STATUS_ARGUMENT,
                   "%lld drafted tokens: the drafter gives 1 to %lld", (long long)n_draft,
                   (long long)max_draft);
@@ -40,14 +40,15 @@ Draft Engine::draft(int64_t index, const std::vector<DraftRequest> & requests, i
         n_rows += n_draft + 1;
         blocks.push_back({sequence->slot(), last_token, static_cast<int32_t>(position), n_draft});
     }
-    DFL_CHECK(n_rows <= draft_rows(), DFL_STATUS_ARGUMENT,
+    DFL_CHECK(n_rows <= verify_rows_, DFL_STATUS_ARGUMENT,
               "%lld rows to draft in one pass, which takes %lld", (long long)n_rows,
-              (long long)draft_rows());
+              (long long)verify_rows_);
     forget_rows();
     Draft draft = model.draft(blocks, k);
     int64_t row = 0;
     for (const DraftBlock & block : blocks) {
         bool is_finite = true;
+        const auto sums = draft.log_sum_exp.begin() + row;
         for (const int64_t end = row + block.n_draft; row < end; ++row) {
             is_finite = is_finite && std::isfinite(draft.log_sum_exp[row]);
             for (int64_t i = row * k; i < (row + 1) * k; ++i) {
@@ -57,6 +58,7 @@ Draft Engine::draft(int64_t index, const std::vector<DraftRequest> & requests, i
         }
         if (!is_finite) { // the drafter may recover without the rows that it saw
             model.clear(block.sequence);
+            std::fill_n(sums, block.n_draft, NAN);
         }
     }
     return draft;

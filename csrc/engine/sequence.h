@@ -6,7 +6,6 @@
 #include "error.h"
 #include "sampling/sampler.h"
 
-#include <functional>
 #include <map>
 #include <memory>
 #include <vector>

@@ -7,7 +7,6 @@
 #include "model/weights.h"
 
 #include <algorithm>
-#include <cstdio>
 
 namespace dfl {
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from cffi import FFI
 
-ABI_VERSION = 23
+ABI_VERSION = 24
 
 ffi: Any = FFI()
 

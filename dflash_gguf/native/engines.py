@@ -117,7 +117,10 @@ class Engine:
 
     @property
     def max_verify(self) -> int:
-        """Rows verified at once at most, of all sequences; `reserve_verify` makes room for more."""
+        """Rows verified or drafted at once at most, of all sequences; see `reserve_verify`.
+
+        A draft of n tokens has n + 1 rows: the last token's is the first.
+        """
         return value("engine_verify_rows", self.handle)
 
     @property
@@ -166,11 +169,6 @@ class Engine:
         rows = new("int64_t[]", list(n_rows))
         args = (self.handle, ids, len(ids), rows, len(rows))
         return Prefix(create("prefix", "prefix_create", *args), len(ids))
-
-    @property
-    def max_draft_rows(self) -> int:
-        """Rows of one draft at most: of each request its last token and those drafted."""
-        return value("engine_draft_rows", self.handle)
 
     def run(self, items: Sequence[BatchEntry], progress: Progress | None = None) -> list[Rows]:
         """Runs tokens of different sequences in one pass; a list of each one's rows.
@@ -223,7 +221,7 @@ class Engine:
         Where its scores are not finite, it has forgotten that sequence so far.
 
         Raises:
-            Error: no drafter, n_draft outside 1 to block_size - 1, more rows than `max_draft_rows`,
+            Error: no drafter, n_draft outside 1 to block_size - 1, more rows than `max_verify`,
             or no room in the context.
         """
         params = new("dfl_draft_request[]", len(requests))

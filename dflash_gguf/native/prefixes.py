@@ -35,7 +35,7 @@ class Prefix:
         return self._handle
 
     def close(self) -> None:
-        """Gives up what it keeps, where nothing else keeps it too."""
+        """Frees rows that no other prefix and no sequence holds."""
         if self._handle is not None:
             # In this order an interruption in between leaves it to the garbage collector.
             handle, self._handle = self._handle, None

@@ -97,7 +97,6 @@ class SimulatedEngine:
     """A simulated engine: it waits as long as passes take, and its drafter is right by chance."""
 
     max_verify = 256
-    max_draft_rows = 1 << 20
     max_top_k = n_top = 0
     partial_prefix_ok = True
     prefix_bytes = 0

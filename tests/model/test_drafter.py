@@ -208,17 +208,6 @@ def test_many_plain_rounds_before_a_draft(tmp_path: Path) -> None:
     at.check()
 
 
-def test_a_full_ring_is_read_in_whole_steps(tmp_path: Path) -> None:
-    """Multiples of 256 cells, which flash attention is made for, with the cell of padding."""
-    sequence = open_pair(make_pair(tmp_path, "llama"), draft_window=256)
-    sequence.prefill(random_tokens(300))
-    engine = sequence.engine
-    before = engine.info().mask_bytes_written
-    sequence.draft(9, 4)
-    n_mask_values = (engine.info().mask_bytes_written - before) // 2  # f16, first of this size
-    assert n_mask_values == (0 if DEVICE is None else 6 * 512)  # our own attention takes none
-
-
 @pytest.mark.parametrize("window", [1, 7, 48, 130])
 def test_a_draft_sees_the_last_positions_only(tmp_path: Path, window: int) -> None:
     """Beyond the ring: the reference is given only what the ring holds."""

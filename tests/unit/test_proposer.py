@@ -50,14 +50,14 @@ class Drafter:
 class Passes:
     """An engine that asks each sequence in turn, and keeps how many a pass had."""
 
-    max_draft_rows = 2 * 7
+    max_verify = 2 * 7
 
     def __init__(self) -> None:
         self.n_requests: list[int] = []
 
     def draft(self, requests: Sequence[DraftRequest], k: int) -> list[Draft]:
         self.n_requests.append(len(requests))
-        assert sum(request.n_draft + 1 for request in requests) <= self.max_draft_rows
+        assert sum(request.n_draft + 1 for request in requests) <= self.max_verify
         return [cast(Drafter, x.sequence).draft(x.last_token, x.n_draft, k) for x in requests]
 
 

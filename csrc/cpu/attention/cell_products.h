@@ -7,7 +7,6 @@
 #include "cpu/attention/cell_values.h"
 
 #include <algorithm>
-#include <type_traits>
 
 namespace dfl::cpu {
 namespace {

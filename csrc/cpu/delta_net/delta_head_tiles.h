@@ -6,7 +6,6 @@
 #include "cpu/delta_net/delta_scan_rows.h"
 #include "cpu/simd/parts_of_rows.h"
 
-#include <algorithm>
 #include <cmath>
 
 namespace dfl::cpu {

@@ -6,7 +6,6 @@
 #include "cpu/simd/rows.h"
 
 #include <algorithm>
-#include <utility>
 
 namespace dfl::cpu {
 namespace {

@@ -77,7 +77,7 @@ class DFlash(Proposer):
             ranking_class = None if request.shape == TOP1 else _ranking_class(request.scorer)
             groups.setdefault(ranking_class, []).append((request, draft))
         for ranking_class, group in groups.items():
-            finite = _finite(group, with_logits=ranking_class is not None)
+            finite = _finite(group)
             if ranking_class is None:
                 for request, draft in finite:
                     trees[request] = self._brief(request, draft)
@@ -124,13 +124,8 @@ class DFlash(Proposer):
 
     def _brief(self, request: SpeculativeState, draft: Draft) -> Tree:
         """The best candidate of every position that may be drawn at all."""
-        if draft.tokens.shape[1] == 1:
-            tokens = draft.tokens[:, 0].tolist()
-        else:
-            banned = request.scorer.banned
-            rows = draft.tokens.tolist()
-            tokens = [next((t for t in row if t not in banned), row[0]) for row in rows]
-        tokens = tokens[: request.n_nodes]
+        banned, rows = request.scorer.banned, draft.tokens[: request.n_nodes].tolist()
+        tokens = [next((t for t in row if t not in banned), row[0]) for row in rows]
         request.notes[self.name] = tokens
         probs = self.calibrations.top1(request.scorer.config).log_paths(len(tokens))
         return Tree.chain([request.history[-1], *tokens], [0.0, *probs])
@@ -189,22 +184,14 @@ def _ranking_class(scorer: DraftScorer) -> object:
 
 
 def _finite(
-    drafts: Sequence[tuple[SpeculativeState, Draft]], *, with_logits: bool
+    drafts: Sequence[tuple[SpeculativeState, Draft]],
 ) -> Sequence[tuple[SpeculativeState, Draft]]:
     """Those whose scores are finite numbers, with a warning if some are not."""
-    if _sums_are_finite([draft for _, draft in drafts], with_logits=with_logits):
-        return drafts
-    sentence = "the drafter's scores are not finite numbers: decoding goes on without it"
-    warnings.warn(sentence, RuntimeWarning, stacklevel=3)
-    return [x for x in drafts if _sums_are_finite([x[1]], with_logits=with_logits)]
-
-
-def _sums_are_finite(drafts: Sequence[Draft], *, with_logits: bool) -> bool:
-    # A sum over a whole row is not finite where its best logit is not.
-    sums = sum(_joined([draft.log_sum_exp for draft in drafts]).tolist())
-    if with_logits:
-        sums += float(_joined([draft.logits for draft in drafts]).sum())
-    return math.isfinite(sums)
+    finite = [x for x in drafts if math.isfinite(sum(x[1].log_sum_exp.tolist()))]
+    if len(finite) < len(drafts):
+        sentence = "the drafter's scores are not finite numbers: decoding goes on without it"
+        warnings.warn(sentence, RuntimeWarning, stacklevel=3)
+    return finite
 
 
 def _tree(request: SpeculativeState, candidates: PositionCandidates) -> Tree:

@@ -154,7 +154,7 @@ def draft_for_all(requests: Sequence[SpeculativeState], widths: Sequence[int]) -
     waiting = list(requests)
     while waiting:
         n_rows = list(itertools.accumulate(request.n_positions + 1 for request in waiting))
-        n = max(1, sum(rows <= engine.max_draft_rows for rows in n_rows))
+        n = max(1, sum(rows <= engine.max_verify for rows in n_rows))
         asked = [DraftRequest(x.sequence, x.history[-1], x.n_positions) for x in waiting[:n]]
         drafts += engine.draft(asked, max(widths[len(drafts) : len(drafts) + n]))
         del waiting[:n]
