@@ -1,1 +1,1 @@
-"""Hugging Face checkpoints to GGUF files that llama.cpp and this project read alike."""
+"""Converts Hugging Face checkpoints to GGUF files for llama.cpp and this project."""

@@ -17,7 +17,7 @@ from .write import data_bytes, tensor_bytes, write_gguf
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; the exit code is 1 after a one-sentence error."""
+    """Runs the command line; returns exit code 1 after a one-sentence error on stderr."""
     parser = _parser()
     args = parser.parse_args(arguments)
     if args.inspect is None and args.model_dir is None:
@@ -58,18 +58,27 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="folder of a drafter's target: config and tokenizer, weights are not needed",
     )
-    add("--pre", metavar="NAME", help="pre-tokenizer, instead of finding it by its hash")
-    add("--no-mtp", action="store_true", help="leave multi-token-prediction layers out")
+    add(
+        "--pre",
+        metavar="NAME",
+        help="name of the pre-tokenizer (default: found by a hash of its output)",
+    )
+    add("--no-mtp", action="store_true", help="leave out multi-token-prediction layers")
     add(
         "--scaled-embeddings",
         action="store_true",
-        help="a drafter without input_embedding_scale reads its target's embeddings times the root "
-        "of their width, as the target does (default: the table as it is)",
+        help="scale the target's embeddings by sqrt(hidden_size) for a drafter that has no "
+        "input_embedding_scale (default: no scale)",
     )
     add("--dry-run", action="store_true", help="show what would be written, write nothing")
     add("--verbose", action="store_true", help="list every tensor while it is written")
-    add("--check", type=Path, metavar="FILE", help="compare a GGUF file with MODEL_DIR instead")
-    add("--inspect", type=Path, metavar="FILE", help="describe a GGUF file instead")
+    add(
+        "--check",
+        type=Path,
+        metavar="FILE",
+        help="compare a GGUF file with MODEL_DIR, write nothing",
+    )
+    add("--inspect", type=Path, metavar="FILE", help="describe a GGUF file, write nothing")
     return parser
 
 
@@ -88,7 +97,9 @@ def _run(args: argparse.Namespace) -> int:
     options = Options(args.target_model_dir, not args.no_mtp, args.scaled_embeddings)
     conversion = prepare(args.model_dir, args.outtype, options, args.pre)
     if args.scaled_embeddings and conversion.metadata.arch != Arch.DFLASH:
-        raise ConvertError(f"{args.model_dir}: --scaled-embeddings is for drafters, it is none")
+        raise ConvertError(
+            f"{args.model_dir}: --scaled-embeddings is for drafters only, leave it out"
+        )
     if args.dry_run:
         print(_table(conversion))
         return 0
@@ -122,7 +133,7 @@ def _table(conversion: Conversion) -> str:
 
 
 class _Listing:
-    """Progress as one line per tensor on stderr."""
+    """Progress report: prints a line per tensor to stderr."""
 
     def __init__(self, conversion: Conversion) -> None:
         self._rows = {
@@ -136,7 +147,7 @@ class _Listing:
 
 
 class _ProgressBar:
-    """Progress as one rewritten line on stderr; silent where that is no terminal."""
+    """Progress bar on stderr; prints nothing if stderr is no terminal."""
 
     WIDTH = 30
 

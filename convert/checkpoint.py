@@ -1,4 +1,4 @@
-"""A Hugging Face model folder: config.json and the tensors of its safetensors files."""
+"""Hugging Face model folder: config.json and the tensors of its safetensors files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INDEX_NAME = "model.safetensors.index.json"
 
 
 def read_json(path: Path) -> Any:
-    """Parses a JSON file; a missing, unreadable or malformed one is a ConvertError."""
+    """Returns the content of a JSON file. Raises ConvertError if it is missing or malformed."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -27,15 +27,14 @@ def read_json(path: Path) -> Any:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a JSON value is a finite number."""
+    """True if a JSON value is a finite number."""
     return type(value) in (int, float) and abs(value) < math.inf
 
 
 class Config:
-    """config.json with typed access; `text_config` is merged over the top level."""
+    """config.json with typed access; keys of `text_config` replace those of the top level."""
 
     def __init__(self, directory: Path) -> None:
-        """Reads config.json of a folder."""
         self.directory = directory
         self.path = directory / "config.json"
         if not self.path.is_file():
@@ -48,19 +47,19 @@ class Config:
 
     @property
     def architecture(self) -> str:
-        """The first of `architectures`, for example "Qwen3ForCausalLM"."""
+        """Name of the model class, the first of `architectures`, for example "Qwen3ForCausalLM"."""
         names = self.values.get("architectures")
         if not isinstance(names, list) or not names or not isinstance(names[0], str):
             raise ConvertError(f"{self.path}: names no model class in 'architectures'")
         return names[0]
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value of `key`, `default` where it is absent or null."""
+        """Returns the value of `key`, or `default` if it is absent or null."""
         value = self.values.get(key)
         return default if value is None else value
 
     def integer(self, key: str, default: int | None = None, *, maximum: int = 1 << 31) -> int:
-        """An integer from 1 to `maximum`; required where no default is given."""
+        """Returns an integer setting; raises ConvertError if it is missing or not in 1..maximum."""
         value = self.get(key, default)
         if value is None:
             raise ConvertError(f"{self.path}: lacks {key!r}")
@@ -71,7 +70,7 @@ class Config:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A finite number; required where no default is given."""
+        """Returns a setting that is a finite number; raises ConvertError if missing or other."""
         value = self.get(key, default)
         if value is None:
             raise ConvertError(f"{self.path}: lacks {key!r}")
@@ -80,7 +79,7 @@ class Config:
         return float(value)
 
     def mapping(self, key: str) -> dict[str, Any]:
-        """A JSON object, empty where the key is absent or null."""
+        """Returns a JSON object, empty if the key is absent or null."""
         value = self.get(key, {})
         if not isinstance(value, dict):
             raise ConvertError(f"{self.path}: {key!r} is {value!r}, an object is needed")
@@ -88,10 +87,9 @@ class Config:
 
 
 class Checkpoint:
-    """Config and tensors of a folder. Tensor names lose the multimodal prefix `language_model.`."""
+    """Config and tensors of a model folder. Tensor names lose the prefix `language_model.`."""
 
     def __init__(self, directory: Path) -> None:
-        """Opens and checks every safetensors file of the folder."""
         self.directory = directory
         self.config = Config(directory)
         method = self.config.mapping("quantization_config").get("quant_method")
@@ -115,29 +113,29 @@ class Checkpoint:
 
     @property
     def names(self) -> list[str]:
-        """Names of all tensors, in the files' order."""
+        """Names of all tensors, in the order of the files."""
         return list(self._where)
 
     def __contains__(self, name: str) -> bool:
         return name in self._where
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor, row-major."""
+        """Returns the shape of a tensor, row-major."""
         file, original = self._where[name]
         return file.entries[original].shape
 
     def dtype(self, name: str) -> str:
-        """The safetensors name of a tensor's type, for example "BF16"."""
+        """Returns the dtype of a tensor in the terms of safetensors, for example "BF16"."""
         file, original = self._where[name]
         return file.entries[original].dtype
 
     def view(self, name: str, *, packed: bool = False) -> NDArray[Any]:
-        """The tensor without a copy; see SafetensorsFile.view."""
+        """Returns a zero-copy view of a tensor; see SafetensorsFile.view."""
         file, original = self._where[name]
         return file.view(original, packed=packed)
 
     def release(self) -> None:
-        """See SafetensorsFile.release."""
+        """Releases the mapped pages of all files; see SafetensorsFile.release."""
         for file in self.files:
             file.release()
 

@@ -1,4 +1,4 @@
-"""From a model folder to everything a GGUF file will hold, before a byte is written."""
+"""Plans a conversion: metadata, tensors and types of a GGUF file, before anything is written."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OUTTYPES = (
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """A planned file: its metadata, its tensors, and their ggml types by name."""
+    """Planned GGUF file: its metadata, its tensors, and their ggml types by tensor name."""
 
     checkpoint: Checkpoint
     outtype: str
@@ -45,11 +45,7 @@ class Conversion:
 def prepare(
     model_dir: Path, outtype: str, options: Options | None = None, pre: str | None = None
 ) -> Conversion:
-    """Plans the conversion of `model_dir`. `outtype` is one of OUTTYPES, `pre` see add_tokenizer.
-
-    Raises:
-        ConvertError: the folder, its tensors or its tokenizer are not what is needed.
-    """
+    """Plans the conversion of a model folder. outtype: one of OUTTYPES. pre: see add_tokenizer."""
     options = options or Options()
     checkpoint = Checkpoint(model_dir)
     architecture = architecture_of(checkpoint)
@@ -57,7 +53,7 @@ def prepare(
     plans = architecture.tensors(checkpoint, options)
     if outtype == "auto":
         outtype = stored_type(checkpoint)
-    # Readers know files with blocks of MXFP4 by that type, whatever the other tensors have.
+    # A file with MXFP4 tensors gets the file type of MXFP4, whatever its other tensors are.
     has_blocks = any(plan.packed is not None for plan in plans)
     file_type = types.FILE_TYPES["mxfp4_moe" if has_blocks else outtype]
     general = general_metadata(model_dir, model.arch, plans, file_type)
@@ -65,7 +61,7 @@ def prepare(
     tokenizer_dir = options.target_model_dir if architecture.is_drafter else model_dir
     vocab_size = checkpoint.config.integer("vocab_size")
     add_tokenizer(tokenizer, tokenizer_dir or model_dir, vocab_size, pre)
-    # The model's own keys last: a drafter's mask token overrules its target's.
+    # The model's keys come last: a drafter's mask token replaces that of its target.
     metadata = Metadata(model.arch)
     for part in (general, tokenizer, model):
         metadata.values.update(part.values)
@@ -81,7 +77,7 @@ def _count(metadata: Metadata, key: str) -> int:
 
 
 def stored_type(checkpoint: Checkpoint) -> str:
-    """The 16-bit type of the first matrix that has one, "f16" where none has."""
+    """Returns the 16-bit type of the first matrix that has one, "f16" if none has."""
     for name in checkpoint.names:
         if len(checkpoint.shape(name)) >= 2 and IGNORED.search(name) is None:
             dtype = checkpoint.dtype(name)

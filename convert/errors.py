@@ -1,7 +1,7 @@
-"""The one exception of the converter."""
+"""ConvertError, the exception of the converter."""
 
 from __future__ import annotations
 
 
 class ConvertError(Exception):
-    """What a user can cause and mend: one sentence naming the thing, the value and the limit."""
+    """Error that a user can correct: one sentence with the file, the value and the limit."""

@@ -1,4 +1,4 @@
-"""The `general.*` keys: name, size label, licence and the like, as llama.cpp writes them."""
+"""Metadata keys `general.*`: name, size label, licence and others, as llama.cpp writes them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .errors import ConvertError
 from .plan import Metadata, TensorPlan
 from .schema import Key
 
-QUANTIZATION_VERSION = 2  # ggml.h, GGML_QNT_VERSION
+QUANTIZATION_VERSION = 2  # GGML_QNT_VERSION in ggml.h
 
 _KINDS = {
     gguf.GGUFValueType.UINT32: "uint32",
@@ -27,15 +27,11 @@ _KINDS = {
 def general_metadata(
     directory: Path, arch: str, plans: Sequence[TensorPlan], file_type: int
 ) -> Metadata:
-    """The general keys of a file made from `directory`.
-
-    Names, authors and licences come from the `gguf` package's reading of README.md, config.json,
-    generation_config.json and the folder's name.
-    """
+    """Returns the `general.*` keys; the `gguf` package reads most of them from the model folder."""
     total, shared, expert, n_experts = _parameters(plans)
     try:
         found = gguf.Metadata.load(None, directory, None, total)
-    except Exception as error:  # whatever a malformed model card makes the package raise
+    except Exception as error:  # gguf raises various exceptions for a malformed model card
         raise ConvertError(f"{directory}: its model card cannot be read: {error}") from error
     found.name = found.name or directory.resolve().name
     found.size_label = found.size_label or gguf.size_label(total, shared, expert, n_experts)
@@ -56,12 +52,12 @@ def general_metadata(
 
 
 def _parameters(plans: Sequence[TensorPlan]) -> tuple[int, int, int, int]:
-    """All weights, those outside the experts, those of one expert, and the number of experts."""
+    """Returns the numbers of all weights, non-expert weights, weights per expert, experts."""
     total = shared = expert = n_experts = 0
     for plan in plans:
         size = math.prod(plan.shape)
         total += size
-        if "_exps." in plan.name and len(plan.shape) >= 3:  # biases count as shared
+        if "_exps." in plan.name and len(plan.shape) >= 3:  # biases of experts count as shared
             n_experts = plan.shape[0]
             expert += size // n_experts
         else:

@@ -1,8 +1,7 @@
-"""The header of a GGUF file: metadata, tensor table and data layout, every length checked.
+"""Reader of GGUF headers: metadata, tensor table and data layout, with every length checked.
 
-Only the header is read, so the size of the tensor data does not matter. The `gguf` package's reader
-trusts the lengths in a file; this one takes any bytes and answers with a header or a sentence.
-Source: ggml, docs/gguf.md and src/gguf.cpp (what its reader refuses is refused here).
+It accepts any bytes: the `gguf` package's reader would trust the lengths in a file.
+Source: ggml, docs/gguf.md and src/gguf.cpp, which refuses the same headers.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ VERSIONS = (2, 3)
 MAX_DIMS = 4
 MAX_NAME_BYTES = 63
 DEFAULT_ALIGNMENT = 32
-ARRAY_HEAD = 512  # values of an array that are kept; no array over layers is longer
+ARRAY_HEAD = 512  # values kept per array; an array with a value per layer is not longer
 _MIN_ENTRY_BYTES = {"metadata entries": 13, "tensors": 32}
 _STRING, _ARRAY, _BOOL = 8, 9, 7
 _SCALARS = {
@@ -45,7 +44,7 @@ _SCALARS = {
 
 @dataclass(frozen=True, slots=True)
 class ArrayValue:
-    """An array in the metadata: its length, and the first ARRAY_HEAD values."""
+    """Array in the metadata: its length, and its first ARRAY_HEAD values."""
 
     count: int
     head: tuple[Any, ...]
@@ -53,7 +52,7 @@ class ArrayValue:
 
 @dataclass(frozen=True, slots=True)
 class MetadataValue:
-    """A typed metadata value; `type` is the element type where `value` is an ArrayValue."""
+    """Metadata value with its type; for an ArrayValue, `type` is the type of an element."""
 
     type: str
     value: Any
@@ -61,7 +60,7 @@ class MetadataValue:
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A row of the tensor table. `shape` is row-major, `start` counts from the file's begin."""
+    """Entry of the tensor table. shape: row-major. start: byte offset in the file."""
 
     name: str
     shape: tuple[int, ...]
@@ -72,7 +71,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """Header of a GGUF file. `file_bytes` is its size on disk, complete or not."""
+    """Header of a GGUF file. `file_bytes` is the size on disk, even if tensor data is cut off."""
 
     path: Path
     file_bytes: int
@@ -83,7 +82,7 @@ class GgufHeader:
 
     @property
     def needed_bytes(self) -> int:
-        """Size up to the end of the last tensor."""
+        """Bytes of a complete file, up to the end of its last tensor."""
         return max((t.start + t.n_bytes for t in self.tensors.values()), default=self.data_start)
 
     @property
@@ -92,7 +91,7 @@ class GgufHeader:
         return max(0, self.needed_bytes - self.file_bytes)
 
     def integer(self, key: str, default: int) -> int:
-        """A whole number of the metadata. ConvertError where it is none."""
+        """Returns an integer of the metadata. Raises ConvertError if the value is no integer."""
         found = self.metadata.get(key)
         if found is None:
             return default
@@ -102,11 +101,7 @@ class GgufHeader:
 
 
 def read_header(path: Path) -> GgufHeader:
-    """Reads the header of a file. A file whose tensor data is cut off is read without complaint.
-
-    Raises:
-        ConvertError: the file cannot be read or its header breaks the format.
-    """
+    """Returns the header of a file, even of a truncated one. Raises ConvertError if malformed."""
     try:
         with path.open("rb") as stream:
             size = os.fstat(stream.fileno()).st_size
@@ -114,17 +109,13 @@ def read_header(path: Path) -> GgufHeader:
                 raise ConvertError(f"{path}: is empty, not a GGUF file")
             with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return _Reader(path, data, size).header()
-    except (OSError, ValueError) as error:  # mmap: ValueError for what is no regular file
+    except (OSError, ValueError) as error:  # mmap raises ValueError for a file that is not regular
         reason = getattr(error, "strerror", None) or error
         raise ConvertError(f"{path}: cannot be read: {reason}") from error
 
 
 def read_parts(path: Path) -> list[GgufHeader]:
-    """The headers of a file, and of those that follow it if it is the first of a split model.
-
-    Raises:
-        ConvertError: as `read_header`; a part is missing or is one of another model.
-    """
+    """Returns the headers of a file and, if it is part 1 of a split model, of the other parts."""
     first = read_header(path)
     n = first.integer(Key.SPLIT_COUNT, 1)
     if n <= 1 or first.integer(Key.SPLIT_NO, 0) != 0:
@@ -132,8 +123,8 @@ def read_parts(path: Path) -> list[GgufHeader]:
     ending = SPLIT_ENDING % (1, n)
     if not path.name.endswith(ending):
         raise ConvertError(
-            f"{path}: is the first of {n} files, its name must end in {ending} for the others to "
-            "be found"
+            f"{path}: is the first of {n} files, its name must end in {ending}, by which the "
+            "other parts are found"
         )
     parts, names = [first], set(first.tensors)
     for i in range(1, n):
@@ -157,7 +148,7 @@ def read_parts(path: Path) -> list[GgufHeader]:
 
 
 class _Reader:
-    """A cursor over the bytes of one file."""
+    """Cursor over the bytes of a file."""
 
     def __init__(self, path: Path, data: mmap.mmap, size: int) -> None:
         self.path, self.data, self.size, self.at = path, data, size, 0
@@ -174,7 +165,7 @@ class _Reader:
         return value
 
     def skip_string(self, what: str) -> int:
-        """Moves past a string; returns where its bytes begin."""
+        """Moves past a string; returns the position of its first byte."""
         length = self.number("Q", what)
         if length > self.size - self.at:
             self.fail(f"{what} claims {length} bytes, but the file has {self.size - self.at} left")
@@ -258,7 +249,7 @@ class _Reader:
         head = tuple(self.string(f"element {i} of {key!r}") for i in range(min(count, ARRAY_HEAD)))
         unpack, data, at = struct.Struct("<Q").unpack_from, self.data, self.at
         try:
-            for _ in range(ARRAY_HEAD, count):  # tight: a vocabulary has 250,000 of them
+            for _ in range(ARRAY_HEAD, count):  # kept fast: a vocabulary has 250,000 strings
                 at += 8 + unpack(data, at)[0]
         except (struct.error, OverflowError):
             at = self.size + 1

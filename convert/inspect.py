@@ -1,4 +1,4 @@
-"""What a GGUF file holds, as text: metadata, tensors, sizes, and whether the data is complete."""
+"""Describes a GGUF file as text: metadata, tensors, sizes, and whether the data is complete."""
 
 from __future__ import annotations
 
@@ -15,13 +15,7 @@ _MAX_ITEMS = 8
 
 
 def inspect(path: Path) -> str:
-    """Describes a GGUF file, and the files that follow it if it is the first of a split model.
-
-    Reads their headers only, however large they are.
-
-    Raises:
-        ConvertError: a file cannot be read or its header breaks the format.
-    """
+    """Returns a description of a GGUF file; part 1 of a split model stands for all parts."""
     headers = read_parts(path)
     tensors = {name: tensor for header in headers for name, tensor in header.tensors.items()}
     whole = replace(headers[0], tensors=tensors)
@@ -30,7 +24,7 @@ def inspect(path: Path) -> str:
 
 
 def completeness(header: GgufHeader) -> str:
-    """One line: whether all tensor data is there, and what is missing."""
+    """Returns a line on the tensor data: complete, or how many tensors are cut off."""
     if not header.missing_bytes:
         return f"tensor data: complete ({header.file_bytes - header.data_start:,} bytes)"
     cut = [t.name for t in header.tensors.values() if t.start + t.n_bytes > header.file_bytes]
@@ -90,7 +84,7 @@ def _type_totals(header: GgufHeader) -> str:
 
 
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    """Left-aligned columns under a heading."""
+    """Returns a table of left-aligned columns under a heading."""
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
     lines = (
         "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True))

@@ -1,9 +1,8 @@
-"""Where each value of a checkpoint stands in its GGUF file, for `--check`.
+"""Maps checkpoint positions to GGUF positions, for `--check`.
 
-Written a second time and the other way round (checkpoint index -> GGUF index, by arithmetic on
-heads) on purpose: a check that reused the converter's own permutations would repeat their errors.
-Source: reference forward passes of transformers (rotate_half, repeat_interleave of key heads) and
-llama.cpp's graphs (NORM rope, tiled value heads).
+Written independently of the converter's permutations and in the other direction, so that a
+check cannot repeat their errors. Source: forward passes of transformers (rotate_half,
+repeat_interleave of key heads) and llama.cpp's graphs (NORM rope, tiled value heads).
 """
 
 from __future__ import annotations
@@ -24,10 +23,7 @@ Index = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """GGUF row of each checkpoint row, GGUF column of each checkpoint column; None: the same.
-
-    `value` maps the checkpoint's float32 values to those in the file.
-    """
+    """GGUF index of each checkpoint row and column; None: unchanged. value: maps the values."""
 
     rows: Index | None = None
     columns: Index | None = None
@@ -35,7 +31,7 @@ class Layout:
 
 
 def layout_of(name: str, arch: str, config: Config) -> Layout:
-    """Layout of the GGUF tensor `name` of a model of architecture `arch`."""
+    """Returns the layout of GGUF tensor `name` in a model of architecture `arch`."""
     template = re.sub(r"^blk\.\d+\.", "blk.{bid}.", name)
     if arch == Arch.LLAMA:
         return _llama(template, config)
@@ -65,7 +61,7 @@ _K = (Tensor.ATTN_K, Tensor.ATTN_K_BIAS)
 
 
 def _llama(template: str, config: Config) -> Layout:
-    """Pairs (j, j + d/2) of Hugging Face are neighbours (2j, 2j + 1) in GGUF."""
+    """Maps rope pairs (j, j + d/2) of Hugging Face to neighbours (2j, 2j + 1) in GGUF."""
     if template not in _Q + _K:
         return Layout()
     d = _head_dim(config)
@@ -76,7 +72,7 @@ def _llama(template: str, config: Config) -> Layout:
 
 
 def _dflash_neighbours(template: str, config: Config) -> Layout:
-    """Pairs (2j, 2j + 1) of the checkpoint are (j, j + d/2) in GGUF."""
+    """Maps rope pairs (2j, 2j + 1) of the checkpoint to (j, j + d/2) in GGUF."""
     d = config.integer("head_dim", 128)
     if template in (Tensor.ATTN_Q_NORM, Tensor.ATTN_K_NORM):
         n_head = 1
@@ -121,7 +117,7 @@ def _qwen3next(template: str) -> Layout:
 
 
 def qwen3next_heads(name: str, source: str, checkpoint: Checkpoint) -> Iterator[NDArray[Any]]:
-    """Rows of queries, keys and values, or of gates, from a projection that has all of a key head.
+    """Yields the rows of Q, K and V, or of gates, from a projection ordered by key head.
 
     Source: transformers, models/qwen3_next, fix_query_key_value_ordering.
     """
@@ -140,7 +136,7 @@ def qwen3next_heads(name: str, source: str, checkpoint: Checkpoint) -> Iterator[
 
 
 def _tiled(head: Index, n_key: int, ratio: int) -> Index:
-    """Value head number in GGUF: key head of the checkpoint's head, then its place there."""
+    """Maps value heads of a checkpoint (grouped by key head) to GGUF's (tiled over key heads)."""
     key_head, place = np.divmod(head, ratio)
     return place * n_key + key_head
 
@@ -151,10 +147,10 @@ _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 def gpt_oss_experts(
     name: str, sources: Sequence[str], checkpoint: Checkpoint
 ) -> Iterator[NDArray[Any]]:
-    """An expert tensor's values by expert, 2-D, from gpt-oss's forms of them.
+    """Yields the 2-D values of each expert from a gpt-oss checkpoint.
 
-    Gate and up are the even and the odd outputs of one projection. Plain weights are stored
-    [inputs, outputs], blocks of MXFP4 by output with neighbouring values in a byte.
+    Gate and up are the even and odd outputs of one projection. Plain weights are stored as
+    [inputs, outputs], MXFP4 blocks by output with neighbouring values in a byte.
     """
     kept = slice("_up_" in name, None, 2) if "gate_up_proj" in sources[0] else slice(None)
     if not sources[0].endswith("_blocks"):

@@ -1,8 +1,7 @@
-"""MXFP4: from the blocks of a Hugging Face checkpoint to those of ggml, without loss.
+"""Repacks MXFP4 blocks of a Hugging Face checkpoint as ggml's, without loss.
 
-A block is 32 values: a shared exponent in a byte (E8M0), and 32 codes of 4 bits (E2M1). Both sides
-hold the same; they differ in where a code lies. In the checkpoint byte i has value 2i in its low
-half and 2i + 1 in its high half, in ggml byte j has value j and value j + 16.
+A block has 32 values: a shared exponent byte (E8M0) and 32 codes of 4 bits (E2M1). Byte i holds
+values 2i (low half) and 2i + 1 in a checkpoint, but values i and i + 16 in ggml.
 Source: transformers, integrations/mxfp4.py; ggml-common.h, block_mxfp4.
 """
 
@@ -16,13 +15,13 @@ from .plan import Packed
 
 TYPE = "mxfp4"
 BLOCK = 32
-"""Values of a block."""
+"""Number of values in an MXFP4 block."""
 NOT_A_NUMBER = 255
-"""The exponent that stands for NaN."""
+"""Exponent byte that stands for NaN."""
 
 
 def repack(blocks: NDArray[np.uint8], exponents: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Codes [..., n, 16] and exponents [..., n] of a checkpoint as ggml's rows [..., n * 17]."""
+    """Returns ggml's rows [..., n * 17] of codes [..., n, 16] and exponents [..., n]."""
     halves = np.stack((blocks & 15, blocks >> 4), axis=-1)  # [..., n, 16, 2]
     codes = halves.reshape(*blocks.shape[:-1], BLOCK)
     packed = codes[..., : BLOCK // 2] | (codes[..., BLOCK // 2 :] << 4)
@@ -30,10 +29,7 @@ def repack(blocks: NDArray[np.uint8], exponents: NDArray[np.uint8]) -> NDArray[n
 
 
 def packed_rows(name: str, blocks: NDArray[np.uint8], exponents: NDArray[np.uint8]) -> Packed:
-    """Rows of a tensor that the checkpoint holds as blocks.
-
-    blocks: [n_experts, rows, n, 16]; exponents: [n_experts, rows, n]; neither is copied as a whole.
-    """
+    """Plans ggml rows of MXFP4 blocks [experts, rows, n, 16], exponents [experts, rows, n]."""
     n_rows = blocks.shape[1]
 
     def rows(start: int, stop: int) -> NDArray[np.uint8]:

@@ -1,4 +1,4 @@
-"""What a conversion will write: metadata values, and tensors as rows read on demand."""
+"""Contents of a GGUF file to write: metadata values, and tensors whose rows are read on demand."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ Elementwise = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
 
 class Metadata:
-    """Metadata in writing order. `{arch}` in keys is filled in; a key set twice keeps the last."""
+    """Metadata in file order. `{arch}` in a key becomes the architecture."""
 
     def __init__(self, arch: str) -> None:
-        """Metadata of a file whose `general.architecture` is `arch`."""
         self.arch = arch
         self.values: dict[str, tuple[str, Any]] = {}
 
@@ -25,29 +24,29 @@ class Metadata:
         self.values[key.replace("{arch}", self.arch)] = (kind, value)
 
     def uint32(self, key: str, value: int) -> None:
-        """An unsigned 32-bit integer."""
+        """Sets a key to an unsigned 32-bit integer."""
         self._set(key, "uint32", value)
 
     def float32(self, key: str, value: float) -> None:
-        """A 32-bit float."""
+        """Sets a key to a 32-bit float."""
         self._set(key, "float32", value)
 
     def boolean(self, key: str, value: bool) -> None:
-        """A boolean."""
+        """Sets a key to a boolean."""
         self._set(key, "bool", value)
 
     def string(self, key: str, value: str) -> None:
-        """A UTF-8 string."""
+        """Sets a key to a UTF-8 string."""
         self._set(key, "string", value)
 
     def array(self, key: str, values: list[Any]) -> None:
-        """Values of one type: int (stored as int32), float, bool or str. Empty: not written."""
+        """Sets a key to a list of int (as int32), float, bool or str; skips an empty list."""
         if values:
             self._set(key, "array", values)
 
 
 def to_float32(values: Array) -> NDArray[np.float32]:
-    """Float32 of float32, float16, or uint16 standing for bfloat16; float32 is not copied."""
+    """Converts float32 (not copied), float16, or bfloat16 given as uint16, to float32."""
     if values.dtype == np.uint16:
         return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return values.astype(np.float32, copy=False)
@@ -55,22 +54,21 @@ def to_float32(values: Array) -> NDArray[np.float32]:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Rows that the checkpoint holds in blocks already, so that they are written without loss."""
+    """Rows that the checkpoint stores in quantised blocks, written to the file without loss."""
 
     type: str
-    """ggml's name of their type."""
+    """Name of the ggml type of the blocks."""
     rows: Callable[[int, int], NDArray[np.uint8]]
-    """Rows from the first up to the second as ggml lays them out, [rows, bytes of a row]."""
+    """Function (start, stop) that returns these rows as ggml's bytes, uint8 [rows, row bytes]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorPlan:
-    """One GGUF tensor, computed row by row from views of the checkpoint.
+    """Plan of a GGUF tensor, computed row by row from views of the checkpoint.
 
-    `parts` are 2-D [rows, cols] views that follow each other; `rows` and `columns` reorder them
-    (new index -> old index), `apply` maps the float32 values. `shape` is row-major and has the
-    same number of elements; its last dimension is the length of a row. With `packed` that alone
-    gives the rows, and `parts` only say how many there are.
+    parts: consecutive 2-D views [rows, cols]. rows, columns: reorder them (new index -> old index).
+    apply: maps the float32 values. shape: row-major; its last dimension is the length of a row.
+    packed: supplies the rows instead; `parts` then only give their number.
     """
 
     name: str
@@ -89,7 +87,7 @@ class TensorPlan:
 
     @property
     def n_columns(self) -> int:
-        """Length of a row."""
+        """Number of values in a row."""
         return self.shape[-1] if self.shape else 1
 
     @property
@@ -98,7 +96,7 @@ class TensorPlan:
         return self.apply is None
 
     def raw(self, start: int, stop: int) -> Array:
-        """Rows start..stop in the checkpoint's type, reordered, not yet mapped."""
+        """Returns rows start..stop in the checkpoint's type, reordered; does not run `apply`."""
         if self.rows is not None:
             values = self.parts[0][self.rows[start:stop]]
         else:
@@ -115,6 +113,6 @@ class TensorPlan:
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
     def read(self, start: int, stop: int) -> NDArray[np.float32]:
-        """Rows start..stop as float32 [stop - start, n_columns]."""
+        """Returns rows start..stop as float32 [stop - start, n_columns]."""
         values = to_float32(self.raw(start, stop))
         return values if self.apply is None else self.apply(values)

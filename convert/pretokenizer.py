@@ -1,9 +1,8 @@
-"""Which pre-tokenizer (`tokenizer.ggml.pre`) a byte-level BPE tokenizer needs.
+"""Finds the pre-tokenizer (`tokenizer.ggml.pre`) of a byte-level BPE tokenizer.
 
-A name stands for a split pattern compiled into llama.cpp. It is found as llama.cpp's converter does
-(conversion/base.py, get_vocab_base_pre): encode a text full of hard cases with the tokenizer's
-default special tokens, and look up the hash of the ids. The hash depends on the vocabulary as well
-as on the pattern, so every family of tokenizers has its own.
+Each name stands for a split pattern in llama.cpp. The key is a hash of the token ids of a test
+text, so it depends on the vocabulary too, and each family of tokenizers has its own.
+Source: llama.cpp, conversion/base.py, get_vocab_base_pre.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ CHECK_TEXT = (
 
 PRE_TOKENIZERS = {
     "e636dc30a262dcc0d8c323492e32ae2b70728f4df7dfe9737d9f920a282b8aea": "qwen2",
-    # Qwen3-Embedding adds a trailing token
+    # hash for Qwen3-Embedding, whose tokenizer adds a trailing token
     "d4540891389ea895b53b399da6ac824becc30f2fba0e9ddbb98f92e55ca0e97c": "qwen2",
     "d30d75d9059f1aa2c19359de71047b3ae408c70875e8a3ccf8c5fba56c9d8af4": "qwen35",
-    # MiniCPM-V-4.6
+    # hash for MiniCPM-V-4.6
     "1444df51289cfa8063b96f0e62b1125440111bc79a52003ea14b6eac7016fd5f": "qwen35",
     "ccc2ef013c104be7bae2965776d611e1d7a8a2a9c547dd93a682c9a9fc80352e": "gpt-4o",
     "846deafc5b0fa786186fa4ae6c7b49903cf2f1d1895bdb80b9120d60be135252": "gemma4",
@@ -42,12 +41,12 @@ PRE_TOKENIZERS = {
 
 
 def hash_of(ids: Sequence[int]) -> str:
-    """The key of PRE_TOKENIZERS for the ids of CHECK_TEXT."""
+    """Returns the key in PRE_TOKENIZERS for the token ids of CHECK_TEXT."""
     return sha256(str(list(ids)).encode()).hexdigest()
 
 
 def check_name(name: str) -> str:
-    """`name` if it is a known pre-tokenizer."""
+    """Returns `name`. Raises ConvertError if no pre-tokenizer has this name."""
     known = sorted(set(PRE_TOKENIZERS.values()))
     if name not in known:
         raise ConvertError(f"--pre {name}: unknown pre-tokenizer (known: {', '.join(known)})")
@@ -55,7 +54,7 @@ def check_name(name: str) -> str:
 
 
 def name_for(ids: Sequence[int], where: str) -> str:
-    """The pre-tokenizer of the tokenizer that encodes CHECK_TEXT to `ids`."""
+    """Returns the pre-tokenizer for the token ids of CHECK_TEXT. Raises ConvertError if unknown."""
     digest = hash_of(ids)
     if digest not in PRE_TOKENIZERS:
         raise ConvertError(

@@ -1,4 +1,4 @@
-"""Rows of a planned tensor in their GGUF type, a chunk at a time, on a few threads."""
+"""Encodes the rows of a planned tensor in their GGUF type, in chunks, on several threads."""
 
 from __future__ import annotations
 
@@ -13,23 +13,19 @@ from numpy.typing import NDArray
 from .errors import ConvertError
 from .plan import Array, TensorPlan
 
-CHUNK_ELEMENTS = 1 << 20  # 4 MB of float32: chunks stay in cache, memory stays small
-_UNREADY = 3  # chunks in flight per thread
+CHUNK_ELEMENTS = 1 << 20  # Values per chunk: 4 MB of float32 stay in cache.
+_UNREADY = 3  # Maximum number of chunks in flight per thread.
 
 
 def n_threads() -> int:
-    """Threads for quantising: the cores this process may use."""
+    """Returns the number of threads for quantising, the cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def encode(plan: TensorPlan, type_name: str, pool: ThreadPoolExecutor) -> Iterator[Array]:
-    """The tensor's bytes as C-contiguous arrays, in order.
-
-    Raises:
-        ConvertError: a value is NaN or infinite, or does not fit float16.
-    """
+    """Yields a tensor's bytes as C-contiguous arrays. Raises ConvertError for NaN or overflow."""
     step = max(1, CHUNK_ELEMENTS // max(1, plan.n_columns))
     window = _UNREADY * n_threads()
     pending: deque[Future[Array]] = deque()
@@ -69,7 +65,7 @@ def _check_finite(name: str, values: Array) -> None:
     if values.dtype == np.uint16:
         finite = bool(((values & 0x7F80) != 0x7F80).all())
     else:
-        # A sum is finite only if its terms are; it overflows rarely, so then look closely.
+        # A finite sum has finite terms. A sum can overflow, so an infinite one needs a close look.
         with np.errstate(over="ignore", invalid="ignore"):
             total = np.add.reduce(values, axis=None)
         finite = bool(np.isfinite(total)) or bool(np.isfinite(values).all())
@@ -78,7 +74,7 @@ def _check_finite(name: str, values: Array) -> None:
 
 
 def to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """Bfloat16 bits, rounded to nearest, ties to even. Values must be finite."""
+    """Returns bfloat16 bits of finite values, rounded to nearest, ties to even."""
     bits = values.view(np.uint32)
     rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
     return (rounded >> np.uint32(16)).astype(np.uint16)
@@ -96,7 +92,7 @@ def _to_float16(name: str, values: NDArray[np.float32]) -> NDArray[np.float16]:
 
 
 def _quantise(values: NDArray[np.float32], type_name: str) -> NDArray[np.uint8]:
-    # Imported here so that unquantised conversions work without the compiled core.
+    # Imported here, so that unquantised conversions work without the compiled core.
     from dflash_gguf.native import quantize
 
     return quantize(values, type_name, 1)

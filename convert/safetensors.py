@@ -1,8 +1,4 @@
-"""Safetensors files: header validation and zero-copy views of the mapped file.
-
-Source: the format section of huggingface/safetensors' README. Eight bytes of header length, a JSON
-header, then the data, which the tensors cover without holes or overlaps.
-"""
+"""Reads safetensors files. Source: format section of huggingface/safetensors' README."""
 
 from __future__ import annotations
 
@@ -18,9 +14,9 @@ from numpy.typing import NDArray
 
 from .errors import ConvertError
 
-MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library itself
+MAX_HEADER_BYTES = 100_000_000  # limit of the safetensors library
 
-# Bytes per element of every type the format names.
+# Bytes per element of each dtype in the format.
 DTYPE_BYTES = {
     "BOOL": 1,
     "U8": 1,
@@ -39,14 +35,14 @@ DTYPE_BYTES = {
     "U64": 8,
     "F64": 8,
 }
-# Types a weight may have, as numpy sees them; numpy has no bfloat16, so uint16 stands for it.
+# numpy types of weights; uint16 stands for bfloat16, which numpy lacks.
 FLOAT_DTYPES: dict[str, Any] = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 PACKED_DTYPES: dict[str, Any] = {"U8": np.uint8}
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One tensor of a file: `shape` row-major, `start` and `end` in bytes from the file's begin."""
+    """A tensor of a file. shape: row-major. start, end: byte offsets in the file."""
 
     name: str
     dtype: str
@@ -56,10 +52,9 @@ class Entry:
 
 
 class SafetensorsFile:
-    """A mapped safetensors file. Views stay valid as long as they are held."""
+    """A memory-mapped safetensors file. Views keep the mapping alive."""
 
     def __init__(self, path: Path) -> None:
-        """Maps the file and checks its header; a damaged one is a ConvertError."""
         self.path = path
         try:
             with path.open("rb") as file:
@@ -133,10 +128,7 @@ class SafetensorsFile:
             raise self._fail(f"{size - position} unused bytes at the end")
 
     def view(self, name: str, *, packed: bool = False) -> NDArray[Any]:
-        """The tensor as float32, float16, or uint16 standing for bfloat16, without a copy.
-
-        packed: as uint8, the bytes of blocks.
-        """
+        """Returns a zero-copy view: float32, float16, bfloat16 as uint16; uint8 if packed."""
         entry = self.entries[name]
         dtypes = PACKED_DTYPES if packed else FLOAT_DTYPES
         if entry.dtype not in dtypes:
@@ -151,7 +143,7 @@ class SafetensorsFile:
         return np.frombuffer(self._map, dtype, count, entry.start).reshape(entry.shape)
 
     def release(self) -> None:
-        """Lets the system drop the pages read so far, so that they do not count as our memory."""
+        """Lets the system drop mapped pages, so that they do not count as this process's memory."""
         if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
             self._map.madvise(mmap.MADV_DONTNEED)
 

@@ -1,19 +1,18 @@
-"""GGUF names: architectures, metadata keys, tensors. Their only home.
+"""Names in GGUF files: architectures, metadata keys, tensors. Other code takes them from here.
 
-Standard library only: `scripts/render_schema.py` renders this file to the C++ header of the core.
-In architecture keys `{arch}` stands for `general.architecture`; in block tensors `{bid}` stands for
-the block index. Names equal those of the `gguf` package where it has them
-(tests/unit/test_schema.py) and llama.cpp's loader where it does not.
+Standard library only: `scripts/render_schema.py` turns this file into a C++ header. `{arch}` in a
+key stands for `general.architecture`, `{bid}` in a tensor for the block index. Names are those of
+the `gguf` package (tests/unit/test_schema.py), or of llama.cpp's loader where it has none.
 """
 
 from __future__ import annotations
 
 SPLIT_ENDING = "-%05d-of-%05d.gguf"
-"""How the names of a split model's files end: the part's number from 1, and their count."""
+"""Ending of the file names of a split model: number of the part, from 1, and number of parts."""
 
 
 class Arch:
-    """Values of `general.architecture`."""
+    """Names of architectures, the values of `general.architecture`."""
 
     LLAMA = "llama"
     QWEN2 = "qwen2"
@@ -28,18 +27,17 @@ class Arch:
     CLIP = "clip"
     DFLASH = "dflash"
 
-    # Drafter files older than the `dflash` architecture; the string is also their key prefix.
+    # Drafter files from before the `dflash` architecture; the name is their key prefix too.
     OLD_DFLASH = "dflash-draft"
     OLD_QWEN35_DFLASH = "qwen35-dflash-draft"
     OLD_GEMMA4_DFLASH = "gemma4-dflash-draft"
 
 
 DRAFTERS = (Arch.DFLASH, Arch.OLD_DFLASH, Arch.OLD_QWEN35_DFLASH, Arch.OLD_GEMMA4_DFLASH)
-"""Architectures of drafters."""
 
 
 class Key:
-    """Metadata keys."""
+    """Names of metadata keys."""
 
     GENERAL_ARCHITECTURE = "general.architecture"
     GENERAL_TYPE = "general.type"
@@ -136,7 +134,7 @@ class Key:
     ROPE_SCALING_YARN_ATTN_FACTOR = "{arch}.rope.scaling.yarn_attn_factor"
     ROPE_SCALING_YARN_BETA_FAST = "{arch}.rope.scaling.yarn_beta_fast"
     ROPE_SCALING_YARN_BETA_SLOW = "{arch}.rope.scaling.yarn_beta_slow"
-    # Ours: whether the bounds of the ramp are rounded. Without it they are, save in gpt-oss.
+    # Key of this project: round the bounds of yarn's ramp (default: true; false in gpt-oss).
     ROPE_SCALING_YARN_TRUNCATE = "{arch}.rope.scaling.yarn_truncate"
 
     SSM_CONV_KERNEL = "{arch}.ssm.conv_kernel"
@@ -171,7 +169,7 @@ class Key:
     TOKENIZER_EOT_ID = "tokenizer.ggml.eot_token_id"
     TOKENIZER_EOM_ID = "tokenizer.ggml.eom_token_id"
     TOKENIZER_UNK_ID = "tokenizer.ggml.unknown_token_id"
-    TOKENIZER_SEP_ID = "tokenizer.ggml.seperator_token_id"  # spelled so in every file
+    TOKENIZER_SEP_ID = "tokenizer.ggml.seperator_token_id"  # GGUF files misspell this key
     TOKENIZER_PAD_ID = "tokenizer.ggml.padding_token_id"
     TOKENIZER_CLS_ID = "tokenizer.ggml.cls_token_id"
     TOKENIZER_MASK_ID = "tokenizer.ggml.mask_token_id"
@@ -191,7 +189,7 @@ class Key:
 
 
 class Tensor:
-    """Tensor names, suffix included."""
+    """Names of tensors, suffix included."""
 
     TOKEN_EMBD = "token_embd.weight"
     OUTPUT_NORM = "output_norm.weight"
@@ -256,7 +254,6 @@ class Tensor:
     NEXTN_SHARED_HEAD_HEAD = "blk.{bid}.nextn.shared_head_head.weight"
     NEXTN_SHARED_HEAD_NORM = "blk.{bid}.nextn.shared_head_norm.weight"
 
-    # gemma4
     PRE_FFW_NORM_2 = "blk.{bid}.pre_ffw_norm_2.weight"
     POST_FFW_NORM_1 = "blk.{bid}.post_ffw_norm_1.weight"
     POST_FFW_NORM_2 = "blk.{bid}.post_ffw_norm_2.weight"
@@ -268,7 +265,7 @@ class Tensor:
     PER_LAYER_PROJ = "blk.{bid}.proj.weight"
     PER_LAYER_POST_NORM = "blk.{bid}.post_norm.weight"
 
-    # dflash; ENC_OUTPUT_NORM is the norm of the fused target features
+    # Tensors of DFlash drafters; ENC_OUTPUT_NORM is the norm of the fused target features.
     FC = "fc.weight"
     FC_SCALE = "fc.scale"
     ENC_OUTPUT_NORM = "enc.output_norm.weight"
@@ -286,7 +283,7 @@ class Tensor:
     SELECTOR_SUCCESSOR = "selector_successor.weight"
     SELECTOR_HIDDEN = "selector_hidden.weight"
 
-    # older drafter files
+    # Tensors of older drafter files.
     OLD_DFLASH_FC = "dflash.fc.weight"
     OLD_DFLASH_FC_FLAT = "dflash_fc.weight"
     OLD_DFLASH_HIDDEN_NORM = "dflash.hidden_norm.weight"
@@ -294,5 +291,5 @@ class Tensor:
 
 
 def names_of(group: type) -> dict[str, str]:
-    """The constants of `Arch`, `Key` or `Tensor` as {constant: value}, in order of definition."""
+    """Returns the constants of a class here as {constant: value}, in order of definition."""
     return {name: value for name, value in vars(group).items() if name.isupper()}

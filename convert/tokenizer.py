@@ -1,8 +1,7 @@
 """Tokenizer of a model folder as GGUF metadata: vocabulary, merges, special tokens, templates.
 
-Byte-level BPE, Gemma 3's SentencePiece model, and Gemma 4's BPE on characters. What is written
-equals llama.cpp's converter (conversion/base.py, get_vocab_base; conversion/gemma.py; gguf-py's
-SpecialVocab), without transformers.
+Byte-level BPE, Gemma 3's SentencePiece, and Gemma 4's BPE on characters. The result equals that of
+llama.cpp's conversion/base.py (get_vocab_base), conversion/gemma.py and gguf-py's SpecialVocab.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from .schema import Key
 # Values of tokenizer.ggml.token_type (llama.h, enum llama_token_type).
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
-SMOLLM_VOCAB_SIZE = 49152  # llama.cpp's mark of the models that must not begin with BOS
+SMOLLM_VOCAB_SIZE = 49152  # llama.cpp detects SmolLM by this size: no BOS before a text
 
 SPECIAL_ID_KEYS = {
     "bos": Key.TOKENIZER_BOS_ID,
@@ -44,7 +43,7 @@ ADD_KEYS = {
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """The parsed files of a tokenizer, and the tokenizer itself."""
+    """Tokenizer of a model folder and its parsed JSON files."""
 
     directory: Path
     tokenizer: Tokenizer
@@ -53,8 +52,8 @@ class _Files:
 
 
 GEMMA4 = "gemma4"
-"""tokenizer.ggml.model of Gemma 4."""
-# Control tokens of Gemma 4 that stand in its answers, for whoever reads calls and thoughts there.
+"""Value of `tokenizer.ggml.model` for Gemma 4."""
+# Control tokens of Gemma 4 that are kept in answers, to mark tool calls and thoughts.
 VISIBLE = frozenset(
     f"{opening}{name}{closing}"
     for name in ("channel", "tool_call", "tool_response")
@@ -65,10 +64,7 @@ _NO_SCORE, _UNUSED_SCORE = -1000.0, -10000.0
 
 
 def add_tokenizer(metadata: Metadata, directory: Path, vocab_size: int, pre: str | None) -> None:
-    """Adds the tokenizer of `directory` for a model of `vocab_size` embedding rows.
-
-    `pre` names the pre-tokenizer of byte-level BPE; None finds it.
-    """
+    """Adds a folder's tokenizer, padded to vocab_size. pre: pre-tokenizer; None finds it."""
     architecture = Config(directory).architecture
     if architecture.startswith("Gemma4"):
         _add_gemma4(metadata, directory, vocab_size)
@@ -94,7 +90,7 @@ def add_tokenizer(metadata: Metadata, directory: Path, vocab_size: int, pre: str
 
 
 def _add_gemma4(metadata: Metadata, directory: Path, vocab_size: int) -> None:
-    """BPE on characters with bytes to fall back to, tokens as they stand in tokenizer.json."""
+    """Adds a BPE tokenizer on characters, with byte tokens for characters that it lacks."""
     files = _read(directory)
     if not files.json["model"].get("byte_fallback", False):
         path = directory / "tokenizer.json"
@@ -131,7 +127,7 @@ def _add_gemma4(metadata: Metadata, directory: Path, vocab_size: int) -> None:
 
 
 def _add_sentencepiece(metadata: Metadata, directory: Path, vocab_size: int) -> None:
-    """Pieces and scores of tokenizer.model; tokens that were added later, of its config."""
+    """Adds the pieces and scores of tokenizer.model, and the added tokens of tokenizer.json."""
     path = directory / "tokenizer.model"
     if not path.is_file():
         raise ConvertError(f"{directory}: has no tokenizer.model")
@@ -142,7 +138,7 @@ def _add_sentencepiece(metadata: Metadata, directory: Path, vocab_size: int) -> 
     files, pieces = _read(directory), SentencePieceProcessor()
     try:
         pieces.LoadFromFile(str(path))
-    except Exception as error:  # the library raises RuntimeError or OSError for any damage
+    except Exception as error:  # sentencepiece raises RuntimeError or OSError for a bad file
         raise ConvertError(f"{path}: cannot be read as a SentencePiece model: {error}") from error
     tokens = [f"[PAD{index}]" for index in range(vocab_size)]
     scores, types = [_UNUSED_SCORE] * vocab_size, [UNUSED] * vocab_size
@@ -181,7 +177,7 @@ def _read(directory: Path) -> _Files:
     content = read_json(path)
     try:
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises a plain Exception for any damage
+    except Exception as error:  # tokenizers raises a plain Exception for a damaged file
         raise ConvertError(f"{path}: cannot be read as a tokenizer: {error}") from error
     if content["model"].get("type") != "BPE":
         raise ConvertError(f"{path}: is not a BPE tokenizer, others are not supported")
@@ -193,7 +189,7 @@ def _read(directory: Path) -> _Files:
 
 
 def _types_in(value: Any) -> set[str]:
-    """All "type" values of a (nested) component of tokenizer.json."""
+    """Returns all "type" values in a (nested) component of tokenizer.json."""
     if isinstance(value, list):
         return set().union(*map(_types_in, value))
     if not isinstance(value, dict):
@@ -203,13 +199,13 @@ def _types_in(value: Any) -> set[str]:
 
 
 def _content(entry: Any) -> str | None:
-    """Text of a special token's entry, which is a string or an object with `content`."""
+    """Returns the text of a special token, given as a string or as an object with `content`."""
     text = entry.get("content") if isinstance(entry, dict) else entry
     return text if isinstance(text, str) else None
 
 
 def _looks_special(text: str) -> bool:
-    """Tokens some models add without flagging them special although they are control tokens."""
+    """True for control tokens that some models add without the flag `special`."""
     return (
         text in ("<pad>", "<mask>", "<2mass>", "[@BOS@]")
         or (text.startswith("<|") and text.endswith("|>"))
@@ -219,7 +215,7 @@ def _looks_special(text: str) -> bool:
 
 
 def _named_special(config: dict[str, Any]) -> set[str]:
-    """Tokens that tokenizer_config.json gives a special role."""
+    """Returns the texts of tokens with a special role in tokenizer_config.json."""
     entries = [value for key, value in config.items() if key.endswith("_token")]
     for key in ("additional_special_tokens", "extra_special_tokens"):
         extra = config.get(key)
@@ -239,7 +235,6 @@ def _texts_by_id(files: _Files, vocab_size: int) -> dict[int, str]:
 
 
 def _vocabulary(files: _Files, vocab_size: int) -> tuple[list[str], list[int]]:
-    """Token texts and types by id, gaps filled up to `vocab_size`."""
     by_id = _texts_by_id(files, vocab_size)
     added = files.tokenizer.get_added_tokens_decoder()
     named = _named_special(files.config)
@@ -253,7 +248,7 @@ def _vocabulary(files: _Files, vocab_size: int) -> tuple[list[str], list[int]]:
             entry = added[index]
             special = entry.special or text in named
             if not entry.normalized:
-                # llama.cpp matches the text after normalisation.
+                # llama.cpp matches added tokens in normalised text, so their text is normalised.
                 ids = files.tokenizer.encode(text, add_special_tokens=False).ids
                 text = files.tokenizer.decode(ids, skip_special_tokens=False)
             kind = CONTROL if special or _looks_special(text) else USER_DEFINED
@@ -270,12 +265,15 @@ def _merges(files: _Files) -> list[str]:
         raise ConvertError(f"{files.directory}: tokenizer.json has no merges")
     if isinstance(merges[0], str):
         return list(merges)
-    # GGUF joins the two parts with a space, so one inside a part is written as byte-level BPE does.
+    # GGUF separates the two parts of a merge by a space; a space in a part becomes U+0120.
     return [" ".join(part.replace(" ", "\u0120") for part in pair) for pair in merges]
 
 
 def _template_flags(processor: dict[str, Any], roles: dict[str, str | None]) -> dict[str, bool]:
-    """Which of BOS, EOS and SEP a TemplateProcessing adds; may move `roles["eos"]` to EOT."""
+    """Returns the flags for adding BOS, EOS and SEP of a TemplateProcessing.
+
+    If another token than EOS ends its template, that token becomes EOS and the old EOS becomes EOT.
+    """
     flags: dict[str, bool] = {}
     single = [_special_id(item) for item in processor.get("single", [])]
     first = single[0] if len(single) > 1 else None
@@ -311,12 +309,12 @@ def _is_sequence(item: dict[str, Any], name: str) -> bool:
 
 
 def _add_special(metadata: Metadata, files: _Files, vocab_size: int) -> None:
-    """Ids of the special tokens, and which of them a text begins and ends with."""
+    """Adds ids of the special tokens, and flags for adding them to a text."""
     names = ("bos", "eos", "unk", "sep", "pad", "cls", "mask", "eot")
     roles = {name: _content(files.config.get(f"{name}_token")) for name in names}
     roles["bos"] = roles["bos"] or roles["cls"]
     roles["eos"] = roles["eos"] or roles["sep"]
-    roles["eot"] = None  # only a template makes one
+    roles["eot"] = None  # EOT comes from a TemplateProcessing only
     flags: dict[str, bool] = {}
     post = files.json.get("post_processor") or {}
     for processor in post.get("processors", [post]):
@@ -347,7 +345,7 @@ def _add_special(metadata: Metadata, files: _Files, vocab_size: int) -> None:
 
 
 def _special_ids(files: _Files, roles: dict[str, str | None], config: Config) -> dict[str, int]:
-    """Ids by the tokenizer's files, then by config.json."""
+    """Returns ids of special tokens from the tokenizer's files, else from config.json."""
     added: dict[str, int] = {}
     for entry in files.json.get("added_tokens") or []:
         added.setdefault(entry["content"], entry["id"])
@@ -357,14 +355,14 @@ def _special_ids(files: _Files, roles: dict[str, str | None], config: Config) ->
         value = added.get(text) if text is not None else None
         if value is None and (name != "eot" or text is not None):
             value = config.get(f"{name}_token_id")
-        # Some configs list several EOS ids; the tokenizer's own choice then has to do.
+        # Some configs list several EOS ids; then the tokenizer's own EOS is used.
         if type(value) is int and value >= 0:
             result[name] = value
     return result
 
 
 def _add_templates(metadata: Metadata, files: _Files) -> None:
-    """The chat template; further named ones get keys of their own and a list of names."""
+    """Adds the chat template, and each further template under a key with its name."""
     template: Any = files.config.get("chat_template", _template_files(files.directory))
     if isinstance(template, str):
         metadata.string(Key.TOKENIZER_CHAT_TEMPLATE, template)
@@ -386,7 +384,7 @@ def _add_templates(metadata: Metadata, files: _Files) -> None:
 
 
 def _template_files(directory: Path) -> Any:
-    """Templates kept outside tokenizer_config.json, in the form it would have."""
+    """Returns chat templates in files of their own, in the form of tokenizer_config.json."""
     jinja, as_json = directory / "chat_template.jinja", directory / "chat_template.json"
     if jinja.is_file():
         more = sorted((directory / "additional_chat_templates").glob("*.jinja"))

@@ -1,20 +1,7 @@
-"""Which ggml type each tensor gets: llama.cpp's choice, tensor by tensor.
+"""Selects the ggml type of each tensor as llama.cpp does; tensors in MXFP4 blocks keep theirs.
 
-For f32, f16, bf16 and q8_0 the choice is that of llama.cpp's `convert_hf_to_gguf.py`
-(conversion/base.py, prepare_tensors). It has no direct way to the other types: there the choice is
-that of `llama-quantize` without an importance matrix (src/llama-quant.cpp,
-llama_tensor_get_type_impl). In short, for block-quantised types:
-
-- one-dimensional tensors, norms, routers, convolution kernels and anything that is not a
-  `.weight` stay f32;
-- the output head (or the token embedding where it serves as head) is q6_K, or q8_0 where its rows
-  do not fit;
-- q4_k_m and q5_k_m give attn_v / attn_qkv and ffn_down q6_K in the first and last eighth of
-  the blocks and in every third between;
-- what the checkpoint holds in blocks stays as it is;
-- models of exactly eight experts have attn_k and attn_v in q8_0 (q4_k_m: attn_output in q5_K);
-- a row that is no multiple of 256 falls back (q4_K to q5_0, q5_K to q5_1, q6_K to q8_0), and one
-  that is no multiple of 32 falls back to f16.
+Source: conversion/base.py, prepare_tensors, for f32, f16, bf16 and q8_0; `llama-quantize` without
+importance matrix for other types (src/llama-quant.cpp, llama_tensor_get_type_impl).
 """
 
 from __future__ import annotations
@@ -40,10 +27,10 @@ FILE_TYPES = {
     "bf16": 32,
     "mxfp4_moe": 38,
 }
-# The type most tensors of an outtype get, by ggml's name.
+# ggml type of most tensors by outtype, if the two names differ.
 BASE_TYPES = {"q4_k_m": "q4_K", "q5_k_m": "q5_K", "q6_k": "q6_K"}
 
-# (elements, bytes) of a block, and the number in the file (ggml.h, enum ggml_type).
+# Elements and bytes of a block. TYPE_IDS: numbers of types in a file (ggml.h, enum ggml_type).
 BLOCKS = {
     "f32": (1, 4),
     "f16": (1, 2),
@@ -77,13 +64,13 @@ _ALWAYS_F32 = re.compile(r"_norm\.weight$|\.(ffn_gate_inp|ffn_gate_inp_shexp|ssm
 
 
 def row_bytes(type_name: str, n_columns: int) -> int:
-    """Bytes of one row."""
+    """Returns the bytes of a row of values in a ggml type."""
     elements, size = BLOCKS[type_name]
     return n_columns // elements * size
 
 
 def block_of(name: str) -> int:
-    """Block index of a tensor name, -1 for the global ones."""
+    """Returns the block index in a tensor name, -1 for a tensor outside the blocks."""
     match = re.match(r"blk\.(\d+)\.", name)
     return int(match[1]) if match else -1
 
@@ -91,7 +78,7 @@ def block_of(name: str) -> int:
 def choose_types(
     plans: Sequence[TensorPlan], outtype: str, arch: str, n_blocks: int, n_experts: int
 ) -> dict[str, str]:
-    """Ggml type name of every tensor. `n_blocks` counts the multi-token-prediction blocks too."""
+    """Returns the ggml type of each tensor. n_blocks: includes multi-token-prediction blocks."""
     loose = [plan for plan in plans if plan.packed is None]
     stored = {plan.name: plan.packed.type for plan in plans if plan.packed is not None}
     if outtype in ("f32", "f16", "bf16", "q8_0"):
@@ -111,7 +98,7 @@ def _simple(plan: TensorPlan, outtype: str) -> str:
 
 
 class _Mixture:
-    """llama-quantize's walk over the tensors, which counts attention layers as it goes."""
+    """Type selection of llama-quantize, which depends on the tensors visited before."""
 
     def __init__(
         self, plans: Sequence[TensorPlan], outtype: str, arch: str, n_blocks: int, n_experts: int
@@ -125,12 +112,12 @@ class _Mixture:
         self.n_values = sum(_is_attention_value(plan.name) for plan in plans)
         self.i_value = 0
         self.i_down = 0
-        # llama-quantize visits the global tensors first, then block after block by name.
+        # llama-quantize visits tensors outside blocks first, then blocks in order; each by name.
         ordered = sorted(plans, key=lambda plan: (block_of(plan.name), plan.name))
         self.types = {plan.name: self._choose(plan) for plan in ordered}
 
     def _choose(self, plan: TensorPlan) -> str:
-        # ggml drops leading dimensions of 1 when it counts.
+        # ggml does not count leading dimensions of 1.
         if _stays_f32(plan, 1 + sum(size > 1 for size in plan.shape[:-1])):
             return "f32"
         if plan.name == Tensor.PER_LAYER_MODEL_PROJ:

@@ -1,7 +1,4 @@
-"""Writes a GGUF file: to a temporary file beside its place, re-opened and verified, then renamed.
-
-Source of the layout: ggml, docs/gguf.md.
-"""
+"""Writes GGUF files: a temporary file is verified, then renamed. Source: ggml, docs/gguf.md."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from .types import TYPE_IDS, row_bytes
 
 VERSION = 3
 ALIGNMENT = 32
-RELEASE_BYTES = 32 << 20  # written between two releases of the checkpoint's pages
+RELEASE_BYTES = 32 << 20  # bytes written between two releases of mapped checkpoint pages
 _UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
 _SCALARS = {
     "uint32": (_UINT32, "<I"),
@@ -30,7 +27,7 @@ _SCALARS = {
     "float32": (_FLOAT32, "<f"),
     "bool": (_BOOL, "<?"),
 }
-# Element type of an array by the Python type of its values.
+# GGUF element type of an array by the Python type of its values.
 _ELEMENTS: dict[type, tuple[int, str]] = {
     bool: (_BOOL, "?"),
     int: (_INT32, "i"),
@@ -38,16 +35,16 @@ _ELEMENTS: dict[type, tuple[int, str]] = {
 }
 
 Progress = Callable[[str, int, int], None]
-"""Called after each chunk with the tensor's name, the bytes written so far and those in all."""
+"""Called after each chunk with tensor name, bytes written so far, and total bytes."""
 
 
 def tensor_bytes(plan: TensorPlan, type_name: str) -> int:
-    """Size of a tensor's data, without padding."""
+    """Returns the bytes of a tensor's data, without padding."""
     return plan.n_rows * row_bytes(type_name, plan.n_columns)
 
 
 def data_bytes(plans: Sequence[TensorPlan], types: Mapping[str, str]) -> int:
-    """Size of all tensor data, padding included."""
+    """Returns the bytes of all tensor data, padding included."""
     return sum(_padded(tensor_bytes(plan, types[plan.name])) for plan in plans)
 
 
@@ -59,13 +56,10 @@ def write_gguf(
     progress: Progress | None = None,
     release: Callable[[], None] | None = None,
 ) -> None:
-    """Writes `path`, replacing a file of that name. On any failure nothing is left behind.
+    """Writes a GGUF file, replacing a file of the same name; a failure leaves no file behind.
 
-    Memory is bounded by a few chunks of rows; `release` is called now and then to give back the
-    pages of the checkpoint that were read.
-
-    Raises:
-        ConvertError: no space, no permission, or values that cannot be written.
+    Memory stays at a few chunks of rows. release: called regularly, frees mapped pages of the
+    checkpoint. Raises ConvertError for lack of space or permission, or for bad values.
     """
     head = header_bytes(metadata, plans, types)
     total = len(head) + data_bytes(plans, types)
@@ -129,7 +123,7 @@ def _write_tensors(
 def _verify(
     path: Path, plans: Sequence[TensorPlan], types: Mapping[str, str], n_bytes: int
 ) -> None:
-    """Reads the table back: what stands in the file must be what was planned."""
+    """Raises ConvertError if the header of the written file differs from the plan."""
     header = read_header(path)
     planned = [(p.name, p.shape, TYPE_IDS[types[p.name]]) for p in plans]
     found = [(t.name, t.shape, int(t.type)) for t in header.tensors.values()]
@@ -144,7 +138,7 @@ def _padded(n_bytes: int) -> int:
 def header_bytes(
     metadata: Metadata, plans: Sequence[TensorPlan], types: Mapping[str, str]
 ) -> bytes:
-    """Everything before the tensor data, padding included."""
+    """Returns all bytes before the tensor data, padding included."""
     parts = [b"GGUF", struct.pack("<IQQ", VERSION, len(plans), len(metadata.values))]
     for key, (kind, value) in metadata.values.items():
         parts += [_string(key), _value(key, kind, value)]
@@ -161,7 +155,7 @@ def header_bytes(
 
 
 def _string(text: str) -> bytes:
-    # surrogates can only come from a damaged tokenizer.json; they have no UTF-8 form
+    # A damaged tokenizer.json can hold lone surrogates, which have no UTF-8 form.
     data = text.encode("utf-8", errors="replace")
     return struct.pack("<Q", len(data)) + data
 

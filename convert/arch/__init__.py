@@ -1,4 +1,4 @@
-"""The architectures: one row each."""
+"""Table of the architectures that the converter supports."""
 
 from __future__ import annotations
 
@@ -28,10 +28,7 @@ __all__ = ["ARCHITECTURES", "Architecture", "Options", "architecture_of"]
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """How checkpoints of the named model classes become metadata and tensors.
-
-    A drafter takes its tokenizer from its target's folder.
-    """
+    """Model classes with a common conversion. is_drafter: takes the tokenizer of its target."""
 
     classes: tuple[str, ...]
     metadata: Callable[[Checkpoint, Options], Metadata]
@@ -72,7 +69,7 @@ ARCHITECTURES = (
 
 
 def architecture_of(checkpoint: Checkpoint) -> Architecture:
-    """The row that knows the checkpoint's model class."""
+    """Returns the architecture of a checkpoint's class. Raises ConvertError if unsupported."""
     name = checkpoint.config.architecture
     for architecture in ARCHITECTURES:
         if name in architecture.classes:

@@ -1,4 +1,4 @@
-"""Tensors of the block parts that several architectures have."""
+"""Plans tensors of block parts that several architectures have."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def add_attention(
     optional_k: bool = False,
     optional_v: bool = False,
 ) -> None:
-    """Q, K, V and output projections, with biases where present.
+    """Adds Q, K, V and output projections, with biases if present.
 
-    `q_factor` is 2 where Q holds a gate beside the query; `q_rows` and `k_rows` reorder the rows;
-    `optional_k` and `optional_v` say that there may be no such projection.
+    q_factor: 2 if Q holds a gate beside the query. q_rows, k_rows: new order of the rows.
+    optional_k, optional_v: the checkpoint may lack the projection.
     """
     q, kv = dims.n_head * dims.head_dim, dims.n_head_kv * dims.head_dim
     for part, weight, bias, size, rows in (
@@ -37,7 +37,7 @@ def add_attention(
         optional = {"k_proj": optional_k, "v_proj": optional_v}.get(part, False)
         add = inventory.add_optional if optional else inventory.add
         add(of_block(weight, block), f"{source}.weight", (size, dims.n_embd), rows=rows)
-        # A bias is one row of `size` values, so its order is one of columns.
+        # A bias is one row of `size` values: a row order of the weight is a column order here.
         inventory.add_optional(of_block(bias, block), f"{source}.bias", (size,), columns=rows)
     output = of_block(Tensor.ATTN_OUTPUT, block)
     inventory.add(output, f"{prefix}.self_attn.o_proj.weight", (dims.n_embd, q))
@@ -46,7 +46,7 @@ def add_attention(
 
 
 def add_ffn(inventory: Inventory, n_embd: int, n_ff: int, block: int, prefix: str) -> None:
-    """Gate, up and down projections of a dense feed-forward network."""
+    """Adds gate, up and down projections of a dense feed-forward network."""
     inventory.add(of_block(Tensor.FFN_GATE, block), f"{prefix}.gate_proj.weight", (n_ff, n_embd))
     inventory.add(of_block(Tensor.FFN_UP, block), f"{prefix}.up_proj.weight", (n_ff, n_embd))
     inventory.add(of_block(Tensor.FFN_DOWN, block), f"{prefix}.down_proj.weight", (n_embd, n_ff))
@@ -55,7 +55,7 @@ def add_ffn(inventory: Inventory, n_embd: int, n_ff: int, block: int, prefix: st
 def add_experts(
     inventory: Inventory, n_embd: int, n_ff: int, n_experts: int, block: int, prefix: str
 ) -> None:
-    """Expert weights, stored one by one or as 3-D tensors with gate and up fused (gate first)."""
+    """Adds expert weights, stored per expert, or in 3-D with gate and up fused (gate first)."""
     fused = f"{prefix}.gate_up_proj"
     gate = of_block(Tensor.FFN_GATE_EXPS, block)
     up = of_block(Tensor.FFN_UP_EXPS, block)

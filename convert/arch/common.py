@@ -1,4 +1,4 @@
-"""What the architectures share: metadata of a transformer, rope, and the inventory of tensors."""
+"""Parts that architectures share: transformer metadata, rope, and the inventory of tensors."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from ..errors import ConvertError
 from ..plan import Array, Elementwise, Metadata, TensorPlan
 from ..schema import Key, Tensor
 
-# Parts of multimodal checkpoints that a text model does not need, and buffers of old ones.
+# Tensors that a text model does not need: other modalities, and buffers of old checkpoints.
 IGNORED = re.compile(
     r"^(model\.)?(visual|vision_tower|vision_embedder|embed_vision|audio_tower|embed_audio"
     r"|multi_modal_projector)\.|\.rotary_emb\.inv_freq$"
 )
 
-MAX_LAYERS = 512  # llama.cpp's LLAMA_MAX_LAYERS
-MAX_VOCAB = 1 << 24  # ids beyond are not exact in float32, which some readers carry them in
+MAX_LAYERS = 512  # Limit of llama.cpp (LLAMA_MAX_LAYERS).
+MAX_VOCAB = 1 << 24  # Some readers hold token ids in float32, which is exact up to here.
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line decides about an architecture's conversion."""
+    """Command-line options that affect the conversion of an architecture."""
 
     target_model_dir: Path | None = None
     mtp: bool = True
     scaled_embeddings: bool = False
-    """A drafter that names no scale reads its target's embeddings times the root of their width."""
+    """True to scale embeddings by sqrt(hidden_size) for a drafter whose config has no scale."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dims:
-    """Sizes of the attention and the feed-forward blocks, by GGUF's names of them."""
+    """Sizes of a transformer: hidden size, layers, heads, vocabulary."""
 
     n_embd: int
     n_layer: int
@@ -50,7 +50,7 @@ class Dims:
 
 
 def dims_of(config: Config, default_head_dim: int | None = None) -> Dims:
-    """The sizes in config.json; without `head_dim` there it is the default or hidden / heads."""
+    """Returns the sizes in config.json; head_dim defaults to default_head_dim or hidden / heads."""
     n_embd = config.integer("hidden_size")
     n_head = config.integer("num_attention_heads")
     n_head_kv = config.integer("num_key_value_heads", n_head)
@@ -61,14 +61,14 @@ def dims_of(config: Config, default_head_dim: int | None = None) -> Dims:
         )
     head_dim = config.integer("head_dim", default_head_dim or max(1, n_embd // n_head))
     if head_dim % 2:
-        raise ConvertError(f"{config.path}: head_dim {head_dim} is odd, rope turns pairs")
+        raise ConvertError(f"{config.path}: head_dim is {head_dim}, must be even")
     n_layer = config.integer("num_hidden_layers", maximum=MAX_LAYERS)
     n_vocab = config.integer("vocab_size", maximum=MAX_VOCAB)
     return Dims(n_embd, n_layer, n_head, n_head_kv, head_dim, n_vocab)
 
 
 def rope_parameters(config: Config) -> dict[str, Any]:
-    """The rope settings, wherever the release of transformers that wrote config.json put them."""
+    """Returns the rope settings, which releases of transformers store under different keys."""
     rope = dict(config.mapping("rope_parameters") or config.mapping("rope_scaling"))
     nested = rope.get("full_attention")
     if isinstance(nested, dict):
@@ -82,7 +82,7 @@ def rope_parameters(config: Config) -> dict[str, Any]:
 
 
 def add_transformer(metadata: Metadata, config: Config, dims: Dims, n_blocks: int) -> None:
-    """The keys every architecture here has."""
+    """Adds the metadata keys that all architectures have."""
     metadata.uint32(Key.BLOCK_COUNT, n_blocks)
     metadata.uint32(Key.CONTEXT_LENGTH, config.integer("max_position_embeddings"))
     metadata.uint32(Key.EMBEDDING_LENGTH, dims.n_embd)
@@ -99,9 +99,9 @@ def add_transformer(metadata: Metadata, config: Config, dims: Dims, n_blocks: in
 def add_rope(
     metadata: Metadata, config: Config, also: Sequence[str] = (), *, truncates: bool = True
 ) -> None:
-    """Rope base and scaling. `also` names rope types that the architecture treats itself.
+    """Adds rope base and scaling. also: rope types that the architecture handles itself.
 
-    truncates: whether readers round the bounds of yarn's ramp where the file does not say.
+    truncates: True if readers round the bounds of yarn's ramp unless the file says otherwise.
     """
     rope = rope_parameters(config)
     metadata.float32(Key.ROPE_FREQ_BASE, rope_number(config, rope, "rope_theta"))
@@ -125,7 +125,7 @@ def add_rope(
 
 
 def _add_yarn(metadata: Metadata, config: Config, rope: dict[str, Any]) -> None:
-    """YaRN's own settings. Source: transformers, modeling_rope_utils.py."""
+    """Adds the settings of YaRN. Source: transformers, modeling_rope_utils.py."""
     factor = rope_number(config, rope, "factor")
     if rope.get("attention_factor") is None and rope.get("attn_factor") is not None:
         rope["attention_factor"] = rope["attn_factor"]
@@ -146,7 +146,7 @@ def _add_yarn(metadata: Metadata, config: Config, rope: dict[str, Any]) -> None:
 
 
 def rope_number(config: Config, rope: dict[str, Any], name: str, default: Any = None) -> float:
-    """A number of the rope settings; required where no default is given."""
+    """Returns a number from the rope settings; raises ConvertError if missing without default."""
     value = rope.get(name)
     value = default if value is None else value
     if not is_number(value):
@@ -155,14 +155,14 @@ def rope_number(config: Config, rope: dict[str, Any], name: str, default: Any = 
 
 
 def require_silu(config: Config) -> None:
-    """Refuses any other activation: the GGUF architecture has no key for it."""
+    """Raises ConvertError for an activation other than silu, for which GGUF has no key."""
     activation = config.get("hidden_act", "silu")
     if activation != "silu":
         raise ConvertError(f"{config.path}: hidden_act {activation!r} is not supported (only silu)")
 
 
 def refuse_sliding_window(config: Config) -> None:
-    """Refuses window attention where the GGUF architecture is full attention throughout."""
+    """Raises ConvertError for window attention, which the GGUF architecture does not have."""
     if config.get("use_sliding_window", False):
         raise ConvertError(
             f"{config.path}: use_sliding_window is true, but {config.architecture} has full "
@@ -171,16 +171,15 @@ def refuse_sliding_window(config: Config) -> None:
 
 
 class Inventory:
-    """Collects the plans of a checkpoint's tensors and sees that none is missing or left over."""
+    """Collects the plans of all tensors, and checks that no tensor is missing or left over."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        """An empty inventory of `checkpoint`."""
         self.checkpoint = checkpoint
         self.plans: list[TensorPlan] = []
         self._used: set[str] = set()
 
     def view(self, source: str, shape: Sequence[int], *, packed: bool = False) -> Array:
-        """A tensor of the checkpoint, its shape checked, counted as used; packed: its bytes."""
+        """Returns a view of a tensor after a check of its shape, and marks the tensor as used."""
         if source not in self.checkpoint:
             raise ConvertError(f"{self.checkpoint.directory}: the tensor {source!r} is missing")
         found = self.checkpoint.shape(source)
@@ -203,7 +202,7 @@ class Inventory:
         apply: Elementwise | None = None,
         write_shape: Sequence[int] | None = None,
     ) -> None:
-        """Plans one tensor from one source of `shape`; `write_shape` is its GGUF shape if other."""
+        """Plans a tensor from one source of `shape`; write_shape: its GGUF shape, if different."""
         view = self.view(source, shape)
         final = tuple(write_shape or shape)
         self.plans.append(
@@ -219,7 +218,7 @@ class Inventory:
         )
 
     def add_optional(self, name: str, source: str, shape: Sequence[int], **options: Any) -> bool:
-        """As `add`, if the checkpoint has the source; says whether it does."""
+        """Plans a tensor like `add` if the checkpoint has the source; returns False if not."""
         if source in self.checkpoint:
             self.add(name, source, shape, **options)
             return True
@@ -228,19 +227,19 @@ class Inventory:
     def add_parts(
         self, name: str, shape: Sequence[int], parts: Sequence[Array], sources: Sequence[str]
     ) -> None:
-        """Plans one tensor from 2-D views that follow each other."""
+        """Plans a tensor from consecutive 2-D views."""
         self.plans.append(TensorPlan(name, tuple(shape), tuple(parts), sources=tuple(sources)))
 
     def add_values(self, name: str, values: NDArray[np.float32]) -> None:
-        """Plans a computed one-dimensional tensor."""
+        """Plans a one-dimensional tensor of computed values."""
         self.plans.append(TensorPlan(name, values.shape, (values.reshape(1, -1),)))
 
     def ignore(self, source: str) -> None:
-        """Counts a tensor as used without writing it."""
+        """Marks a tensor as used without writing it."""
         self._used.add(source)
 
     def add_head(self, n_embd: int, n_vocab: int, config: Config) -> None:
-        """`lm_head`, which may be absent only where config.json does not say it is untied."""
+        """Plans `lm_head`. Raises ConvertError if it is missing and not tied to embeddings."""
         found = self.add_optional(Tensor.OUTPUT, "lm_head.weight", (n_vocab, n_embd))
         if not found and config.get("tie_word_embeddings", True) is False:
             raise ConvertError(
@@ -249,7 +248,7 @@ class Inventory:
             )
 
     def finish(self) -> list[TensorPlan]:
-        """All plans; a tensor of the checkpoint that none of them uses is an error."""
+        """Returns all plans. Raises ConvertError if a tensor of the checkpoint is not used."""
         for name in self.checkpoint.names:
             if name not in self._used and IGNORED.search(name) is None:
                 raise ConvertError(
@@ -260,20 +259,17 @@ class Inventory:
 
 
 def of_block(template: str, block: int) -> str:
-    """A tensor name of schema.Tensor for a block."""
+    """Returns a tensor name of schema.Tensor for a block."""
     return template.replace("{bid}", str(block))
 
 
 def permutation(n: int, n_heads: int, reorder: Callable[[Array], Array]) -> NDArray[np.int64]:
-    """Rows of `n_heads` equal blocks reordered by `reorder`, which gets indices [heads, size]."""
+    """Returns the indices of n rows after `reorder` rearranged them as [n_heads, n / n_heads]."""
     return reorder(np.arange(n, dtype=np.int64).reshape(n_heads, n // n_heads)).reshape(n)
 
 
 def llama3_rope_factors(config: Config, head_dim: int) -> NDArray[np.float32] | None:
-    """Divisors of the rotation angles for rope type "llama3", else None.
-
-    Returns:
-        float32 [head_dim / 2].
+    """Returns divisors of rotation angles, float32 [head_dim / 2]; None unless rope is "llama3".
 
     Source: transformers, modeling_rope_utils.py, _compute_llama3_parameters.
     """
@@ -294,6 +290,6 @@ def llama3_rope_factors(config: Config, head_dim: int) -> NDArray[np.float32] | 
     )
     wavelength = np.float32(2 * math.pi) / frequency
     smooth = (np.float32(original) / wavelength - np.float32(low)) / np.float32(high - low)
-    # Below 0 the wavelength is long (scaled by the factor), above 1 short (left alone).
+    # Weight of the unscaled frequency: 0 for long wavelengths, 1 for short ones.
     smooth = np.clip(smooth, 0, 1)
     return np.asarray(1 / ((1 - smooth) / np.float32(factor) + smooth), dtype=np.float32)

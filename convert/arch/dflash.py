@@ -1,7 +1,7 @@
 """DFlash drafters (z-lab's DFlashDraftModel) as architecture `dflash`.
 
-`dflash.target_layers` counts layer inputs: Hugging Face's `target_layer_ids` + 1, since the
-drafter reads the output of those layers, which is the input of the next.
+`dflash.target_layers` counts layer inputs, so it holds Hugging Face's `target_layer_ids` + 1: the
+drafter reads the output of these layers, the input of the next ones.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from .common import (
 )
 from .qwen3 import DEFAULT_HEAD_DIM
 
-DEFAULT_BLOCK_SIZE = 16  # of z-lab/dflash, model.py
+DEFAULT_BLOCK_SIZE = 16  # default block size of z-lab/dflash, model.py
 _ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
 
 
 def target_of(checkpoint: Checkpoint, options: Options) -> Config:
-    """Config of the target the drafter was trained for."""
+    """Returns the config of a drafter's target; needs --target-model-dir."""
     if options.target_model_dir is None:
         raise ConvertError(
             f"{checkpoint.directory}: a DFlash drafter needs --target-model-dir, "
@@ -43,7 +43,7 @@ def target_of(checkpoint: Checkpoint, options: Options) -> Config:
 
 
 def _setting(config: Config, name: str, default: Any = None) -> Any:
-    """A DFlash setting, nested in `dflash_config` or (older exports) at the top level."""
+    """Returns a DFlash setting from `dflash_config` or (older exports) the top level."""
     value = config.mapping("dflash_config").get(name)
     return config.get(name, default) if value is None else value
 
@@ -68,10 +68,9 @@ def _number(config: Config, name: str) -> float | None:
 
 
 def target_layer_ids(config: Config, target: Config) -> list[int]:
-    """Target layers whose output the drafter reads, checked against the target.
+    """Returns the target layers whose output the drafter reads, checked against the target.
 
-    Where the drafter names none they follow its reference's rule (z-lab/dflash, model.py,
-    build_target_layer_ids).
+    Default: z-lab/dflash, model.py, build_target_layer_ids.
     """
     n_target, n_draft = target.integer("num_hidden_layers"), config.integer("num_hidden_layers")
     ids = _setting(config, "target_layer_ids")
@@ -83,7 +82,7 @@ def target_layer_ids(config: Config, target: Config) -> list[int]:
     if not isinstance(ids, list) or not ids or any(type(i) is not int for i in ids):
         raise ConvertError(f"{config.path}: target_layer_ids is {ids!r}, integers are needed")
     for layer in ids:
-        # The last layer's output exists only behind the final norm, in no reader of these files.
+        # Readers of GGUF drafters see the last layer's output only after the final norm.
         if not 0 <= layer <= n_target - 2:
             raise ConvertError(
                 f"{config.path}: target_layer_ids names layer {layer}, but the target "
@@ -109,7 +108,7 @@ def _check_pair(config: Config, target: Config) -> None:
 
 
 def metadata(checkpoint: Checkpoint, options: Options) -> Metadata:
-    """Metadata of the drafter."""
+    """Returns the GGUF metadata of a drafter."""
     config, target = checkpoint.config, target_of(checkpoint, options)
     _check_pair(config, target)
     dims = dims_of(config, DEFAULT_HEAD_DIM)
@@ -130,13 +129,13 @@ def _add_rope_extras(metadata: Metadata, config: Config, target: Config, dims: D
     if rope.get("partial_rotary_factor") is not None:
         rotated = dims.head_dim * rope_number(config, rope, "partial_rotary_factor")
         metadata.uint32(Key.ROPE_DIMENSION_COUNT, int(rotated))
-    # With a multimodal-rope target the drafter turns all its pairs by the temporal position.
+    # If the target has multimodal rope, the drafter rotates all pairs by the temporal position.
     if "mrope_section" in rope_parameters(target):
         metadata.array(Key.ROPE_DIMENSION_SECTIONS, [dims.head_dim // 2, 0, 0, 0])
 
 
 def _add_scales(metadata: Metadata, config: Config, options: Options) -> None:
-    """Scales in the drafter's config; the target's are none of it, as in its reference."""
+    """Adds scales of the drafter's config; like the reference, ignores those of the target."""
     embedding = _number(config, "input_embedding_scale")
     if embedding is None and options.scaled_embeddings:
         embedding = math.sqrt(config.integer("hidden_size"))
@@ -163,7 +162,6 @@ def _add_scales(metadata: Metadata, config: Config, options: Options) -> None:
 
 
 def _add_attention_kind(metadata: Metadata, config: Config, n_layer: int) -> None:
-    """Sliding windows, and causality where the config states it."""
     all_sliding = bool(_setting(config, "use_swa", False))
     window = config.mapping("dflash_config").get("swa_window_size") or config.get("sliding_window")
     if window and (all_sliding or config.get("use_sliding_window", False)):
@@ -183,7 +181,7 @@ def _add_attention_kind(metadata: Metadata, config: Config, n_layer: int) -> Non
 
 
 def tensors(checkpoint: Checkpoint, options: Options) -> list[TensorPlan]:
-    """Plans of all tensors."""
+    """Returns the plans of all tensors of a drafter."""
     config, target = checkpoint.config, target_of(checkpoint, options)
     _refuse_unrepresentable(checkpoint)
     dims = dims_of(config, DEFAULT_HEAD_DIM)
@@ -192,7 +190,7 @@ def tensors(checkpoint: Checkpoint, options: Options) -> list[TensorPlan]:
     inventory = Inventory(checkpoint)
 
     def source(name: str) -> str:
-        """The checkpoint's spelling: some exports put `model.` before every name."""
+        """Returns the name in the checkpoint: some exports put `model.` before every name."""
         prefixed = f"model.{name}"
         return prefixed if prefixed in checkpoint else name
 
@@ -242,7 +240,7 @@ def _add_block(inventory: Inventory, config: Config, dims: Dims, block: int, pre
     neox = config.get("rope_is_neox_style", True)
 
     def order(n_heads: int) -> Any:
-        """Even dimensions before odd ones, per head, for drafters that rotate neighbours."""
+        """Returns the row order for drafters that rotate neighbours: even dimensions first."""
         if neox:
             return None
         return permutation(

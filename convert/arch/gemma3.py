@@ -1,4 +1,4 @@
-"""Gemma 3 text models as architecture `gemma3`; the text part of multimodal checkpoints is taken.
+"""Gemma 3 text models, also those in multimodal checkpoints, as architecture `gemma3`.
 
 Source: transformers, models/gemma3; llama.cpp, conversion/gemma.py and src/models/gemma3.cpp.
 """
@@ -23,15 +23,15 @@ DEFAULTS = {
     "max_position_embeddings": 131072,
     "rope_theta": 1e6,
 }
-"""Values of transformers' Gemma3TextConfig, which published config.json files leave out."""
+"""Defaults of transformers' Gemma3TextConfig, which published config.json files leave out."""
 PERIOD = 6
-"""Every sixth layer is full: readers know no other pattern."""
+"""Number of layers per full-attention layer: GGUF readers know no other pattern."""
 N_LAYERS_27B = 62
-"""Layers by which readers know the model whose scores are scaled by another width."""
+"""Number of layers by which GGUF readers detect the 27B model, with its other attention scale."""
 
 
 def metadata(checkpoint: Checkpoint, _options: Options) -> Metadata:
-    """Metadata of the model."""
+    """Returns the GGUF metadata of a Gemma 3 model."""
     config = _config(checkpoint)
     dims = dims_of(config, DEFAULT_HEAD_DIM)
     _refuse_unrepresentable(config)
@@ -44,14 +44,13 @@ def metadata(checkpoint: Checkpoint, _options: Options) -> Metadata:
 
 
 def _config(checkpoint: Checkpoint) -> Config:
-    """Returns config.json with the defaults of values that it leaves out."""
     config = checkpoint.config
     config.values = {**DEFAULTS, **config.values}
     return config
 
 
 def _refuse_unrepresentable(config: Config) -> None:
-    """Refuses settings that readers of the file would not apply."""
+    """Raises ConvertError for settings that GGUF readers would not apply."""
     dims = dims_of(config, DEFAULT_HEAD_DIM)
     activation = config.get("hidden_activation", "gelu_pytorch_tanh")
     kinds = config.get("layer_types")
@@ -72,8 +71,8 @@ def _refuse_unrepresentable(config: Config) -> None:
     ):
         if value != expected:
             raise ConvertError(
-                f"{config.path}: {name} is {value!r}, files of architecture {Arch.GEMMA3} can "
-                f"only say {expected!r}"
+                f"{config.path}: {name} is {value!r}, architecture {Arch.GEMMA3} supports "
+                f"only {expected!r}"
             )
 
 
@@ -85,7 +84,7 @@ def _sliding_rope_base(config: Config) -> float:
 
 
 def tensors(checkpoint: Checkpoint, _options: Options) -> list[TensorPlan]:
-    """Plans of all tensors; norms are stored with the 1 that Gemma adds."""
+    """Returns the plans of all tensors; norm weights are stored with the 1 that Gemma adds."""
     config = _config(checkpoint)
     dims = dims_of(config, DEFAULT_HEAD_DIM)
     n_ff = config.integer("intermediate_size")

@@ -1,7 +1,6 @@
 """Gemma 4 text models as architecture `gemma4`: dense, with experts, with per-layer inputs.
 
-Sliding and full layers differ in head size, key-value heads and rope; the text part of multimodal
-checkpoints is taken.
+Sliding and full layers differ in head size, key-value heads and rope.
 Source: transformers, models/gemma4 and models/gemma4_unified; llama.cpp, conversion/gemma.py.
 """
 
@@ -21,30 +20,29 @@ from .common import Dims, Inventory, Options, add_transformer, dims_of, of_block
 from .qwen3moe import add_expert_counts, expert_count
 
 SLIDING, FULL = "sliding_attention", "full_attention"
-DEFAULT_PERIOD = 6  # of transformers' Gemma4TextConfig: every sixth layer is full
+DEFAULT_PERIOD = 6  # default of transformers' Gemma4TextConfig: every sixth layer is full
 DEFAULT_FULL_HEAD_DIM = 512
-FROZEN = 1e30  # a divisor that leaves a pair unturned
+FROZEN = 1e30  # divisor of a rope angle that leaves a pair unrotated
 
 
 @dataclass(frozen=True, slots=True)
 class _Layers:
-    """Sizes layer by layer: heads as in a sliding or a full layer, feed-forward width."""
+    """Sizes of each layer: heads of sliding and of full layers, feed-forward width."""
 
     kinds: tuple[str, ...]
     sliding: Dims
     full: Dims
     n_ff: tuple[int, ...]
     n_shared: int
-    """Last layers that take keys and values from earlier ones."""
+    """Number of last layers that use keys and values of earlier layers."""
     n_inputs: int
-    """Width of the per-layer inputs, or 0."""
+    """Width of the per-layer inputs, 0 if there are none."""
 
     def dims(self, block: int) -> Dims:
         return self.sliding if self.kinds[block] == SLIDING else self.full
 
 
 def _count(config: Config, name: str) -> int:
-    """An integer that may be 0 or absent."""
     return config.integer(name) if config.get(name, 0) != 0 else 0
 
 
@@ -81,7 +79,7 @@ def _layers(config: Config) -> _Layers:
 
 
 def _full_dims(config: Config, sliding: Dims, first: int) -> Dims:
-    """Sizes of full layers: under names of their own, or as changes to single layers."""
+    """Returns the sizes of full-attention layers, from global keys or from per_layer_config."""
     changes = config.mapping("per_layer_config")
     found = [value for key, value in changes.items() if _is_index(key, first)]
     own: dict[str, Any] = found[0] if found and isinstance(found[0], dict) else {}
@@ -89,7 +87,7 @@ def _full_dims(config: Config, sliding: Dims, first: int) -> Dims:
         "head_dim": own.get("head_dim"),
         "num_key_value_heads": own.get("num_key_value_heads"),
     }
-    if config.get("per_layer_config") is None:  # one without entries: all layers are alike
+    if config.get("per_layer_config") is None:  # an empty per_layer_config means equal layers
         given["head_dim"] = config.integer("global_head_dim", DEFAULT_FULL_HEAD_DIM)
         if config.get("attention_k_eq_v", False):
             given["num_key_value_heads"] = config.get("num_global_key_value_heads")
@@ -97,11 +95,13 @@ def _full_dims(config: Config, sliding: Dims, first: int) -> Dims:
     n_head_kv = given["num_key_value_heads"] or sliding.n_head_kv
     for name, value in (("head_dim", head_dim), ("num_key_value_heads", n_head_kv)):
         if type(value) is not int or value < 1:
-            raise ConvertError(f"{config.path}: {name} of full layers is {value!r}")
+            raise ConvertError(
+                f"{config.path}: {name} of full layers is {value!r}, must be at least 1"
+            )
     if head_dim % 2 or sliding.n_head % n_head_kv:
         raise ConvertError(
             f"{config.path}: full layers of {sliding.n_head} heads of {head_dim} over {n_head_kv} "
-            "key-value heads cannot be"
+            "key-value heads are not supported"
         )
     return replace(sliding, head_dim=head_dim, n_head_kv=n_head_kv)
 
@@ -133,7 +133,7 @@ def _rope(config: Config, kind: str) -> dict[str, Any]:
 
 
 def metadata(checkpoint: Checkpoint, _options: Options) -> Metadata:
-    """Metadata of the model."""
+    """Returns the GGUF metadata of a Gemma 4 model."""
     config, layers = checkpoint.config, _layers(checkpoint.config)
     _refuse_unrepresentable(config)
     result = Metadata(Arch.GEMMA4)
@@ -147,7 +147,7 @@ def metadata(checkpoint: Checkpoint, _options: Options) -> Metadata:
     result.uint32(Key.ATTENTION_VALUE_LENGTH_SWA, layers.sliding.head_dim)
     for key, kind in ((Key.ROPE_FREQ_BASE, FULL), (Key.ROPE_FREQ_BASE_SWA, SLIDING)):
         result.float32(key, rope_number(config, _rope(config, kind), "rope_theta"))
-    # Whole heads: what full layers leave unturned is in the divisors (rope_freqs).
+    # Rope spans whole heads; divisors (rope_freqs) leave some pairs of full layers unrotated.
     result.uint32(Key.ROPE_DIMENSION_COUNT, layers.full.head_dim)
     result.uint32(Key.ROPE_DIMENSION_COUNT_SWA, layers.sliding.head_dim)
     result.uint32(Key.ATTENTION_SLIDING_WINDOW, config.integer("sliding_window"))
@@ -155,7 +155,7 @@ def metadata(checkpoint: Checkpoint, _options: Options) -> Metadata:
     result.array(Key.ATTENTION_SLIDING_WINDOW_PATTERN, is_sliding)
     result.uint32(Key.ATTENTION_SHARED_KV_LAYERS, layers.n_shared)
     result.uint32(Key.EMBEDDING_LENGTH_PER_LAYER_INPUT, layers.n_inputs)
-    # Readers cap at 30 where the key is missing.
+    # GGUF readers cap logits at 30 if final_logit_softcapping is missing.
     result.float32(Key.FINAL_LOGIT_SOFTCAPPING, config.number("final_logit_softcapping", 0.0))
     if _has_experts(config):
         add_expert_counts(result, config, used="top_k_experts")
@@ -183,7 +183,7 @@ def _refuse_unrepresentable(config: Config) -> None:
 
 
 def _suppressed_tokens(checkpoint: Checkpoint) -> list[int]:
-    """Tokens that the unified checkpoints' generation_config.json forbids."""
+    """Returns suppress_tokens of generation_config.json, for unified checkpoints only."""
     path = checkpoint.directory / "generation_config.json"
     if "Unified" not in checkpoint.config.architecture or not path.is_file():
         return []
@@ -197,7 +197,7 @@ def _suppressed_tokens(checkpoint: Checkpoint) -> list[int]:
 
 
 def tensors(checkpoint: Checkpoint, _options: Options) -> list[TensorPlan]:
-    """Plans of all tensors."""
+    """Returns the plans of all tensors of a Gemma 4 model."""
     config, layers = checkpoint.config, _layers(checkpoint.config)
     n_embd, n_vocab = layers.full.n_embd, layers.full.n_vocab
     inventory = Inventory(checkpoint)
@@ -213,10 +213,12 @@ def tensors(checkpoint: Checkpoint, _options: Options) -> list[TensorPlan]:
 
 
 def _rope_divisors(config: Config, head_dim: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Divisors of the angles of full layers: the first pairs turn, the rest stays."""
+    """Returns divisors of the rope angles of full layers: only the first pairs are rotated."""
     share = _rope(config, FULL).get("partial_rotary_factor", 0.25)
     if not is_number(share) or not 0 < share <= 1:
-        raise ConvertError(f"{config.path}: partial_rotary_factor of {FULL} is {share!r}")
+        raise ConvertError(
+            f"{config.path}: partial_rotary_factor of {FULL} is {share!r}, must be > 0 and <= 1"
+        )
     n_turned = int(head_dim * share / 2)
     divisors = np.full(head_dim // 2, FROZEN, np.float32)
     divisors[:n_turned] = 1
@@ -260,7 +262,7 @@ def _add_block(inventory: Inventory, config: Config, layers: _Layers, block: int
         norms.append((Tensor.PER_LAYER_POST_NORM, "post_per_layer_input_norm", dims.n_embd))
     for name, part, size in norms:
         inventory.add(of_block(name, block), f"{prefix}.{part}.weight", (size,))
-    # Checkpoints may still hold what a sharing layer does not use.
+    # Checkpoints may hold key norms that layers with shared keys do not use.
     key_norm = (of_block(Tensor.ATTN_K_NORM, block), f"{prefix}.self_attn.k_norm.weight")
     add_norm = inventory.add_optional if shares else inventory.add
     add_norm(*key_norm, (dims.head_dim,))

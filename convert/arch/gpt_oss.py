@@ -1,7 +1,6 @@
 """GptOssForCausalLM (gpt-oss-20b, gpt-oss-120b) as architecture `gpt-oss`.
 
-Published checkpoints hold the experts in MXFP4 blocks, which are taken over; retrained ones hold
-them in bfloat16, transposed.
+Published checkpoints store experts in MXFP4 blocks, retrained ones in bfloat16, transposed.
 Source: transformers, models/gpt_oss; llama.cpp, conversion/gpt_oss.py.
 """
 
@@ -32,7 +31,7 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 def metadata(checkpoint: Checkpoint, _options: Options) -> Metadata:
-    """Metadata of the model."""
+    """Returns the GGUF metadata of a gpt-oss model."""
     config, dims = checkpoint.config, _dims(checkpoint.config)
     require_silu(config)
     _require_alternating_layers(config, dims)
@@ -49,13 +48,13 @@ def _dims(config: Config) -> Dims:
     partial = rope_parameters(config).get("partial_rotary_factor")
     if partial not in (None, 1, 1.0):
         raise ConvertError(
-            f"{config.path}: partial_rotary_factor is {partial!r}, gpt-oss turns whole heads"
+            f"{config.path}: partial_rotary_factor is {partial!r}, must be 1 for gpt-oss"
         )
     return dims
 
 
 def _require_alternating_layers(config: Config, dims: Dims) -> None:
-    """GGUF readers let even layers slide; there is no key that says otherwise."""
+    """Raises ConvertError unless even layers have a window, as GGUF readers assume."""
     expected = [FULL if block % 2 else SLIDING for block in range(dims.n_layer)]
     if config.get("layer_types", expected) != expected:
         raise ConvertError(
@@ -65,7 +64,7 @@ def _require_alternating_layers(config: Config, dims: Dims) -> None:
 
 
 def tensors(checkpoint: Checkpoint, _options: Options) -> list[TensorPlan]:
-    """Plans of all tensors."""
+    """Returns the plans of all tensors of a gpt-oss model."""
     config, dims = checkpoint.config, _dims(checkpoint.config)
     n_experts = expert_count(config)
     inventory = Inventory(checkpoint)
@@ -89,7 +88,7 @@ def tensors(checkpoint: Checkpoint, _options: Options) -> list[TensorPlan]:
 
 
 def _add_experts(inventory: Inventory, config: Config, dims: Dims, block: int, prefix: str) -> None:
-    """Experts: rows of gate and up take turns, gate first."""
+    """Adds the experts; rows of gate and up alternate, gate first."""
     n, n_embd, n_ff = expert_count(config), dims.n_embd, config.integer("intermediate_size")
     both, down = f"{prefix}.gate_up_proj", f"{prefix}.down_proj"
     both_bias = inventory.view(f"{both}_bias", (n, 2 * n_ff))
@@ -111,7 +110,7 @@ def _add_experts(inventory: Inventory, config: Config, dims: Dims, block: int, p
 def _add_matrix(
     inventory: Inventory, name: str, source: str, shape: tuple[int, int, int], rows: slice
 ) -> None:
-    """Some rows of the matrices [n_experts, n_out, n_in] of all experts."""
+    """Adds a slice of rows of the matrices [n_experts, n_out, n_in] of all experts."""
     n, n_out, n_in = shape
     kept = len(range(n_out)[rows])
     if f"{source}_blocks" not in inventory.checkpoint:

@@ -22,7 +22,7 @@ from .common import (
 
 
 def rope_permutation(n_heads: int, head_dim: int) -> NDArray[np.int64]:
-    """Row order that turns half-split rotation pairs (j, j + d/2) into neighbours (2j, 2j + 1).
+    """Returns the row order that maps rope pairs (j, j + d/2) to neighbours (2j, 2j + 1).
 
     Hugging Face rotates halves, architecture `llama` rotates neighbours (ggml's NORM rope).
     """
@@ -34,7 +34,7 @@ def rope_permutation(n_heads: int, head_dim: int) -> NDArray[np.int64]:
 
 
 def metadata(checkpoint: Checkpoint, _options: Options) -> Metadata:
-    """Metadata of the model."""
+    """Returns the GGUF metadata of a Llama model."""
     config, dims = checkpoint.config, dims_of(checkpoint.config)
     require_silu(config)
     result = Metadata(Arch.LLAMA)
@@ -46,7 +46,7 @@ def metadata(checkpoint: Checkpoint, _options: Options) -> Metadata:
 
 
 def tensors(checkpoint: Checkpoint, _options: Options) -> list[TensorPlan]:
-    """Plans of all tensors."""
+    """Returns the plans of all tensors of a Llama model."""
     config, dims = checkpoint.config, dims_of(checkpoint.config)
     n_embd, n_ff = dims.n_embd, config.integer("intermediate_size")
     q, kv = dims.n_head * dims.head_dim, dims.n_head_kv * dims.head_dim
@@ -79,6 +79,6 @@ def tensors(checkpoint: Checkpoint, _options: Options) -> list[TensorPlan]:
         for weight, bias, part, n_out, n_in, rows in linear:
             source = f"{prefix}.{part}"
             inventory.add(of_block(weight, block), f"{source}.weight", (n_out, n_in), rows=rows)
-            # A bias is one row of n_out values, so its order is one of columns.
+            # A bias is one row of n_out values: a row order of the weight is a column order here.
             inventory.add_optional(of_block(bias, block), f"{source}.bias", (n_out,), columns=rows)
     return inventory.finish()

@@ -19,7 +19,7 @@ from .common import (
 
 
 def metadata(checkpoint: Checkpoint, _options: Options) -> Metadata:
-    """Metadata of the model."""
+    """Returns the GGUF metadata of a Qwen2 model."""
     config, dims = checkpoint.config, dims_of(checkpoint.config)
     require_silu(config)
     refuse_sliding_window(config)
@@ -30,7 +30,7 @@ def metadata(checkpoint: Checkpoint, _options: Options) -> Metadata:
 
 
 def tensors(checkpoint: Checkpoint, _options: Options) -> list[TensorPlan]:
-    """Plans of all tensors."""
+    """Returns the plans of all tensors of a Qwen2 model."""
     config, dims = checkpoint.config, dims_of(checkpoint.config)
     n_ff = config.integer("intermediate_size")
     inventory = Inventory(checkpoint)

@@ -18,11 +18,11 @@ from .common import (
     require_silu,
 )
 
-DEFAULT_HEAD_DIM = 128  # of transformers' Qwen3Config
+DEFAULT_HEAD_DIM = 128  # default of transformers' Qwen3Config
 
 
 def metadata(checkpoint: Checkpoint, _options: Options) -> Metadata:
-    """Metadata of the model."""
+    """Returns the GGUF metadata of a Qwen3 model."""
     config, dims = checkpoint.config, dims_of(checkpoint.config, DEFAULT_HEAD_DIM)
     require_silu(config)
     refuse_sliding_window(config)
@@ -33,7 +33,7 @@ def metadata(checkpoint: Checkpoint, _options: Options) -> Metadata:
 
 
 def add_attention_and_norms(inventory: Inventory, dims: Dims, block: int) -> None:
-    """Everything of a block but its feed-forward weights; shared with the mixture of experts."""
+    """Adds the attention and norms of a block; also used by Qwen3 mixtures of experts."""
     prefix = f"model.layers.{block}"
     for name, part, size in (
         (Tensor.ATTN_NORM, "input_layernorm", dims.n_embd),
@@ -46,7 +46,7 @@ def add_attention_and_norms(inventory: Inventory, dims: Dims, block: int) -> Non
 
 
 def tensors(checkpoint: Checkpoint, _options: Options) -> list[TensorPlan]:
-    """Plans of all tensors."""
+    """Returns the plans of all tensors of a Qwen3 model."""
     config, dims = checkpoint.config, dims_of(checkpoint.config, DEFAULT_HEAD_DIM)
     n_ff = config.integer("intermediate_size")
     inventory = Inventory(checkpoint)

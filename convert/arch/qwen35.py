@@ -1,8 +1,8 @@
 """Qwen3.5 and Qwen3.6 text models (dense) as architecture `qwen35`.
 
-Three layers of four are Gated DeltaNet. GGUF stores their value heads tiled over the key heads
-(head j uses key head j mod n_k), Hugging Face grouped (j // r with r heads per key head), and norm
-weights as factors, where Hugging Face stores factor - 1 (except in the DeltaNet's own norm).
+Three layers of four are Gated DeltaNet. GGUF tiles their value heads over the n_k key heads (head j
+uses key head j mod n_k), Hugging Face groups them (j // r, with r per key head). Hugging Face
+stores norm weights as factor - 1, except the DeltaNet's own norm; GGUF stores the factor.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from .common import (
     rope_parameters,
 )
 
-DEFAULT_HEAD_DIM = 256  # of transformers' Qwen3_5TextConfig
-DEFAULT_ROPE_SECTIONS = [11, 11, 10, 0]  # of transformers' Qwen3_5TextRotaryEmbedding
+DEFAULT_HEAD_DIM = 256  # Default of transformers' Qwen3_5TextConfig.
+DEFAULT_ROPE_SECTIONS = [11, 11, 10, 0]  # Default of transformers' Qwen3_5TextRotaryEmbedding.
 DEFAULT_INTERVAL = 4
 
 AddFfn = Callable[[Inventory, int, str], None]
@@ -53,17 +53,17 @@ class LinearDims:
 
     @property
     def keys(self) -> int:
-        """Channels of all key heads, and of all query heads."""
+        """Number of channels of all key heads, equal to that of all query heads."""
         return self.n_key * self.key_dim
 
     @property
     def values(self) -> int:
-        """Channels of all value heads."""
+        """Number of channels of all value heads."""
         return self.n_value * self.value_dim
 
 
 def linear_dims_of(config: Config) -> LinearDims:
-    """The sizes in config.json."""
+    """Returns the sizes of Gated DeltaNet layers in config.json."""
     dims = LinearDims(
         config.integer("linear_num_key_heads"),
         config.integer("linear_num_value_heads"),
@@ -85,7 +85,7 @@ def linear_dims_of(config: Config) -> LinearDims:
 
 
 def value_head_order(dims: LinearDims, head_size: int) -> NDArray[np.int64]:
-    """Order of value channels in GGUF: head r * n_key + k comes from head k * ratio + r."""
+    """Returns the channel order: GGUF head r * n_key + k is checkpoint head k * ratio + r."""
     ratio = dims.n_value // dims.n_key
     return permutation(
         dims.n_value * head_size,
@@ -95,7 +95,7 @@ def value_head_order(dims: LinearDims, head_size: int) -> NDArray[np.int64]:
 
 
 def layer_is_linear(config: Config, n_layer: int) -> list[bool]:
-    """Per layer, whether it is Gated DeltaNet (else full attention)."""
+    """Returns True for each Gated DeltaNet layer, False for each full-attention layer."""
     kinds = config.get("layer_types")
     if kinds is None:
         interval = config.integer("full_attention_interval", DEFAULT_INTERVAL)
@@ -109,10 +109,9 @@ def layer_is_linear(config: Config, n_layer: int) -> list[bool]:
 
 
 def count_mtp_layers(checkpoint: Checkpoint, options: Options) -> int:
-    """Multi-token-prediction layers to write: those the checkpoint has tensors of.
+    """Returns the number of multi-token-prediction layers whose tensors the checkpoint has.
 
-    config.json alone does not tell: transformers keeps `mtp_num_hidden_layers` when it saves a
-    model, but drops the tensors.
+    config.json is no proof: transformers keeps `mtp_num_hidden_layers` but drops the tensors.
     """
     if not options.mtp:
         return 0
@@ -123,9 +122,9 @@ def count_mtp_layers(checkpoint: Checkpoint, options: Options) -> int:
 def text_metadata(
     checkpoint: Checkpoint, options: Options, arch: str, *, has_sections: bool = True
 ) -> Metadata:
-    """Everything but the experts' keys; shared with `qwen35moe` and `qwen3next`.
+    """Returns all metadata but the experts' keys; also used by `qwen35moe` and `qwen3next`.
 
-    has_sections: whether positions may have several coordinates.
+    has_sections: True if rope positions may have several coordinates.
     """
     config, dims = checkpoint.config, dims_of(checkpoint.config, DEFAULT_HEAD_DIM)
     require_silu(config)
@@ -164,17 +163,17 @@ def _sections(config: Config, value: object) -> list[int]:
 
 
 def metadata(checkpoint: Checkpoint, options: Options) -> Metadata:
-    """Metadata of the model."""
+    """Returns the GGUF metadata of a Qwen3.5 model."""
     return text_metadata(checkpoint, options, Arch.QWEN35)
 
 
 def plus_one(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Factor of a zero-centred norm."""
+    """Returns the factors of a norm whose weights are stored as factor - 1."""
     return values + np.float32(1)
 
 
 def negated_exp(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Decay rate A of A_log, correctly rounded, which numpy's float32 exp is not."""
+    """Returns the decay rate -exp(A_log), correctly rounded, which numpy's float32 exp is not."""
     with np.errstate(over="ignore"):
         return (-np.exp(values.astype(np.float64))).astype(np.float32)
 
@@ -182,7 +181,7 @@ def negated_exp(values: NDArray[np.float32]) -> NDArray[np.float32]:
 def add_linear_attention(
     inventory: Inventory, n_embd: int, linear: LinearDims, block: int, prefix: str
 ) -> None:
-    """A Gated DeltaNet layer: value heads reordered, decay as -exp(A_log)."""
+    """Adds a Gated DeltaNet layer: value heads reordered, decay as -exp(A_log)."""
     channels = 2 * linear.keys + linear.values
     order = value_head_order(linear, linear.value_dim)
     heads = value_head_order(linear, 1)
@@ -218,7 +217,7 @@ def add_linear_attention(
 
 
 def add_full_attention(inventory: Inventory, dims: Dims, block: int, prefix: str) -> None:
-    """A full-attention layer: Q holds query and gate of each head, one after the other."""
+    """Adds a full-attention layer; Q holds the query of a head, then its gate, head by head."""
     for template, part in ((Tensor.ATTN_Q_NORM, "q_norm"), (Tensor.ATTN_K_NORM, "k_norm")):
         source = f"{prefix}.self_attn.{part}.weight"
         inventory.add(of_block(template, block), source, (dims.head_dim,), apply=plus_one)
@@ -235,7 +234,7 @@ def _add_block_norms(inventory: Inventory, n_embd: int, block: int, prefix: str)
 
 
 def _add_mtp(inventory: Inventory, dims: Dims, n_mtp: int, add_block_ffn: AddFfn) -> None:
-    """The MTP layers, as blocks behind the trunk; what they share stands in the first of them."""
+    """Adds MTP layers as blocks after the trunk; the first of them holds their shared tensors."""
     for layer in range(n_mtp):
         block, prefix = dims.n_layer + layer, f"mtp.layers.{layer}"
         _add_block_norms(inventory, dims.n_embd, block, prefix)
@@ -258,10 +257,7 @@ def text_tensors(
     add_block_ffn: AddFfn,
     add_linear: AddLinear = add_linear_attention,
 ) -> list[TensorPlan]:
-    """Plans of all tensors; `add_block_ffn` gets inventory, block and prefix of its tensors.
-
-    add_linear: adds those of a Gated DeltaNet layer.
-    """
+    """Returns the plans of all tensors. add_block_ffn, add_linear: add a block's tensors."""
     config, dims = checkpoint.config, dims_of(checkpoint.config, DEFAULT_HEAD_DIM)
     linear = linear_dims_of(config)
     inventory = Inventory(checkpoint)
@@ -287,7 +283,7 @@ def text_tensors(
 
 
 def tensors(checkpoint: Checkpoint, options: Options) -> list[TensorPlan]:
-    """Plans of all tensors."""
+    """Returns the plans of all tensors of a Qwen3.5 model."""
     config = checkpoint.config
     n_embd, n_ff = config.integer("hidden_size"), config.integer("intermediate_size")
 

@@ -12,26 +12,26 @@ from .qwen35 import AddFfn, text_metadata, text_tensors
 
 
 def metadata(checkpoint: Checkpoint, options: Options) -> Metadata:
-    """Metadata of the model."""
+    """Returns the GGUF metadata of a Qwen3.5 mixture-of-experts model."""
     result = text_metadata(checkpoint, options, Arch.QWEN35MOE)
     add_expert_keys(result, checkpoint.config)
     return result
 
 
 def add_expert_keys(metadata: Metadata, config: Config) -> None:
-    """Those of the experts and of the one that is always asked."""
+    """Adds the metadata of the routed experts and of the shared expert."""
     add_expert_counts(metadata, config)
     shared = config.integer("shared_expert_intermediate_size")
     metadata.uint32(Key.EXPERT_SHARED_FEED_FORWARD_LENGTH, shared)
 
 
 def tensors(checkpoint: Checkpoint, options: Options) -> list[TensorPlan]:
-    """Plans of all tensors."""
+    """Returns the plans of all tensors of a Qwen3.5 mixture-of-experts model."""
     return text_tensors(checkpoint, options, feed_forward(checkpoint.config))
 
 
 def feed_forward(config: Config) -> AddFfn:
-    """Adds a block's experts, the one that is always asked, and what chooses them."""
+    """Returns a function that adds a block's routed experts, shared expert and router."""
     n_embd, n_experts = config.integer("hidden_size"), expert_count(config)
     n_ff = config.integer("moe_intermediate_size")
     n_shared = config.integer("shared_expert_intermediate_size")

@@ -21,7 +21,7 @@ from .qwen3 import add_attention_and_norms
 
 
 def metadata(checkpoint: Checkpoint, _options: Options) -> Metadata:
-    """Metadata of the model."""
+    """Returns the GGUF metadata of a Qwen3 mixture-of-experts model."""
     config, dims = checkpoint.config, dims_of(checkpoint.config)
     require_silu(config)
     refuse_sliding_window(config)
@@ -34,7 +34,7 @@ def metadata(checkpoint: Checkpoint, _options: Options) -> Metadata:
 
 
 def expert_count(config: Config) -> int:
-    """Number of routed experts, under its newer or older name."""
+    """Returns the number of routed experts, from the newer or the older config key."""
     name = "num_local_experts" if config.get("num_local_experts") is not None else "num_experts"
     return config.integer(name)
 
@@ -46,7 +46,7 @@ def add_expert_counts(
     used: str = "num_experts_per_tok",
     width: str = "moe_intermediate_size",
 ) -> None:
-    """Number, choice and width of the experts; `used` and `width` are names in config.json."""
+    """Adds number, choice and width of experts; `used` and `width` are keys of config.json."""
     count, n_used = expert_count(config), config.integer(used)
     if n_used > count:
         raise ConvertError(f"{config.path}: {n_used} experts per token, but there are only {count}")
@@ -56,7 +56,7 @@ def add_expert_counts(
 
 
 def require_uniform_experts(config: Config) -> None:
-    """GGUF has no key for these; readers assume experts everywhere and renormalised weights."""
+    """Raises ConvertError for dense layers or unnormalised expert weights: GGUF has no keys."""
     if config.get("norm_topk_prob", False) is not True:
         raise ConvertError(
             f"{config.path}: norm_topk_prob is not true, which {config.architecture} requires in "
@@ -70,7 +70,7 @@ def require_uniform_experts(config: Config) -> None:
 
 
 def tensors(checkpoint: Checkpoint, _options: Options) -> list[TensorPlan]:
-    """Plans of all tensors."""
+    """Returns the plans of all tensors of a Qwen3 mixture-of-experts model."""
     config, dims = checkpoint.config, dims_of(checkpoint.config)
     n_experts, n_ff = expert_count(config), config.integer("moe_intermediate_size")
     inventory = Inventory(checkpoint)

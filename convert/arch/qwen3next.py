@@ -1,8 +1,8 @@
 """Qwen3NextForCausalLM (Qwen3-Next, Qwen3-Coder-Next) as architecture `qwen3next`.
 
-Qwen3.5's network with experts. Its Gated DeltaNet has queries, keys, values and gates in one
-projection, key head by key head: GGUF has two, with all heads of a kind together. Value heads stay
-in their order, as do their betas and alphas, which come key head by key head too.
+Qwen3.5's network with experts. One projection of Gated DeltaNet holds queries, keys, values and
+gates, ordered by key head; GGUF has two projections, with all heads of a kind together. Value
+heads keep their order; so do betas and alphas, which are ordered by key head too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .qwen35moe import add_expert_keys, feed_forward
 
 
 def metadata(checkpoint: Checkpoint, options: Options) -> Metadata:
-    """Metadata of the model."""
+    """Returns the GGUF metadata of a Qwen3-Next model."""
     require_uniform_experts(checkpoint.config)
     result = text_metadata(checkpoint, options, Arch.QWEN3NEXT, has_sections=False)
     add_expert_keys(result, checkpoint.config)
@@ -25,7 +25,7 @@ def metadata(checkpoint: Checkpoint, options: Options) -> Metadata:
 
 
 def tensors(checkpoint: Checkpoint, options: Options) -> list[TensorPlan]:
-    """Plans of all tensors."""
+    """Returns the plans of all tensors of a Qwen3-Next model."""
     return text_tensors(checkpoint, options, feed_forward(checkpoint.config), _add_linear_attention)
 
 

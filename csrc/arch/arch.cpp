@@ -17,7 +17,8 @@ extern const Arch & find_arch(const GgufFile & file) {
         names += (names.empty() ? "" : ", ") + std::string(arch->name);
     }
     DFL_CHECK(file.arch() != schema::ARCH_CLIP, DFL_STATUS_UNSUPPORTED,
-              "%s: is the vision part of a model (architecture \"%s\"); the text part is needed",
+              "%s: this is the vision part of a model (architecture \"%s\"); give the file of the "
+              "text part",
               file.path().c_str(), file.arch().c_str());
     throw Error(DFL_STATUS_UNSUPPORTED,
                 format("%s: architecture \"%s\" cannot be run as a target; supported: %s",

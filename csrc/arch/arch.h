@@ -1,5 +1,4 @@
-// The interface of an architecture and the table of them. Adding one: a file and a row in
-// table.cpp.
+// The interface of an architecture. A new architecture needs a file and a row in table.cpp.
 #pragma once
 
 #include "layers/cpu_ops/graph_context.h"
@@ -10,37 +9,36 @@
 namespace dfl {
 
 struct Arch {
-    const char * name; // general.architecture
-    // Reads the metadata; throws DFL_STATUS_FILE naming the key.
+    const char * name; // value of general.architecture in GGUF files
+    // Reads the hyper-parameters. Throws DFL_STATUS_FILE with the metadata key that is wrong.
     Hparams (*read)(const GgufFile & file);
-    // Declares every tensor of the file it needs.
+    // Declares every tensor that the architecture needs from the file.
     void (*bind)(WeightLoader & loader);
-    // Builds the forward pass of b.shape.n_rows rows; returns logits [n_vocab, n_out] or NULL.
+    // Builds the forward pass of g.shape.n_rows rows. Returns logits [n_vocab, n_out] or NULL.
     ggml_tensor * (*build)(GraphContext & g);
 };
 
-// Every architecture that can be a target.
+// Returns every architecture that can be a target.
 const std::vector<const Arch *> & architectures();
 
-// Throws DFL_STATUS_UNSUPPORTED listing what is known.
+// Returns the file's architecture. Throws DFL_STATUS_UNSUPPORTED with a list of supported names.
 const Arch & find_arch(const GgufFile & file);
 
-// Optional tensors of a layer. head_norms: norms of queries and keys, if the layer attends.
-// post_attn_norm, post_ffn_norm: norms behind the sublayers.
+// Optional tensors and parts of a layer. head_norms: norms of queries and keys in attention layers.
+// post_attn_norm, post_ffn_norm: norms of the sublayers' outputs.
 struct BlockOptions {
     bool head_norms = false, sinks = false;
     bool post_attn_norm = false, post_ffn_norm = false;
     bool output_scale = false;
-    const char * ffn_norm = nullptr; // name of the norm before the feed-forward; NULL: the usual
-    void (*bind_mixer)(WeightLoader & loader, int il) = nullptr; // NULL: attention
-    // NULL: experts where the model has any, else a dense feed-forward.
+    const char * ffn_norm = nullptr; // norm before the feed-forward; NULL: TENSOR_FFN_NORM
+    void (*bind_mixer)(WeightLoader & loader, int il) = nullptr; // NULL: binds attention
+    // Binds the feed-forward. NULL: binds experts if the model has any, else a dense feed-forward.
     void (*bind_feed_forward)(WeightLoader & loader, int il) = nullptr;
 };
 
 void bind_transformer_block(WeightLoader & loader, int il, const BlockOptions & options);
-// Binds embeddings, head and all layers.
 void bind_decoder(WeightLoader & loader, const BlockOptions & options);
-// Builds a decoder of attention and feed-forwards.
+// Builds a decoder whose layers have attention and a feed-forward.
 ggml_tensor * build_attention_decoder(GraphContext & g);
 
 } // namespace dfl

@@ -1,5 +1,4 @@
-// Gemma 3: windows and a rope of their own in five of six layers; norms before and after each
-// sublayer, and of heads; scaled embeddings.
+// Gemma 3: windows and another rope base in 5 of 6 layers, norms around sublayers, head norms.
 #include "arch/arch.h"
 #include "gguf_schema.h"
 
@@ -7,11 +6,9 @@
 
 namespace dfl {
 
-// Rope base of sliding layers, for files without the key.
-// Source: llama.cpp, src/models/gemma3.cpp.
+// Rope base of sliding layers in files without the key. Source: llama.cpp, src/models/gemma3.cpp.
 static constexpr float SLIDING_FREQ_BASE = 10000.0f;
-// Gemma 3 27B, recognised by its number of layers, divides scores by the root of another width
-// than that of its heads.
+// Gemma 3 27B, known by its number of layers, divides attention scores by sqrt(n_embd / n_head).
 static constexpr int64_t N_LAYERS_27B = 62;
 
 static Hparams read(const GgufFile & file) {
@@ -26,7 +23,7 @@ static Hparams read(const GgufFile & file) {
         if (hp.n_layer() == N_LAYERS_27B && !file.has(schema::KEY_ATTENTION_SCALE)) {
             layer.attn_scale = 1.0f / std::sqrt(static_cast<float>(hp.n_embd / layer.n_head));
         }
-        if (layer.window > 0) { // scaling stretches full layers only
+        if (layer.window > 0) { // rope scaling applies to full layers only
             RopeShape plain;
             plain.type = layer.rope.type;
             plain.n_dims = layer.rope.n_dims;

@@ -1,7 +1,6 @@
-// Gemma 4: sliding and full layers with heads and rope of their own, norms before and after each
-// sublayer, values that are normed, scaled embeddings, capped logits; experts beside a dense
-// feed-forward; in small ones, layers that read the keys and values of others and take something
-// more of their token.
+// Gemma 4: sliding and full layers differ in heads and rope; norms around sublayers, normed values,
+// capped logits, experts beside dense feed-forwards. Small models also share K/V between layers and
+// have per-layer embeddings.
 #include "arch/arch.h"
 #include "error.h"
 #include "gguf_schema.h"
@@ -14,12 +13,12 @@
 
 namespace dfl {
 
-// What files mean that do not say.
+// Defaults for files without the metadata keys.
 static constexpr float DEFAULT_SOFTCAP = 30.0f;
 static constexpr float DEFAULT_SLIDING_FREQ_BASE = 10000.0f;
 
-// The last layers read what the last one of their kind before them stored.
-// Source: transformers, models/gemma4, Gemma4TextAttention.
+// Makes the last layers read the keys and values of the last earlier layer of their kind (sliding
+// or full). Source: transformers, models/gemma4, Gemma4TextAttention.
 static void share_keys_and_values(const GgufFile & file, Hparams & hp) {
     const char * key = schema::KEY_ATTENTION_SHARED_KV_LAYERS;
     const int64_t n = file.has(key) ? file.need_integer(key, 0, hp.n_layer() - 1) : 0;
@@ -32,7 +31,8 @@ static void share_keys_and_values(const GgufFile & file, Hparams & hp) {
         }
         DFL_CHECK(layer.kv_layer >= 0 && hp.layers[layer.kv_layer].n_head_kv == layer.n_head_kv,
                   DFL_STATUS_FILE,
-                  "%s: metadata key %s is %lld: layer %lld has no layer of its kind before them",
+                  "%s: metadata key %s is %lld, but layer %lld has no earlier layer of its kind to "
+                  "share keys and values with",
                   file.path().c_str(), file.key(key).c_str(), (long long)n, (long long)il);
     }
 }
@@ -54,7 +54,7 @@ static Hparams read(const GgufFile & file) {
         const bool slides = layer.window > 0;
         layer.attn_scale = 1.0f;
         layer.norms_values = true;
-        layer.value_is_key = true; // where there is no projection of V
+        layer.value_is_key = true; // used by layers without V weights
         layer.activation = Activation::GELU;
         layer.rope.takes_factors = !slides;
         if (slides && !file.has(schema::KEY_ROPE_FREQ_BASE_SWA)) {
@@ -64,7 +64,6 @@ static Hparams read(const GgufFile & file) {
     return hp;
 }
 
-// Experts beside a dense feed-forward.
 static void bind_feed_forwards(WeightLoader & loader, int il) {
     const Hparams & hp = loader.hparams();
     LayerWeights & layer = loader.weights().layers[il];
@@ -72,7 +71,8 @@ static void bind_feed_forwards(WeightLoader & loader, int il) {
     if (hp.experts.n_expert == 0) {
         return;
     }
-    // Here its scale is one of what it reads, which is also divided by the root of the width.
+    // The file's router scale applies to the router's input, which is also divided by sqrt(n_embd).
+    // `plain` keeps the loader from applying it to the output.
     layer.experts.router = loader.linear(schema::TENSOR_FFN_GATE_INP, il, hp.n_embd,
                                          hp.experts.n_expert, /*plain =*/true);
     const float factor = 1.0f / std::sqrt(static_cast<float>(hp.n_embd));
@@ -120,8 +120,7 @@ static void bind(WeightLoader & loader) {
     }
 }
 
-// The dense part and, where a model has them, experts, each with a norm of its own before and
-// after.
+// Builds the dense feed-forward and any experts beside it, each with norms before and after.
 static ggml_tensor * feed_forwards(GraphContext & g, int il, const SubLayerInput & in) {
     const LayerWeights & layer = g.weights.layers[il];
     const Activation activation = g.hp.layers[il].activation;
@@ -136,14 +135,14 @@ static ggml_tensor * feed_forwards(GraphContext & g, int il, const SubLayerInput
     return post_normed(g, experts, layer.parallel_norms.post_experts, both);
 }
 
-// What all layers take of their rows' tokens: the mean, times the root of 2, of a table's rows and
-// a projection of the embeddings. [n_per_layer, n_layer, n_rows]
+// Returns the per-layer inputs of all layers, [n_per_layer, n_layer, n_rows]: the sum of per-layer
+// embeddings and a normed projection of the token embeddings, divided by sqrt(2).
 static ggml_tensor * per_layer_inputs(GraphContext & g) {
     const int64_t n = g.hp.n_per_layer;
     const auto heads = [&](ggml_tensor * x) {
         return ggml_reshape_3d(g.ctx, x, n, g.hp.n_layer(), x->ne[1]);
     };
-    // The projection is of embeddings divided by the root of their width, which only eps sees.
+    // The reference divides the embeddings by sqrt(n_embd); after the norm only eps shows this.
     ggml_tensor * projected = heads(linear(g, g.weights.per_layer_projection, g.in.embd));
     projected = ggml_rms_norm(g.ctx, projected, g.hp.eps * static_cast<float>(g.hp.n_embd));
     projected = ggml_mul(g.ctx, projected, g.weights.per_layer_projection_norm);

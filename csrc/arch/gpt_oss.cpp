@@ -1,4 +1,4 @@
-// gpt-oss: windows in every other layer, sinks, biases, and experts throughout.
+// gpt-oss: windows in every other layer, attention sinks, biases, experts in all layers.
 #include "arch/arch.h"
 #include "gguf_schema.h"
 
@@ -7,7 +7,7 @@ namespace dfl {
 static Hparams read(const GgufFile & file) {
     HparamRules rules;
     rules.rope_type = GGML_ROPE_TYPE_NEOX;
-    rules.sliding_period = 2; // even layers slide
+    rules.sliding_period = 2; // even layers have a window
     rules.truncates_yarn = false;
     Hparams hp = read_common_hparams(file, rules);
     hp.experts = read_expert_shape(file, /*shared =*/false);

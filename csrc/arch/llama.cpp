@@ -1,4 +1,4 @@
-// Llama and its kin (SmolLM2): rope on neighbouring pairs, no head norms.
+// Llama and models of its structure (SmolLM2): rope on adjacent pairs, no head norms.
 #include "arch/arch.h"
 #include "gguf_schema.h"
 

@@ -15,9 +15,10 @@ static ggml_backend_dev_t choose_device(const std::string & path, const ModelPar
         return cpu_device();
     }
     DFL_CHECK(device != cpu_device() || hypothetical, DFL_STATUS_UNSUPPORTED,
-              "%s: %d layers on a GPU: %s; a backend module may bring one", path.c_str(), n,
-              params.device.empty() ? "ggml has no such device here"
-                                    : "the device given is the CPU");
+              "%s: n_gpu_layers is %d, but %s", path.c_str(), n,
+              params.device.empty()
+                  ? "ggml finds no GPU; give 0, or build a GPU backend (dflash-backend)"
+                  : "the device given is the CPU; give 0, or name a GPU");
     return hypothetical ? cpu_device() : device;
 }
 
@@ -27,7 +28,7 @@ Model::Model(const std::string & path, const ModelParams & params)
     hp_.n_vocab = read_vocab_size(file_);
     device_ = choose_device(path, params);
     if (dry_run_ == DFL_DRY_RUN_CUDA && params.n_gpu_layers == 0) {
-        dry_run_ = DFL_DRY_RUN_DEVICE; // nothing is on the GPU
+        dry_run_ = DFL_DRY_RUN_DEVICE;
     }
     if (on_gpu()) {
         const int64_t n = params.n_gpu_layers;

@@ -1,4 +1,4 @@
-// A loaded model: immutable, shareable between engines and threads.
+// A loaded model: immutable, and shareable between engines and threads.
 #pragma once
 
 #include "arch/arch.h"
@@ -13,16 +13,15 @@
 namespace dfl {
 
 struct ModelParams {
-    // Negative: all of them, if there is such a device; 0: none; else the last so many, of which
-    // the head is one.
+    // Number of last layers on the GPU, the head included; negative: all, if there is a GPU.
     int n_gpu_layers = -1;
     std::vector<std::string> excluded_buffer_types;
     LoadProgress progress;
-    std::string device = ""; // of the layers that are not on the CPU; empty: the first GPU
-    int n_threads = 0;       // that rearrange weights; 0: default_threads()
-    bool repack = true;      // for the CPU's faster kernels, ours and ggml's
-    dfl_dry_run dry_run = DFL_DRY_RUN_NONE; // else weights are placed, and not loaded
-    int n_cpu_experts = 0;                  // first layers whose experts stay on the CPU
+    std::string device = "";                // device of layers not on the CPU; empty: the first GPU
+    int n_threads = 0;                      // threads that repack weights; 0: default_threads()
+    bool repack = true;                     // weights may be repacked for faster CPU kernels
+    dfl_dry_run dry_run = DFL_DRY_RUN_NONE; // dry runs place weights without loading
+    int n_cpu_experts = 0;                  // number of first layers with experts on the CPU
 };
 
 class Model {
@@ -33,16 +32,16 @@ class Model {
     const Hparams & hparams() const { return hp_; }
     const Arch & arch() const { return arch_; }
     const Weights & weights() const { return *weights_; }
-    // The device whose memory the weights are in; the CPU's for a hypothetical GPU.
+    // Returns the device that holds the weights; the CPU for a hypothetical GPU.
     ggml_backend_dev_t device() const { return device_; }
     const Split & split() const { return split_; }
     dfl_dry_run dry_run() const { return dry_run_; }
     const char * device_name() const;
     bool on_gpu() const { return dry_run_ == DFL_DRY_RUN_CUDA || device_ != cpu_device(); }
 
-    // Embeddings of tokens, scaled as the model wants them: dst [n_embd, n].
+    // Writes the scaled embeddings of n tokens to dst [n_embd, n].
     void embed(const int32_t * tokens, int64_t n, float * dst) const;
-    // What all layers take of tokens: dst [n_per_layer * n_layer, n].
+    // Writes the scaled per-layer embeddings of n tokens to dst [n_per_layer * n_layer, n].
     void embed_per_layer(const int32_t * tokens, int64_t n, float * dst) const;
 
   private:

@@ -1,4 +1,4 @@
-// Qwen2 and Qwen2.5: as Llama, with rope on halves. Projections have the biases that the file has.
+// Qwen2 and Qwen2.5: Llama with rope on halves of a head, and biases of projections if present.
 #include "arch/arch.h"
 #include "gguf_schema.h"
 

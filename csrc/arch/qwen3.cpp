@@ -1,4 +1,4 @@
-// Qwen3, dense and with experts: as Llama, with normed heads and rope on halves.
+// Qwen3, dense and with experts: Llama with head norms and rope on halves of a head.
 #include "arch/arch.h"
 #include "gguf_schema.h"
 

@@ -1,5 +1,4 @@
-// Qwen3.5 and 3.6, dense and with experts, and Qwen3-Next: Gated DeltaNet layers, and gated
-// attention in between.
+// Qwen3.5, Qwen3.6 and Qwen3-Next, dense or with experts: Gated DeltaNet and gated attention.
 #include "arch/arch.h"
 #include "error.h"
 #include "gguf_schema.h"
@@ -17,7 +16,9 @@ static void read_recurrent(const GgufFile & file, Hparams & hp) {
     const int64_t inner = file.need_integer(schema::KEY_SSM_INNER_SIZE, 1, 1 << 24);
     DFL_CHECK(shape.n_v_heads % shape.n_k_heads == 0 && inner == shape.d_state * shape.n_v_heads,
               DFL_STATUS_FILE,
-              "%s: %lld value heads of %lld for %lld key heads do not make an inner size of %lld",
+              "%s: ssm.time_step_rank is %lld, ssm.state_size %lld, ssm.group_count %lld and "
+              "ssm.inner_size %lld; expected inner_size = time_step_rank * state_size, and a "
+              "time_step_rank that group_count divides",
               file.path().c_str(), (long long)shape.n_v_heads, (long long)shape.d_state,
               (long long)shape.n_k_heads, (long long)inner);
 
@@ -39,7 +40,7 @@ static Hparams read(const GgufFile & file) {
     Hparams hp = read_common_hparams(file, {GGML_ROPE_TYPE_IMROPE});
     const auto sections = file.integers(schema::KEY_ROPE_DIMENSION_SECTIONS);
     DFL_CHECK(sections && sections->size() >= 3 && sections->size() <= 4, DFL_STATUS_FILE,
-              "%s: metadata key %s must hold four rope sections", file.path().c_str(),
+              "%s: metadata key %s must hold three or four rope sections", file.path().c_str(),
               file.key(schema::KEY_ROPE_DIMENSION_SECTIONS).c_str());
     read_rope_sections(file, hp);
     read_recurrent(file, hp);
@@ -52,7 +53,7 @@ static Hparams read_moe(const GgufFile & file) {
     return hp;
 }
 
-// Qwen3-Next turns plainly, and its files keep value heads as they were trained.
+// Qwen3-Next has plain rope, and its files keep the value heads of a key head adjacent.
 static Hparams read_next(const GgufFile & file) {
     Hparams hp = read_common_hparams(file, {GGML_ROPE_TYPE_NEOX});
     read_recurrent(file, hp);
@@ -100,7 +101,7 @@ static void bind(WeightLoader & loader) {
     bind_decoder(loader, options);
 }
 
-// Attention whose output is gated head by head; a head's rows of q are [query | gate].
+// Builds attention with an output gate. The rows of q hold each head's query, then its gate.
 static ggml_tensor * gated_attention(GraphContext & g, int il, const SubLayerInput & in) {
     const LayerShape & shape = g.hp.layers[il];
     const AttentionWeights & w = g.weights.layers[il].attn;

@@ -1,4 +1,4 @@
-// The architectures: one row each.
+// Table of the supported architectures.
 #include "arch/arch.h"
 
 namespace dfl {

@@ -4,9 +4,9 @@
 
 namespace dfl {
 
-// Changes that are remembered. Rows that missed more are written anew.
+// Number of cell changes that the log keeps. Mask rows older than the log are written anew.
 static constexpr size_t MOST_LOGGED = 8192;
-// Cells between two spans that are written with them: one copy to a device costs as much.
+// Gap in cells up to which two changed cells share a write, as another copy costs as much.
 static constexpr int64_t MAX_GAP = 256;
 
 CellMasks::CellMasks(const Hparams & hp, const std::vector<int64_t> & layers,
@@ -76,7 +76,7 @@ void CellMasks::log_changes(const CellTable & table, const std::vector<int64_t> 
     }
 }
 
-// Whose a row is: padding is of the last sequence.
+// Returns the sequence of row i of a pass; padding rows belong to the last sequence.
 static const SequenceRows & rows_of(const MaskRows & rows, int64_t i) {
     const auto after =
         std::upper_bound(rows.sequences.begin(), rows.sequences.end(), i,
@@ -84,7 +84,7 @@ static const SequenceRows & rows_of(const MaskRows & rows, int64_t i) {
     return after[-1];
 }
 
-// Those that were written for the same sequence, and missed no change that is forgotten.
+// Returns the number of leading mask rows for which writing the logged cell changes is enough.
 int64_t CellMasks::n_unchanged_rows(const MaskRows & rows) const {
     int64_t n = 0;
     for (const WrittenRow & row : written_) {
@@ -97,14 +97,14 @@ int64_t CellMasks::n_unchanged_rows(const MaskRows & rows) const {
     return n;
 }
 
-// Where the first n_known rows may differ from what was written.
+// Returns the cells whose mask values may be outdated in the first n_unchanged rows.
 std::vector<CellMasks::Span> CellMasks::changed_spans(const MaskBuffer & mask,
                                                       const MaskRows & rows,
                                                       int64_t n_unchanged) const {
     std::vector<int64_t> cells(log_.begin() + (written_[n_unchanged - 1].changes - log_start_),
                                log_.end());
     if (mask.rule.window > 0) {
-        // As rows move on, positions leave their windows; of moves back, they enter them.
+        // Positions leave the window of a row that advances and enter that of a row that goes back.
         for (int64_t i = 0; i < n_unchanged; ++i) {
             const auto sequence = static_cast<size_t>(written_[i].sequence);
             if (sequence >= cell_at_.size()) {
@@ -157,7 +157,6 @@ void CellMasks::fill(const MaskRule & rule, const CellTable & table, const MaskR
     }
 }
 
-// Cells of rows [first_row, end_row).
 void CellMasks::write(const MaskBuffer & mask, const CellTable & table, const MaskRows & rows,
                       Span span, int64_t first_row, int64_t end_row) {
     const int64_t n = span.end - span.first, n_rows = end_row - first_row;
@@ -207,7 +206,7 @@ void CellMasks::update(CellTable & table, const MaskRows & rows, int64_t n_kv) {
         written_[i] = {rows_of(rows, i).sequence, rows.positions[i],
                        log_start_ + static_cast<int64_t>(log_.size())};
     }
-    log_changes(table, rows.cells); // what its rows see of each other holds for this pass alone
+    log_changes(table, rows.cells); // visibility among rows of the same pass ends with the pass
 }
 
 uint64_t CellMasks::bytes(const Backend * on) const {

@@ -1,5 +1,5 @@
-// Attention masks that stay on the device from pass to pass: what a round writes of them depends on
-// its rows, not on the length of the sequence.
+// Attention masks that stay on the device between passes. A pass rewrites only changed cells, so
+// its cost does not grow with the length of the sequence.
 #pragma once
 
 #include "cache/cell_table.h"
@@ -12,7 +12,7 @@
 
 namespace dfl {
 
-// Which earlier and later cells a row sees; every such rule of a model has one mask a device.
+// Window and causality of an attention layer. Layers of a device with equal rules share one mask.
 struct MaskRule {
     int64_t window = 0;
     bool causal = true;
@@ -20,37 +20,35 @@ struct MaskRule {
     bool operator==(const MaskRule & o) const { return window == o.window && causal == o.causal; }
 };
 
-// Rows [first, first + n) of a pass, of one sequence: they see its cells by their positions.
+// Rows [first, first + n) of a pass, all of one sequence; they attend to its cells by position.
 struct SequenceRows {
     int32_t sequence;
     int64_t first, n;
-    // Tree that the rows are nodes of, or NULL. A node sees itself and its ancestors.
+    // Tree whose nodes the rows are, or NULL. Nodes attend to themselves and their ancestors.
     const Tree * tree;
 };
 
 struct MaskRows {
     const std::vector<int32_t> & positions;
-    const std::vector<int64_t> & cells; // that they write
-    // Without gaps. Rows after the last of them are copies of its first.
+    const std::vector<int64_t> & cells; // cell that each row writes its K and V to
+    // Sequences of the pass, adjacent. Padding rows follow: copies of the last sequence's first.
     const std::vector<SequenceRows> & sequences;
 };
 
 class CellMasks {
   public:
-    // For these attention layers of a model where they lie, and passes of at most n_rows.
     CellMasks(const Hparams & hp, const std::vector<int64_t> & layers, const LayerPlace & place,
               int64_t n_cells, int64_t n_rows);
-    // Makes room for passes of more rows, after which every graph that was built is void. Throws
-    // DFL_STATUS_MEMORY and changes nothing.
+    // Grows the masks, which invalidates cached graphs. On DFL_STATUS_MEMORY nothing has changed.
     void reserve(int64_t n_rows);
 
-    // All of them over the first n_kv cells: f16 [n_kv, n_rows] each.
+    // Returns f16 [n_kv, n_rows] views of all masks over the first n_kv cells.
     std::vector<ggml_tensor *> views(ggml_context * ctx, int64_t n_kv, int64_t n_rows) const;
-    // Which of these is a layer's.
+    // Returns the index of layer il's mask in views().
     int64_t index(int64_t il) const { return index_[il]; }
 
     bool empty() const { return masks_.empty(); }
-    // Makes them those of these rows; takes the table's changes.
+    // Updates the masks for the rows of the next pass, and takes the changes of the table.
     void update(CellTable & table, const MaskRows & rows, int64_t n_kv);
 
     uint64_t bytes(const Backend * on = nullptr) const;
@@ -61,16 +59,15 @@ class CellMasks {
         Backend * backend;
         ggml_context_ptr ctx;
         Allocation memory;
-        ggml_tensor * tensor = nullptr; // [n_cells * n_rows]: rows of n_kv_ lie without gaps
+        ggml_tensor * tensor = nullptr; // mask values, f16; rows of n_kv_ values without gaps
     };
-    // Cells [first, end).
     struct Span {
         int64_t first, end;
     };
-    // What a row of the masks was written for.
+    // Sequence, position and length of the log for which a mask row was last written.
     struct WrittenRow {
         int32_t sequence, position;
-        int64_t changes; // of the log
+        int64_t changes;
     };
 
     void log_changes(const CellTable & table, const std::vector<int64_t> & cells);
@@ -84,16 +81,16 @@ class CellMasks {
 
     int64_t n_cells_, n_rows_;
     std::vector<MaskBuffer> masks_;
-    std::vector<int64_t> index_; // -1 for other layers
-    int64_t n_kv_ = 0;           // cells of a row as they were written
-    // Rows were written for passes that all began with row 0, so later rows know no more changes
-    // than earlier ones.
+    std::vector<int64_t> index_; // index of each layer's mask, or -1
+    int64_t n_kv_ = 0;           // number of cells in a mask row
+    // Mask rows as last written. Passes write from row 0 on, so later rows know fewer changes.
     std::vector<WrittenRow> written_;
-    // Changed cells in the order of their changes, those before log_start_ forgotten.
+    // Changed cells, oldest first. log_start_: number of changes dropped before them.
     std::vector<int64_t> log_;
     int64_t log_start_ = 0;
-    std::vector<std::vector<int32_t>> cell_at_; // of a sequence's positions; -1; may be outdated
-    // What goes to devices until the next update: some copy it only as their graph begins.
+    // Cell of each sequence and position, or -1. Entries may be outdated.
+    std::vector<std::vector<int32_t>> cell_at_;
+    // Mask values kept until the next update, as some devices copy only when their graph starts.
     std::vector<std::vector<ggml_fp16_t>> staged_;
 };
 

@@ -42,7 +42,7 @@ int64_t CellTable::claim_lowest() {
     return first_unclaimed_;
 }
 
-// The page after its last one, if that is free, else the lowest.
+// Claims the page after the sequence's last page if it is free, else the lowest free page.
 void CellTable::claim_page(SequenceCells & owned) {
     const std::vector<int64_t> & last = owned.pages.empty() ? owned.shared : owned.pages;
     const int64_t next = last.empty() || packs_ ? n_pages() : last.back() + 1;
@@ -191,7 +191,7 @@ void CellTable::free_cell(int64_t cell, bool may_be_handed_out) {
     sequence_[cell] = FREE;
     position_[cell] = FREE;
     const int64_t page = cell / PAGE;
-    // What is released was mostly taken last.
+    // Released cells were mostly taken last, so search the newest pages first.
     auto at = std::find(owned.pages.rbegin(), owned.pages.rend(), page);
     const int64_t index = owned.pages.rend() - at - 1;
     if (--used_[page] == 0) {
@@ -248,7 +248,7 @@ CellTable::Copy CellTable::release_from(int32_t sequence, int32_t position) {
               "sequence %d has rows without positions behind position %d", sequence, position);
     const int64_t from = owned.shared.back();
     owned.shared.pop_back();
-    if (holders_[from] == 1) { // its own again
+    if (holders_[from] == 1) { // the sequence is the page's only holder
         holders_[from] = 0;
         owned.pages.push_back(from);
         owned.next = n;
@@ -335,8 +335,8 @@ void CellTable::drop(int64_t page) {
     lower_high();
 }
 
-// Unless the table packs, they are not handed out before all of their page is free: cells of a
-// sequence that moves on stay in the order of their positions.
+// Tables that do not pack reuse freed cells only when their whole page is free, so that the cells
+// of an advancing sequence stay in order.
 void CellTable::release_before(int32_t sequence, int32_t position) {
     if (const auto & all = spans(sequence); all.empty() || all.front().position >= position) {
         return;
@@ -349,7 +349,7 @@ void CellTable::release_before(int32_t sequence, int32_t position) {
     }
 }
 
-// A list longer than the table has duplicates.
+// Merges duplicate changes once there are twice as many changes as cells.
 void CellTable::record_change(int64_t cell) {
     if (changes_.size() >= 2 * sequence_.size()) {
         changes_ = take_changes();

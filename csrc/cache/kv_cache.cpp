@@ -8,7 +8,7 @@
 
 namespace dfl {
 
-// Whether the device can attend one head shape with this pair of types, and write both.
+// True if the device can attend to, and write, this pair of K/V types with this head size.
 static bool pair_works(Backend & backend, const LayerShape & layer, ggml_type type_k,
                        ggml_type type_v) {
     constexpr int64_t n_kv = 256, n_rows = 2;
@@ -68,7 +68,7 @@ static void check_types(Backend & backend, const LayerShape & layer, ggml_type t
                        (long long)layer.head_dim, advice.c_str()));
 }
 
-// Orthonormal Walsh-Hadamard matrix: entry (i, j) is the sign of popcount(i & j).
+// Fills an orthonormal Walsh-Hadamard matrix: entry (i, j) has the sign of popcount(i & j).
 static void set_hadamard(ggml_tensor * matrix) {
     const int64_t n = matrix->ne[0];
     const float unit = 1.0f / std::sqrt(static_cast<float>(n));
@@ -81,7 +81,6 @@ static void set_hadamard(ggml_tensor * matrix) {
     ggml_backend_tensor_set(matrix, values.data(), 0, ggml_nbytes(matrix));
 }
 
-// Cells of each layer's group.
 static std::vector<int64_t> cells_of(const Hparams & hp, const LayerPlace & place,
                                      const std::vector<int64_t> & windows, const KvSizes & sizes) {
     std::vector<int64_t> cells;
@@ -93,13 +92,12 @@ static std::vector<int64_t> cells_of(const Hparams & hp, const LayerPlace & plac
         const int64_t n =
             KvGroup::cells_needed(window, sizes.n_sequences, sizes.uncommitted, is_host);
         const bool is_apart = window > 0 && sizes.uncommitted.total > 0;
-        // CUDA's flash attention is at its best over multiples of 256.
+        // CUDA's flash attention is fastest over a multiple of 256 cells.
         cells.push_back(is_apart ? std::min((n + 255) / 256 * 256, sizes.n_cells) : sizes.n_cells);
     }
     return cells;
 }
 
-// Whether a layer attends in our own code, else by ggml's operation.
 static bool attends_in_own_code(const Hparams & hp, const LayerPlace & place, int64_t il) {
     const LayerShape & layer = hp.layers[il];
     const bool on_host = place(il).runs_cpu_nodes() &&
@@ -107,8 +105,8 @@ static bool attends_in_own_code(const Hparams & hp, const LayerPlace & place, in
     return !layer.recurrent && on_host && layer.head_dim <= cpu::MAX_ROTATED_HEAD;
 }
 
-// How far back rows of each layer are seen, by itself and by layers that read what it stores, and
-// the same of these; 0: all.
+// Returns the window of each layer's K/V, 0 for all positions: the largest window among the layers
+// that read the same K/V.
 static std::vector<int64_t> windows_of(const Hparams & hp) {
     std::vector<int64_t> windows;
     for (const LayerShape & layer : hp.layers) {
@@ -126,7 +124,7 @@ static std::vector<int64_t> windows_of(const Hparams & hp) {
     return windows;
 }
 
-// Of the layers that were put into it.
+// Adds the next K/V group, of the layers that are already assigned to it.
 void KvCache::make_group(const Hparams & hp, const LayerPlace & place, int64_t window,
                          int64_t n_cells, const KvSizes & sizes) {
     std::vector<int64_t> masked;
@@ -155,8 +153,8 @@ KvCache::KvCache(const Hparams & hp, const LayerPlace & place, ggml_type type_k,
     }
     const std::vector<int64_t> windows = windows_of(hp);
     const std::vector<int64_t> cells = cells_of(hp, place, windows, sizes);
-    std::vector<std::pair<int64_t, int64_t>>
-        own_groups; // windows with a group of their own, its cells
+    // Window and number of cells of each group after the first.
+    std::vector<std::pair<int64_t, int64_t>> own_groups;
     for (int64_t il = 0; il < hp.n_layer(); ++il) {
         const std::pair<int64_t, int64_t> own = {windows[il], cells[il]};
         if (hp.layers[il].recurrent || own.second == sizes.n_cells) {
@@ -172,8 +170,8 @@ KvCache::KvCache(const Hparams & hp, const LayerPlace & place, ggml_type type_k,
     for (const auto & [window, n_cells] : own_groups) {
         make_group(hp, place, window, n_cells, sizes);
     }
-    // Block sizes of the rotations are those llama.cpp uses: the largest power of two that divides
-    // every K head, 64 for V; none where a head is not a multiple of 64.
+    // Like llama.cpp, rotates K in blocks of the largest power of two that divides all head
+    // sizes, and V in blocks of 64; no rotation if a head size is not a multiple of 64.
     int64_t block_k = ggml_is_quantized(type_k) ? int64_t(1) << 20 : 0;
     int64_t block_v = ggml_is_quantized(type_v) ? 64 : 0;
     for (int64_t il = 0; il < hp.n_layer(); ++il) {
@@ -182,7 +180,7 @@ KvCache::KvCache(const Hparams & hp, const LayerPlace & place, ggml_type type_k,
         if (shape.recurrent) {
             continue;
         }
-        if (shape.kv_layer >= 0) { // an earlier one
+        if (shape.kv_layer >= 0) { // layer reads the K and V of an earlier layer
             const Layer & of = layers_[shape.kv_layer];
             layer.backend = of.backend;
             layer.k = of.k;

@@ -1,6 +1,4 @@
-// K and V of every attention layer, in cells, by groups of layers that keep the same rows.
-//
-// Accepting or dropping rows changes the table of cells, and on the CPU the order of the rows.
+// K and V of all attention layers, in groups of layers that keep the same rows.
 #pragma once
 
 #include "cache/kv_group.h"
@@ -13,55 +11,50 @@
 namespace dfl {
 
 struct KvSizes {
-    int64_t n_cells;     // of layers that see all
-    int64_t n_rows;      // most of a pass, for the masks
-    int32_t n_sequences; // most of these
-    // Layers with a window have no more cells than KvGroup::cells_needed() says of these; none: as
-    // many as the others.
+    int64_t n_cells; // number of cells of layers without a window
+    int64_t n_rows;  // number of rows of the largest pass
+    int32_t n_sequences;
+    // Limits the cells of layers with a window, see KvGroup::cells_needed(). {0, 0}: no limit.
     KvGroup::UncommittedRows uncommitted = {0, 0};
 };
 
-// K and V of every attention layer, where the layer lies, by groups of layers.
 class KvCache {
   public:
-    // Throws DFL_STATUS_UNSUPPORTED for a pair of types a device cannot attend with, and
-    // DFL_STATUS_MEMORY naming the bytes.
+    // Throws DFL_STATUS_UNSUPPORTED if a device cannot attend with the types; DFL_STATUS_MEMORY.
     KvCache(const Hparams & hp, const LayerPlace & place, ggml_type type_k, ggml_type type_v,
             const KvSizes & sizes);
 
     ggml_tensor * k(int64_t il) const { return layers_[il].k; }
     ggml_tensor * v(int64_t il) const { return layers_[il].v; }
-    // Hadamard matrices that spread outliers before quantising; NULL where nothing is quantised.
+    // Hadamard matrices that spread outliers before K and V are quantised; NULL: no rotation.
     ggml_tensor * rotation_k(int64_t il) const { return parts_.at(layers_[il].backend).rotation_k; }
     ggml_tensor * rotation_v(int64_t il) const { return parts_.at(layers_[il].backend).rotation_v; }
-    // Whether a layer attends in our own code, which takes visible cells in place of a mask.
+    // True if a layer runs our own CPU attention, which reads visible cells instead of a mask.
     bool attends_on_host(int64_t il) const { return layers_[il].attends_on_host; }
 
-    // The first holds every row of every sequence, even if no layer is in it.
+    // Returns the K/V groups. The first group has every row of every sequence, even without layers.
     std::vector<KvGroup> & groups() { return groups_; }
     const std::vector<KvGroup> & groups() const { return groups_; }
-    // Of an attention layer, and its place among them.
     const KvGroup & group(int64_t il) const { return groups_[layers_[il].group]; }
     int64_t group_index(int64_t il) const { return layers_[il].group; }
-    // Of the first group: what sequences can take.
+    // Cell table of the first group, which limits the tokens of all sequences.
     CellTable & cells() { return groups_.front().cells(); }
     const CellTable & cells() const { return groups_.front().cells(); }
     int32_t n_sequences() const { return n_sequences_; }
 
-    // Bytes of K and V alone, on one device or on all.
+    // Returns the bytes of K and V, without masks, on a device or (NULL) on all devices.
     uint64_t bytes(const Backend * on = nullptr) const;
-    // Makes room for masks of more rows, as CellMasks::reserve().
     void reserve_masks(int64_t n_rows);
     uint64_t mask_bytes(const Backend * on = nullptr) const;
-    // Forgets a sequence in every group.
+    // Zeroes the K/V of a sequence and of free cells, in every group.
     void clear(int32_t sequence);
 
-    // True if some layers have a window and forget what has left it. As of a group, in all of them:
+    // True if some layers have a window, so that slide_window() frees cells.
     bool has_windows() const { return groups_.size() > 1; }
     void slide_window(int32_t sequence, int64_t position);
 
   private:
-    // What lies on one device.
+    // K/V tensors and rotations on one device.
     struct Part {
         ggml_context_ptr ctx;
         Allocation memory;
@@ -69,7 +62,7 @@ class KvCache {
         ggml_tensor * rotation_v = nullptr;
     };
     struct Layer {
-        Backend * backend = nullptr; // NULL for recurrent ones
+        Backend * backend = nullptr; // device of the layer; NULL if recurrent
         ggml_tensor *k = nullptr, *v = nullptr;
         bool attends_on_host = false;
         int64_t group = -1;

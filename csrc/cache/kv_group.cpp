@@ -20,7 +20,7 @@ void KvGroup::add_layer(const Backend & backend, ggml_tensor * k, ggml_tensor * 
 
 void KvGroup::set_rows(const MaskRows & rows, int64_t n_kv) {
     if (masks_.empty()) {
-        cells_.take_changes(); // nobody asks for them
+        cells_.take_changes(); // cell changes are dropped, as no mask needs them
     } else {
         masks_.update(cells_, rows, n_kv);
     }
@@ -38,7 +38,8 @@ void KvGroup::zero(int64_t first, int64_t n) {
 }
 
 void KvGroup::clear(int32_t sequence) {
-    int64_t first = 0; // of cells side by side that are to be zeroed: few calls of a device
+    // First cell of a run of adjacent cells, which one call of the device zeroes.
+    int64_t first = 0;
     for (int64_t cell = 0; cell <= cells_.n_touched(); ++cell) {
         const bool is_meant =
             cell < cells_.n_touched() &&
@@ -59,7 +60,7 @@ void KvGroup::copy_out_lent(int32_t sequence, int64_t first, int64_t end) {
     if (first >= end) {
         return;
     }
-    std::vector<KvBlock *> lent; // each ends its own loan
+    std::vector<KvBlock *> lent; // a copy of the list of blocks, as copy_out() shortens lent_
     std::copy_if(lent_.begin(), lent_.end(), std::back_inserter(lent), [&](const KvBlock * block) {
         return block->owner() == sequence && block->position() < end &&
                block->position() + block->n() > first;

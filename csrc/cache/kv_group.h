@@ -12,27 +12,22 @@ namespace dfl {
 
 class KvBlock;
 
-// Those of layers with a window stay only while rows to come may see them: of a sequence that has
-// come to a position the window before it, and REACH positions more, so that it goes back to a
-// prefix nearby without a copy.
+// Layers with the same window and cells. Sequences keep their window and REACH positions before it,
+// so that going back to a nearby prefix needs no copy.
 class KvGroup {
   public:
-    // Of a short answer that is asked for again.
+    // Number of positions, about a short answer that a user may want to have regenerated.
     static constexpr int64_t REACH = CellTable::PAGE;
 
-    // Largest number of uncommitted rows, pending verifies and padding among them: of one sequence,
-    // and of all together.
+    // Largest number of uncommitted rows, including pending verifies and padding.
     struct UncommittedRows {
         int64_t per_sequence, total;
     };
-    // Number of cells with which CellTable::take() never fails for want of one. is_host: as below.
-    //
-    // Between passes a sequence holds positions from first_retained() on, which is the first of a
-    // page: fewer than window + REACH + PAGE - 1. It takes a page when those that it has are full
-    // (CellTable, packs), so in its pass u cells lie in fewer than u + PAGE cells of pages. In host
-    // memory accepted rows are moved together, so that its cells are in the order of its positions
-    // and whole pages leave with them: what holds in the pass holds after it. Elsewhere rows stay
-    // where they are, and a sequence may keep as many pages as it had in its largest pass.
+    // Returns a number of cells with which CellTable::take() never fails. is_host: all K/V in host
+    // memory. Between passes a sequence keeps at most window + REACH + PAGE - 2 positions, from the
+    // start of a page on. It claims a page only when its pages are full, so u uncommitted rows need
+    // less than u + PAGE cells more. In host memory a commit moves rows together and so frees whole
+    // pages; elsewhere a sequence may keep all pages of its largest pass.
     static int64_t cells_needed(int64_t window, int32_t n_sequences, const UncommittedRows & rows,
                                 bool is_host) {
         const int64_t retained = window - 1 + REACH + 2 * (CellTable::PAGE - 1);
@@ -40,10 +35,10 @@ class KvGroup {
                        : n_sequences * (retained + rows.per_sequence);
     }
 
-    // window: 0, or as far back as a row of these layers sees, itself included. attends_on_host:
-    // some layer does, in our own code.
+    // window: positions a row attends to, its own included; 0: all. attends_on_host: some layer
+    // runs our own CPU attention.
     KvGroup(int64_t window, CellTable cells, CellMasks masks, bool attends_on_host);
-    // A layer's rows, [head_dim * n_head_kv, n_cells] each.
+    // Adds a layer's K and V, [head_dim * n_head_kv, n_cells] each.
     void add_layer(const Backend & backend, ggml_tensor * k, ggml_tensor * v);
 
     int64_t window() const { return window_; }
@@ -53,61 +48,53 @@ class KvGroup {
     CellMasks & masks() { return masks_; }
     const CellMasks & masks() const { return masks_; }
     const std::vector<VisibleRows> & visible() const { return visible_; }
-    // Makes the masks and visible() those of the rows of the next pass, over the first n_kv cells.
+    // Updates the masks and visible() for the rows of the next pass, over the first n_kv cells.
     void set_rows(const MaskRows & rows, int64_t n_kv);
 
-    // True if all of it lies in host memory.
     bool is_host() const { return is_host_; }
-    // Zeroes what is stored in the cells of a sequence and in those that nobody holds, and touches
-    // no memory that was never written to; the table stays.
+    // Zeroes K/V rows of a sequence and of free cells, except memory that was never written to.
     void clear(int32_t sequence);
     void clear_cell(int64_t cell) { zero(cell, 1); }
 
-    // CellTable::release_from() with the copies that it asks for, and release_before(). Lent rows
-    // are copied to the host first.
+    // Release cells as CellTable does, with the copies it asks for, after copying out lent rows.
     void release_from(int32_t sequence, int32_t position);
     void release_before(int32_t sequence, int32_t position);
-    // Lends rows of a sequence to a block, until the sequence gives up their cells.
+    // Lends rows of a sequence to a block until the sequence releases their cells.
     void lend(KvBlock * block) { lent_.push_back(block); }
     void end_loan(KvBlock * block);
-    // Blocks of shared pages, by page: at most one each.
     const std::map<int64_t, KvBlock *> & blocks_by_page() const { return blocks_by_page_; }
     void register_block(int64_t page, KvBlock * block) { blocks_by_page_[page] = block; }
     void unregister_block(int64_t page) { blocks_by_page_.erase(page); }
 
-    // Whether sequences may share pages of cells: where every layer attends in our own code, which
-    // takes rows where they lie, and to which hidden ones are nothing. Not for windows.
+    // True if sequences may share pages. Our own CPU attention reads rows in place and skips masked
+    // cells; windows and masks exclude sharing.
     bool shares_pages() const { return window_ == 0 && masks_.empty() && is_host(); }
-    // Keys and values of each layer.
     const std::vector<ggml_tensor *> & tensors() const { return tensors_; }
-    // Bytes of one cell in all of them.
+    // Returns the bytes of one cell, summed over all layers.
     uint64_t row_bytes() const;
-    // Copies rows out, tensor by tensor, those of each side by side: n of a sequence from a
-    // position on, which must be there; of n cells side by side; and back, of n_from rows those
-    // from `first` on.
+    // Copy rows between cells and the host, where each tensor's rows are adjacent. read_rows()
+    // needs all n rows of the sequence. write_cells() writes rows [first, first + n) of n_from.
     void read_rows(int32_t sequence, int32_t position, int64_t n, uint8_t * to) const;
     void read_cells(int64_t cell, int64_t n, uint8_t * to) const;
     void write_cells(int64_t cell, int64_t n, const uint8_t * from, int64_t first, int64_t n_from);
-    // Host memory only.
+    // Copies rows between cells, in host memory only.
     void copy_cells(const CellTable::Copy & copy);
 
-    // What follows is for windows; without one all rows stay.
-
-    // Forgets rows that have left the window of a sequence at a position.
+    // Releases the rows of a sequence at `position` that have left its window.
     void slide_window(int32_t sequence, int64_t position) {
         release_before(sequence, static_cast<int32_t>(first_retained(position)));
     }
-    // First position that a snapshot has for a row at a position: the first of a page, where it
-    // lies as if it had been computed.
+    // Returns the first position in a snapshot taken at `position`: the start of a page, so that
+    // restored rows are laid out like computed rows.
     int64_t first_saved(int64_t position) const;
 
   private:
     void zero(int64_t first, int64_t n);
-    // Has blocks copy the rows of these positions that are lent to them.
+    // Copies lent rows of positions [first, end) to the host.
     void copy_out_lent(int32_t sequence, int64_t first, int64_t end);
-    // First position that a row at a position may attend to.
+    // Returns the first position visible to a row at `position`.
     int64_t first_visible(int64_t position) const;
-    // First position that stays; the first of a page, so that whole pages become free.
+    // Returns the first position that stays in cells: the start of a page, to free whole pages.
     int64_t first_retained(int64_t position) const;
 
     int64_t window_;

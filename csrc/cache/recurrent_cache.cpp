@@ -82,7 +82,7 @@ uint64_t RecurrentCache::update_bytes(const Backend * on) const {
     return sum;
 }
 
-// The sequence's rows of all layers: their tensor, where the first begins, and bytes of one.
+// Calls visit(part, tensor, offset, size) with the place of the sequence's slot in each tensor.
 template <typename Visit>
 void RecurrentCache::for_each_part(int32_t sequence, Visit && visit) const {
     for (const bool is_state : {true, false}) {

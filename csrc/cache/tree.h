@@ -1,5 +1,5 @@
-// The candidates of one verify. Node 0 is the root: chosen already, not appended yet. A node's
-// parent comes before it; a chain is the case parent = i - 1.
+// Candidates of one verify as a tree. Node 0, the root, is a sampled token that is not appended
+// yet. Parents come before their children; in a chain, parent = node - 1.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@ namespace dfl {
 
 class Tree {
   public:
-    Tree() = default; // no nodes
+    Tree() = default;
     // parents: NULL for a chain. Throws DFL_STATUS_ARGUMENT naming the node unless parents[0] is -1
     // and every other parent comes before its node.
     Tree(const int32_t * tokens, const int32_t * parents, int64_t n);
@@ -18,14 +18,12 @@ class Tree {
     bool is_chain() const { return is_chain_; }
     int32_t token(int64_t node) const { return tokens_[node]; }
     int32_t parent(int64_t node) const { return parents_[node]; }
-    // Steps below the root.
     int32_t depth(int64_t node) const { return depths_[node]; }
 
-    // The child of a node that is a token, -1 if there is none.
+    // Returns the child of a node that has the given token, or -1.
     int64_t child(int64_t node, int32_t token) const;
 
-    // Throws DFL_STATUS_ARGUMENT unless the nodes go down from the root, each a child of the one
-    // before.
+    // Throws DFL_STATUS_ARGUMENT unless the n nodes are a path down from the root.
     void check_path(const int32_t * nodes, int64_t n) const;
 
   private:

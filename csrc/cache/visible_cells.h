@@ -1,4 +1,4 @@
-// Cells that the rows of a pass may attend to, in place of a mask, for attention in our own code.
+// Cells that each row of a pass may attend to, for our own CPU attention, which uses no masks.
 #pragma once
 
 #include "cache/cell_masks.h"
@@ -8,13 +8,12 @@
 
 namespace dfl {
 
-// Cells visible to rows [first, first + n) of a pass, all of one sequence.
 struct VisibleRows {
     int64_t first, n;
-    cpu::VisibleCells cells; // its rows are these
+    cpu::VisibleCells cells;
 };
 
-// Sets `seen` to what the rows of each sequence see. Padding sees nothing.
+// Fills `visible` with the cells that each sequence's rows attend to. Padding attends to none.
 void find_visible_cells(const CellTable & table, const MaskRows & rows,
                         std::vector<VisibleRows> & visible);
 

@@ -52,7 +52,7 @@ static void set_threads(ggml_backend_t backend, int n_threads) {
     }
 }
 
-// One product of a type-quantised [256, 64] matrix with n_cols columns, weights in buft.
+// Multiplies a quantised [256, 64] matrix, stored in buffer type `buft`, with n_cols columns.
 static std::vector<float> probe_product(ggml_backend_t backend, ggml_backend_buffer_type_t buft,
                                         ggml_type type, int64_t n_cols,
                                         const std::vector<float> & values,
@@ -72,7 +72,7 @@ static std::vector<float> probe_product(ggml_backend_t backend, ggml_backend_buf
     ggml_cgraph * graph = ggml_new_graph(ctx.get());
     ggml_build_forward_expand(graph, y);
     if (!ggml_backend_supports_op(backend, y)) {
-        return {}; // the buffer type cannot hold such a weight
+        return {}; // tensor type not supported in the buffer type
     }
     std::vector<char> quantised(ggml_nbytes(w));
     ggml_quantize_chunk(type, values.data(), quantised.data(), 0, n_out, n_in, nullptr);
@@ -93,8 +93,8 @@ void probe_buffer_type(const std::string & name) {
             buft = type;
         }
     }
-    DFL_CHECK(buft != nullptr, DFL_STATUS_ARGUMENT, "buffer type %s: the CPU backend has none",
-              name.c_str());
+    DFL_CHECK(buft != nullptr, DFL_STATUS_ARGUMENT,
+              "buffer type %s: the CPU backend has no such type", name.c_str());
     ggml_backend_ptr backend(ggml_backend_dev_init(cpu_device(), nullptr));
     set_threads(backend.get(), 1);
     std::mt19937 random(7);
@@ -109,7 +109,7 @@ void probe_buffer_type(const std::string & name) {
             const auto got = probe_product(backend.get(), buft, type, n_cols, values, columns);
             const auto want = probe_product(backend.get(), plain, type, n_cols, values, columns);
             for (size_t i = 0; i < got.size(); ++i) {
-                // Sums of 256 products of unit normals: about 16 wide; kernels round differently.
+                // Sums of 256 products of unit normals are about 16; kernels round differently.
                 DFL_CHECK(std::fabs(got[i] - want[i]) < 1.0f, DFL_STATUS_COMPUTE,
                           "buffer type %s multiplies %s wrongly: %g instead of %g", name.c_str(),
                           ggml_type_name(type), got[i], want[i]);
@@ -213,7 +213,7 @@ Allocation Backend::allocate(ggml_context * ctx, const char * what) const {
 
 void Backend::use_huge_pages(ggml_backend_buffer_t buffer) const {
 #ifdef __linux__
-    // TLB misses take a tenth of a prefill in a virtual machine, where page walks are nested.
+    // Virtual machines have nested page walks, so TLB misses take about 10 % of a prefill.
     if (is_host()) {
         const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
         const auto base = reinterpret_cast<uintptr_t>(ggml_backend_buffer_get_base(buffer));
@@ -268,7 +268,7 @@ void Backend::read_rows(const ggml_tensor * tensor, void * dst, size_t offset, s
 void Backend::read(const std::vector<Fetch> & fetches) const {
     for (const Fetch & fetch : fetches) {
         const size_t size = ggml_nbytes(fetch.tensor);
-        // The CPU beside a device computes, and then holds, what the device cannot.
+        // The CPU holds the results of nodes that the device cannot run.
         if (ggml_backend_supports_buft(get(), ggml_backend_buffer_get_type(fetch.tensor->buffer))) {
             ggml_backend_tensor_get_async(get(), fetch.tensor, fetch.to, 0, size);
         } else {

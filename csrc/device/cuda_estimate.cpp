@@ -23,40 +23,39 @@ void add_attention_copies(ggml_cgraph * graph) {
         for (const ggml_tensor * x : {node->src[1], node->src[2]}) {
             index += x->type == GGML_TYPE_F16 ? 0 : ggml_nelements(x) * sizeof(ggml_fp16_t);
         }
-        if (index > 0) { // no node reads this dimension
+        if (index > 0) { // no other node reads this dimension
             node->ne[3] = 2;
             node->nb[3] = index;
         }
     }
 }
 
-// Rows that products of floats and of quantised weights take without cuBLAS and without tiles.
+// Largest number of rows of products without cuBLAS (float) or without tiles (quantised).
 constexpr int64_t MAX_ROWS_WITHOUT_BLAS = 8;
-// What cuBLAS is given to work in on a GPU since Hopper; it is 4 MiB on those before.
+// Bytes of cuBLAS's workspace on Hopper and later GPUs; earlier GPUs have 4 MiB.
 constexpr uint64_t blas_workspace = uint64_t(32) << 20;
-// Sums of a tile of 128 x 128 that another block finishes, one for each multiprocessor of an H100.
+// Bytes of 128 x 128 partial sums, one tile for each multiprocessor of an H100.
 constexpr uint64_t open_tiles = uint64_t(132) * 128 * 128 * sizeof(float);
 constexpr uint64_t pool_page = uint64_t(2) << 20;
 
-// Activations are quantised in blocks of 128 values and 16 bytes of scales, rows padded to 512.
+// Returns bytes of quantised activations: 144 per block of 128 values, rows padded to 512 values.
 static uint64_t quantised_product_bytes(const ggml_tensor * x) {
     const int64_t padded = (x->ne[0] + 511) / 512 * 512, n_rows = ggml_nrows(x);
     return n_rows * padded / 128 * 144 + (n_rows > MAX_ROWS_WITHOUT_BLAS ? open_tiles : 0);
 }
 
-// Inputs and, where weights are float16, outputs in their type.
+// Returns bytes of float16 or bfloat16 copies of inputs, and of outputs if weights are float16.
 static uint64_t float_product_bytes(const ggml_tensor * node) {
     const int64_t n = node->src[0]->type == GGML_TYPE_F32 ? 0 : ggml_nelements(node->src[1]);
     return 2 * (n + (node->src[0]->type == GGML_TYPE_F16 ? ggml_nelements(node) : 0));
 }
 
-// Short rows: indices. Long ones: keys and indices, each before and after sorting and once more
-// between the passes.
+// Returns bytes for sorting: indices of short rows, three copies of keys and indices of long rows.
 static uint64_t sort_bytes(const ggml_tensor * rows) {
     if (rows->ne[0] <= 1024) {
         return ggml_nbytes(rows);
     }
-    constexpr int64_t chunk = 1 << 26; // bytes of rows that are sorted at once
+    constexpr int64_t chunk = 1 << 26; // bytes of logit rows that are sorted at once
     return 6 * std::max<int64_t>(rows->nb[1], std::min<int64_t>(chunk, ggml_nbytes(rows)));
 }
 

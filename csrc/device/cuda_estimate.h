@@ -1,5 +1,5 @@
-// Estimates of what ggml's CUDA backend would do on a GPU that is not there to be asked, for plans.
-// Source: ggml 0.25.3, ggml-cuda (fattn.cu, mmq.cu, ggml-cuda.cu, argsort.cu, top-k.cu).
+// Estimates of ggml's CUDA backend on a hypothetical GPU, for memory plans. Source: ggml 0.25.3,
+// ggml-cuda (fattn.cu, mmq.cu, ggml-cuda.cu, argsort.cu, top-k.cu).
 #pragma once
 
 #include <cstdint>
@@ -9,17 +9,15 @@ namespace dfl::cuda_estimate {
 
 constexpr const char * NAME = "a hypothetical CUDA GPU";
 
-// Whether it runs a node; false for K/V types its attention does not take.
+// True if the backend runs a node; false for attention with K/V types that it lacks.
 bool runs(const ggml_tensor * node);
 
-// Lengthens the result of each attention node by the float16 copies that the kernel for more than
-// one row makes of other K and V, which lie behind it in the compute buffer. The graph can then be
-// measured only, not run.
+// Adds the kernel's float16 copies of K and V to the results of attention nodes with several rows.
+// The graph can then only be measured.
 void add_attention_copies(ggml_cgraph * graph);
 
-// Memory outside any buffer of ours: the most that one node of a graph takes from the backend's own
-// pool (quantised activations, open tiles of their products, float16 copies, what sorting whole
-// rows of logits needs), and cuBLAS's where it multiplies. An estimate.
+// Returns the estimated memory outside our buffers: the most that a node takes from the backend's
+// pool (quantised activations, open tiles, float16 copies, sorting), and cuBLAS's workspace.
 uint64_t pool_bytes(ggml_cgraph * graph);
 
 } // namespace dfl::cuda_estimate

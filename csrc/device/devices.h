@@ -1,4 +1,4 @@
-// The devices of one model: one, or a device and the CPU beside it, and which layer is on which.
+// Devices of a model: one device, or a device and the CPU, and the device of each layer.
 #pragma once
 
 #include "device/backend.h"
@@ -11,32 +11,32 @@
 namespace dfl {
 
 struct Split {
-    int64_t first = 0; // layers before it stay on the CPU; the head counts as the layer after all
-    int64_t first_experts = 0; // so do the experts of layers before this one
+    int64_t first = 0;         // first layer that is not on the CPU; the head is layer n_layer
+    int64_t first_experts = 0; // first layer whose experts are not on the CPU
 
     bool is_whole() const { return first == 0 && first_experts == 0; }
 };
 
 class Devices {
   public:
-    // measure, repack: as for Backend; the CPU beside a hypothetical GPU is not hypothetical.
+    // dry_run and repack as for Backend. The CPU beside a hypothetical GPU is the real one.
     Devices(ggml_backend_dev_t device, const Split & split, int n_threads,
             const std::vector<std::string> & excluded, dfl_dry_run dry_run = DFL_DRY_RUN_NONE,
             bool repack = true);
 
-    // The device of the head and of all layers that are not on the CPU; the CPU if it is the one.
+    // Returns the device of the head and of all layers that are not split off to the CPU.
     Backend & main() { return main_; }
     const Backend & main() const { return main_; }
-    // The CPU beside another device, which also does what that device cannot; NULL without another.
+    // Returns the CPU beside another main device, which runs what that device cannot; or NULL.
     Backend * cpu() { return cpu_.get(); }
     const Backend * cpu() const { return cpu_.get(); }
-    // The CPU, whichever it is.
+    // Returns the CPU, whether or not it is the main device.
     Backend & host() { return cpu_ ? *cpu_ : main_; }
     const Split & split() const { return split_; }
 
     Backend & of_layer(int64_t il) { return cpu_ && il < split_.first ? *cpu_ : main_; }
     uint64_t bytes_read() const;
-    // By a tensor's name in the file.
+    // Returns the device of a weight by the name of its tensor.
     Backend & of_weight(const std::string & name);
 
   private:

@@ -13,17 +13,17 @@
 
 namespace dfl {
 
-// Cores of less than this share of the fastest one's capacity hold up a team that shares its work
-// evenly more than they add: two halves beside two wholes make the team as fast as the two alone.
+// Share of the fastest core's capacity below which a core is not used: threads get equal work, so
+// fast cores would wait for it.
 static constexpr double SLOW_SHARE = 0.5;
 
 static std::optional<int64_t> read_number(const std::string & path) {
     std::ifstream file(path);
     int64_t number = 0;
-    return file >> number ? std::optional(number) : std::nullopt; // "max" is no number
+    return file >> number ? std::optional(number) : std::nullopt; // limits may be "max"
 }
 
-// "name value" or "name: value" in each line; what follows is passed over.
+// Reads lines of "name value" or "name: value".
 static std::map<std::string, uint64_t> read_table(const std::string & path) {
     std::ifstream file(path);
     std::map<std::string, uint64_t> table;
@@ -42,7 +42,7 @@ static bool lists(const std::string & commas, const std::string & name) {
     return ("," + commas + ",").find("," + name + ",") != std::string::npos;
 }
 
-// Blanks and backslashes in paths of mountinfo are \040 and the like.
+// Replaces octal escapes in paths of mountinfo, such as \040 for a blank.
 static std::string unescaped(const std::string & text) {
     std::string plain;
     for (size_t i = 0; i < text.size(); ++i) {
@@ -56,12 +56,11 @@ static std::string unescaped(const std::string & text) {
     return plain;
 }
 
-// This process's group in the hierarchy of a controller; "" is the one without controllers, of
-// version 2. Nothing if there is none.
+// Returns the path of this process's control group of a controller ("": version 2).
 static std::optional<std::string> group_of(const std::string & root,
                                            const std::string & controller) {
     std::ifstream file(root + "/proc/self/cgroup");
-    for (std::string line; std::getline(file, line);) { // number:controllers:path
+    for (std::string line; std::getline(file, line);) { // cgroup lines: number:controllers:path
         const size_t first = line.find(':'), second = line.find(':', first + 1);
         if (second == std::string::npos) {
             continue;
@@ -74,14 +73,13 @@ static std::optional<std::string> group_of(const std::string & root,
     return std::nullopt;
 }
 
-// The folders of this process's group and of those around it, as far as they are mounted here, in
-// both versions of control groups.
+// Returns the mounted folders of this process's control group and its ancestors (versions 1 and 2).
 static std::vector<std::string> group_folders(const std::string & root,
                                               const std::string & controller) {
     std::vector<std::string> folders;
     std::ifstream file(root + "/proc/self/mountinfo");
     for (std::string line; std::getline(file, line);) {
-        // number parent device root folder options... - type source options
+        // Fields of a line: number parent device root folder options... - type source options
         std::istringstream fields(line);
         std::string skipped, mounted, folder, type, options;
         fields >> skipped >> skipped >> skipped >> mounted >> folder;
@@ -96,7 +94,7 @@ static std::vector<std::string> group_folders(const std::string & root,
         if (!group) {
             continue;
         }
-        // A container may see but its own part of the hierarchy, or a group that is not in there.
+        // A container may see only its own subtree, or have a group outside the mounted subtree.
         mounted = mounted == "/" ? "" : unescaped(mounted);
         std::string below = *group + "/";
         const bool is_inside = below.compare(0, mounted.size() + 1, mounted + "/") == 0 &&
@@ -112,8 +110,8 @@ static std::vector<std::string> group_folders(const std::string & root,
     return folders;
 }
 
-// Page cache that goes before anything is refused, as in MemAvailable. Version 1 has sums over the
-// groups within under names of their own.
+// Returns the bytes of page cache that the kernel reclaims before it refuses memory. In version 1,
+// total_* are the sums over subgroups.
 static uint64_t reclaimable_bytes(const std::string & folder) {
     std::map<std::string, uint64_t> stat = read_table(folder + "/memory.stat");
     const std::string sum = stat.count("total_inactive_file") > 0 ? "total_" : "";
@@ -132,7 +130,7 @@ std::optional<uint64_t> available_memory(const std::string & root) {
     for (const std::string & folder : group_folders(root, "memory")) {
         std::optional<int64_t> used = read_number(folder + "/memory.current");
         used = used ? used : read_number(folder + "/memory.usage_in_bytes");
-        // Beyond memory.high a process is slowed down until it is of no use.
+        // Processes above memory.high are throttled so much that it counts as a limit.
         for (const char * name : {"/memory.max", "/memory.high", "/memory.limit_in_bytes"}) {
             const std::optional<int64_t> limit = read_number(folder + name);
             if (limit && used && *limit >= 0) {
@@ -145,7 +143,7 @@ std::optional<uint64_t> available_memory(const std::string & root) {
     return available;
 }
 
-// CPUs of a list like "0-3,8".
+// Reads a list of CPUs like "0-3,8".
 static std::set<int> read_cpus(const std::string & path) {
     std::ifstream file(path);
     std::set<int> cpus;
@@ -159,8 +157,8 @@ static std::set<int> read_cpus(const std::string & path) {
     return cpus;
 }
 
-// Without the slow cores of a hybrid processor: Intel's are listed, ARM's have a capacity. Clock
-// rates tell nothing: those of Intel's differ by less than those of equal cores elsewhere.
+// Returns the allowed CPUs without slow cores of hybrid processors: Linux lists Intel's fast cores
+// and gives capacities of ARM's. Clock rates do not tell slow cores apart.
 static std::vector<int> fast_cpus(const std::vector<int> & allowed, const std::string & root) {
     const std::set<int> listed = read_cpus(root + "/sys/devices/cpu_core/cpus");
     std::map<int, int64_t> capacity;
@@ -176,12 +174,12 @@ static std::vector<int> fast_cpus(const std::vector<int> & allowed, const std::s
     return fast;
 }
 
-// CPUs' worth of time that the groups of this process may use; nothing if that is not limited.
+// Returns the CPU quota of this process's control groups, in CPUs; empty without a quota.
 static std::optional<double> cpu_quota(const std::string & root) {
     std::optional<double> quota_of_all;
     for (const std::string & folder : group_folders(root, "cpu")) {
         int64_t quota = -1, period = 0;
-        if (std::ifstream file(folder + "/cpu.max"); file) { // "max" is no number
+        if (std::ifstream file(folder + "/cpu.max"); file) { // the CPU quota may be "max"
             if (!(file >> quota >> period)) {
                 continue;
             }
@@ -198,7 +196,7 @@ static std::optional<double> cpu_quota(const std::string & root) {
 }
 
 int usable_cores(const std::vector<int> & allowed_cpus, const std::string & root) {
-    // Two threads of one core share its vector units, so ggml gains nothing from the second.
+    // Threads on the same core share its vector units, so ggml gains nothing from a second one.
     std::set<std::string> cores;
     for (const int cpu : fast_cpus(allowed_cpus, root)) {
         std::ifstream file(
@@ -207,9 +205,8 @@ int usable_cores(const std::vector<int> & allowed_cpus, const std::string & root
         cores.insert(file >> siblings ? siblings : std::to_string(cpu));
     }
     const double n_cores = std::max<double>(1, static_cast<double>(cores.size()));
-    // Threads that spend the quota before its period ends stand still until the next one. Two
-    // decode as fast as one within 1.3 to 1.4 CPUs; a fifth slower within 1.1, an eighth faster
-    // within 1.5 and 1.4 times as fast within 1.8 (measured, SmolLM2-135M).
+    // Threads that use up the quota stand still until the next period: two threads decode as fast
+    // as one at a quota of 1.3 to 1.4 CPUs (measured with SmolLM2-135M).
     const double quota = cpu_quota(root).value_or(n_cores);
     return std::max(1, static_cast<int>(std::lround(std::min(quota, n_cores))));
 }

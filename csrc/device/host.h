@@ -1,4 +1,4 @@
-// What this process may use of the machine: memory and cores, as the files of a Linux kernel say.
+// Memory and cores of the machine that this process may use, read from files of the Linux kernel.
 #pragma once
 
 #include <cstdint>
@@ -8,13 +8,12 @@
 
 namespace dfl {
 
-// Bytes this process can still take: of the machine's, and within the limits of the control groups
-// it is in, as containers are, and of all groups around them. Nothing where the kernel does not
-// say. root: the folder that holds /proc and /sys.
+// Returns the bytes that this process can still allocate within its control groups, as in a
+// container; empty if the kernel does not say. root: folder that holds /proc and /sys.
 std::optional<uint64_t> available_memory(const std::string & root = "");
 
-// Threads worth computing with on these CPUs, at least 1: their physical cores, of hybrid
-// processors the fast ones only, within the CPU quotas of the same groups.
+// Returns the number of threads to compute with, at least 1: fast physical cores among the allowed
+// CPUs, within the CPU quotas of control groups.
 int usable_cores(const std::vector<int> & allowed_cpus, const std::string & root = "");
 
 } // namespace dfl

@@ -16,11 +16,11 @@ struct Callback {
 
 thread_local LogCapture * innermost = nullptr;
 
-// Never destroyed: ggml may log to the end of the process.
+// Never destroyed, as ggml may log until the process ends.
 struct LogCallbacks {
     std::mutex mutex;
-    ggml_log_callback by_default = nullptr; // ggml's own
-    std::forward_list<Callback> callbacks;  // a place in it is ours to hand to ggml as data
+    ggml_log_callback by_default = nullptr;
+    std::forward_list<Callback> callbacks; // callbacks set by others; ggml holds their addresses
 };
 
 LogCallbacks & log_callbacks() {
@@ -34,8 +34,8 @@ void print_warnings(ggml_log_level level, const char * text, void *) {
     }
 }
 
-// data: the callback that was set before this one. ggml reads and writes its callback and the data
-// as two variables without a lock, so that another's data may come here for one line.
+// data: the callback set before ours. ggml sets callback and data without a lock, so a line may
+// arrive with another callback's data.
 void route(ggml_log_level level, const char * text, void * data) {
     if (innermost != nullptr) {
         innermost->append(text);
@@ -75,7 +75,7 @@ void quiet_log() {
     if (set.function == route) {
         return;
     }
-    if (all.by_default == nullptr) { // once, as lines of other threads go astray meanwhile
+    if (all.by_default == nullptr) { // once: other threads' lines are unfiltered meanwhile
         void * no_data = nullptr;
         ggml_log_set(nullptr, nullptr);
         ggml_log_get(&all.by_default, &no_data);

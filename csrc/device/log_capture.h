@@ -1,13 +1,11 @@
-// Captures ggml's log, where its errors are explained; a process has one log.
+// Capture of ggml's log, the only place where ggml explains its errors. A process has one log.
 #pragma once
 
 #include <string>
 
 namespace dfl {
 
-// Collects what ggml logs in this thread while it lives, for our own sentence; nothing of it
-// reaches the terminal. One may live within another; other threads' lines go where they went
-// before.
+// Collects, and hides, ggml's log lines of this thread while the object lives. Captures may nest.
 class LogCapture {
   public:
     LogCapture();
@@ -17,7 +15,7 @@ class LogCapture {
 
     void append(const char * text) { text_ += text; }
     const std::string & text() const { return text_; }
-    // The first line without its function name.
+    // Returns the first captured line without its function name, as the reason of an error.
     std::string reason() const;
 
   private:
@@ -25,8 +23,8 @@ class LogCapture {
     std::string text_;
 };
 
-// Keeps what ggml logs of its work from the terminal, warnings and errors aside; some devices have
-// a line for every graph they compute. A callback that somebody has set goes on getting all of it.
+// Hides ggml's log lines other than warnings and errors; some devices log each graph. A callback
+// set by the user still gets every line.
 void quiet_log();
 
 } // namespace dfl

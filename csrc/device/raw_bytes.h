@@ -1,4 +1,4 @@
-// Bytes on the host that are written before they are read.
+// Bytes on the host that are not initialised.
 #pragma once
 
 #include <cstddef>
@@ -14,12 +14,12 @@
 
 namespace dfl {
 
-// Leaves what it allocates as it is, and asks for large pages where there is much: to zero 150 MiB
-// page by page takes longer than to copy a state there.
+// Allocator without zeroing and with large pages: zeroing a large state page by page takes longer
+// than copying the state.
 template <typename T>
 struct RawAllocator {
     using value_type = T;
-    static constexpr size_t LARGE = size_t(2) << 20; // a large page
+    static constexpr size_t LARGE = size_t(2) << 20;
 
     RawAllocator() = default;
     template <typename U>
@@ -35,7 +35,7 @@ struct RawAllocator {
         }
 #ifdef __linux__
         if (bytes >= LARGE) {
-            madvise(memory, bytes, MADV_HUGEPAGE); // it may refuse
+            madvise(memory, bytes, MADV_HUGEPAGE); // the kernel may refuse large pages
         }
 #endif
         return static_cast<T *>(memory);

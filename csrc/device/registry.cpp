@@ -21,7 +21,7 @@ namespace dfl {
 
 const char * ggml_build_version() { return DFL_GGML_BUILD_VERSION; }
 
-// Why the system cannot load a library; empty if it can.
+// Returns why the system cannot load a library, or "".
 static std::string missing_library(const std::string & path) {
 #ifdef __linux__
     void * handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
@@ -40,7 +40,7 @@ void load_backend_module(const std::string & path) {
     struct stat st;
     DFL_CHECK(stat(path.c_str(), &st) == 0 && S_ISREG(st.st_mode), DFL_STATUS_FILE,
               "backend module %s: no such file", path.c_str());
-    LogCapture quiet; // a backend names its devices; ours are listed by who wants them
+    LogCapture quiet; // hides the lines in which a backend lists its devices
     if (ggml_backend_load(path.c_str()) == nullptr) {
         const std::string reason = missing_library(path);
         throw Error(DFL_STATUS_FILE,
@@ -82,8 +82,8 @@ ggml_backend_dev_t find_device(const std::string & name) {
 
 int32_t device_count() { return static_cast<int32_t>(ggml_backend_dev_count()); }
 
-// Unlike what ggml's CPU device reports: with what the page cache gives back, without what a
-// container may not have, or was promised to caches that have not taken it yet.
+// Returns free host memory, with reclaimable page cache, but without memory that a container may
+// not use, or that caches have reserved and not yet written to.
 static uint64_t available_host_memory(uint64_t fallback) {
     const uint64_t available = available_memory().value_or(fallback);
     return available - std::min(available, untouched_bytes());

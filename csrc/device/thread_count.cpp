@@ -13,18 +13,16 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Runs that count together: a process that wakes up for a few milliseconds is no reason to change.
+// Window of measured runs in ns; a process that wakes up for a few milliseconds does not matter.
 constexpr int64_t WINDOW_NS = 50'000'000;
-// Of the time that may be lost. A thread that shares its core with one other process loses half or
-// more; threads that all have a core lose next to nothing.
+// Share of time lost at barriers above which threads are removed: a shared core loses half or more.
 constexpr double MAX_LOST = 0.25;
-// Time between probes for cores that are free again; short at first, since most disturbances are. A
-// probe takes longer on a free core than on a busy one.
+// Time between probes for free cores, doubled each time; most disturbances are short.
 constexpr milliseconds FIRST_PAUSE{50}, LONGEST_PAUSE{400};
-// How long a probe of a free core takes. A thread that has just woken up has credit with the
-// scheduler: beside a busy process it ran for 4 ms undisturbed in half of the cases.
+// CPU time in ns that a probe must get undisturbed. A thread that has just woken up may run for 4
+// ms undisturbed on a core that it shares with a busy process.
 constexpr int64_t CALM_CPU_NS = 10'000'000;
-// Descheduled for so long, it shares its core.
+// Time in ns without CPU after which a thread counts as sharing its core.
 constexpr int64_t DISTURBED_NS = 1'000'000;
 
 #if defined(__unix__) || defined(__APPLE__)
@@ -76,7 +74,7 @@ void ThreadCount::record_run(Clock::time_point end, int64_t elapsed_ns, int64_t 
 void ThreadCount::lower(Clock::time_point now, int n_late) {
     now_ = std::max(1, now_ - n_late);
     elapsed_ns_ = lost_ns_ = 0;
-    // Probes that said yes a moment ago were wrong.
+    // Pauses longer before the next probes, as recent probes wrongly found free cores.
     pause_ = std::clamp<Clock::duration>(2 * pause_, FIRST_PAUSE, LONGEST_PAUSE);
     next_probe_ = now + pause_;
 }
@@ -93,7 +91,7 @@ void ThreadCount::probe_for_cores(Clock::time_point now) {
         for (std::future<bool> & probe : probes_) {
             try {
                 n_free += probe.get() ? 1 : 0;
-            } catch (const std::exception &) { // as if the core were taken
+            } catch (const std::exception &) { // a failed probe: the core counts as taken
             }
         }
         probes_.clear();
@@ -107,7 +105,7 @@ void ThreadCount::probe_for_cores(Clock::time_point now) {
                 probes_.push_back(std::async(std::launch::async, probe_));
             }
         } catch (const std::system_error &) {
-            next_probe_ = now + pause_; // the system gives no thread now
+            next_probe_ = now + pause_; // the system has no thread for a probe now
         }
     }
 }

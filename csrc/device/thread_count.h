@@ -1,9 +1,6 @@
-// How many threads compute on the CPU: fewer while other processes hold cores.
-//
-// Threads that meet at a barrier some hundred times a token are as fast as the one that waits for a
-// core. Where the kernel shares cores out by session, as desktops do, a single busy process in
-// another terminal gets as much of two cores as two threads here, whatever its nice value: a model
-// of 135M fell from 197 to 16 tokens/s beside one, and one thread alone kept 111.
+// Number of compute threads on the CPU: fewer while other processes use the cores. Threads meet at
+// barriers hundreds of times per token, so all wait for a thread that shares its core. On desktops
+// a busy process in another session gets half of two cores, at any nice value.
 #pragma once
 
 #include <chrono>
@@ -17,23 +14,21 @@ namespace dfl {
 class ThreadCount {
   public:
     using Clock = std::chrono::steady_clock;
-    // Runs on a thread of its own: whether that thread had a core to itself.
+    // Runs on a thread of its own; true if that thread had a core to itself.
     using Probe = std::function<bool()>;
 
     explicit ThreadCount(int max, Probe probe = has_free_core);
 
     int max() const { return max_; }
-    // For the next run.
+    // Returns the number of threads for the next run.
     int now() const { return now_; }
-    // True if probes run, whose answers a later note() takes.
+    // True if probes for free cores are running; a later record_run() uses their results.
     bool is_probing() const { return !probes_.empty(); }
 
-    // After a run that ended at `end` and took `elapsed_ns`, of which its threads spent lost_ns
-    // waiting for n_late of them that came late.
+    // Records a run of elapsed_ns, of which its threads waited lost_ns for n_late late threads.
     void record_run(Clock::time_point end, int64_t elapsed_ns, int64_t lost_ns, int n_late);
 
-    // Spins for a few milliseconds, longer than the kernel lets a thread run where others wait for
-    // its core.
+    // Spins for longer than the kernel lets a thread run while others wait for its core.
     static bool has_free_core();
 
   private:
@@ -42,8 +37,8 @@ class ThreadCount {
 
     int max_, now_;
     Probe probe_;
-    int64_t elapsed_ns_ = 0, lost_ns_ = 0;  // of the last runs
-    std::vector<std::future<bool>> probes_; // one for each thread that could come back
+    int64_t elapsed_ns_ = 0, lost_ns_ = 0;  // time of recent runs, and time lost at barriers
+    std::vector<std::future<bool>> probes_; // a probe for each removed thread
     Clock::time_point next_probe_;
     Clock::duration pause_{};
 };

@@ -1,4 +1,4 @@
-// Work that several threads share.
+// Work shared by several threads.
 #pragma once
 
 #include <cstdint>
@@ -7,9 +7,8 @@
 
 namespace dfl {
 
-// Calls work on n threads, the caller's among them, and returns when all are done. Where the system
-// gives no more threads there are fewer: work takes its share from a counter until nothing is left.
-// work must not throw. start: for tests.
+// Calls work on n threads, one of them the caller's, and waits for all. There may be fewer threads,
+// so work must take its parts from a shared counter. work must not throw. start: for tests.
 void run_on_threads(
     int64_t n, const std::function<void()> & work,
     const std::function<std::thread(const std::function<void()> &)> & start = [](const auto & run) {

@@ -9,7 +9,7 @@
 
 namespace dfl {
 
-// All that live, by their addresses. Never destroyed: the last pages may outlive it otherwise.
+// Bytes of all reservations by address. Never destroyed, as reservations may outlive it.
 struct Promises {
     std::mutex mutex;
     std::map<void *, uint64_t> bytes;

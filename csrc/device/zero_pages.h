@@ -6,11 +6,10 @@
 
 namespace dfl {
 
-// Fresh pages of the system, page-aligned; NULL if it has none.
+// Reserves zeroed, page-aligned memory; NULL if the system has none.
 std::shared_ptr<void> zero_pages(uint64_t bytes);
 
-// Bytes of all such pages that were reserved and not yet written to; free memory must hold them
-// too.
+// Returns the bytes of reserved pages not written to yet, which free memory must still provide.
 uint64_t untouched_bytes();
 
 } // namespace dfl

@@ -1,11 +1,10 @@
-// A token of a row of logits.
+// A candidate token and its raw logit.
 #pragma once
 
 #include <cstdint>
 
 namespace dfl {
 
-// A token and its raw logit.
 struct Candidate {
     int32_t token;
     float logit;

@@ -7,8 +7,7 @@
 
 namespace dfl {
 
-// Decode, draft, promote and a few sizes of each that appends and verifies; older ones are rebuilt
-// when wanted. One of a 27B holds 3 MiB of the host's memory.
+// Number of cached graphs, each with about 3 MiB of host memory for a 27B model.
 static constexpr size_t MAX_CACHED = 128;
 
 ggml_tensor * make_input(ggml_context * ctx, ggml_type type, int64_t ne0, int64_t ne1,
@@ -55,7 +54,7 @@ void CachedGraph::write_positions(ggml_tensor * input,
 
 void mark_output(ggml_tensor * tensor) {
     ggml_set_output(tensor);
-    if (tensor->view_src != nullptr) { // whose memory it is
+    if (tensor->view_src != nullptr) { // a view's memory is that of its source
         ggml_set_output(tensor->view_src);
     }
 }
@@ -90,7 +89,7 @@ void finish_logits(CachedGraph & cached, ggml_tensor * logits, const Backend & b
     }
     if (cached.shape.n_top > 0) {
         cached.top.sums =
-            add_output(cached, ggml_sum_rows(cached.ctx.get(), logits)); // then NaNs go
+            add_output(cached, ggml_sum_rows(cached.ctx.get(), logits)); // sums detect NaN logits
         add_top_rows(cached, logits);
     }
 }
@@ -100,7 +99,7 @@ GraphPool::GraphPool(Devices & devices, size_t max_nodes)
       arena_(ggml_gallocr_new(backend_.default_buffer_type())),
       block_(backend_.is_host() ? nullptr : std::make_unique<InputBlock>(backend_)) {}
 
-// The kind whose scheduler graphs of a kind use where they are split over two devices.
+// Returns the kind whose scheduler runs split graphs of `kind`: appends share that of verifies.
 static GraphKind scheduler_kind(GraphKind kind) {
     return kind == GraphKind::APPEND ? GraphKind::VERIFY : kind;
 }
@@ -136,7 +135,7 @@ uint64_t GraphPool::arena_bytes(GraphKind kind) const {
     return entry == needed_.end() ? 0 : entry->second.main;
 }
 
-// The buffer that holds a graph's results; views may lie in caches instead.
+// Returns the buffer of the first result that is no view: views may lie in caches.
 static ggml_backend_buffer_t arena_buffer(ggml_cgraph * graph) {
     int i = 0;
     while (ggml_graph_node(graph, i)->view_src != nullptr) {
@@ -145,7 +144,7 @@ static ggml_backend_buffer_t arena_buffer(ggml_cgraph * graph) {
     return ggml_graph_node(graph, i)->buffer;
 }
 
-// By an allocator of its own: asking the arena's would free its memory.
+// Measures with another allocator, as measuring with the arena's own frees its memory.
 uint64_t GraphPool::arena_bytes_for(ggml_cgraph * graph) const {
     ggml_gallocr_ptr planner(ggml_gallocr_new(backend_.default_buffer_type()));
     size_t size = 0;
@@ -165,13 +164,13 @@ void GraphPool::allocate(CachedGraph & fresh, uint64_t needed) {
     if (needed > before) {
         backend_.check_fits(needed - before, what.c_str());
     }
-    // Without a plan of its own ggml gives a graph the places of the last one where it has as many
-    // nodes, none of them larger: results would lie in what others are still read from.
+    // Reserve first: otherwise ggml reuses the layout of the previous graph if that had as many
+    // nodes, and results overwrite tensors that later nodes still read.
     const bool allocated = ggml_gallocr_reserve(arena_.get(), fresh.graph) &&
                            ggml_gallocr_alloc_graph(arena_.get(), fresh.graph);
     const bool moved = arena_size() != before;
     if (!allocated || moved) {
-        forget_in_arena(); // they point into what was just replaced
+        forget_in_arena(); // tensors of these graphs point into the replaced buffer
     }
     DFL_CHECK(allocated, DFL_STATUS_MEMORY, "device %s cannot allocate %llu bytes for %s",
               backend_.name(), (unsigned long long)needed, what.c_str());
@@ -200,7 +199,7 @@ CachedGraph GraphPool::build_graph(const BatchShape & shape, const GraphBuilder 
     fresh.shape = shape;
     fresh.cpu_nodes.n_threads = backend_.runs_cpu_nodes() ? backend_.n_threads() : 0;
     fresh.cpu_nodes.max_threads = devices_.host().n_threads();
-    // Views and leaves count as tensors too, though not as nodes.
+    // The context also holds views and leaves, so its size allows for twice the nodes.
     fresh.ctx.reset(ggml_init(
         {2 * max_nodes_ * ggml_tensor_overhead() + ggml_graph_overhead_custom(max_nodes_, false),
          nullptr, true}));
@@ -238,11 +237,12 @@ CachedGraph & GraphPool::get_scheduled(CachedGraph fresh, const GraphBuilder & b
         record_size(fresh, scheduler.measure(fresh.graph));
     } else if (scheduler.allocate(fresh.graph)) {
         const ArenaBytes now = scheduler.bytes();
-        record_size(fresh, now.main > before ? now : ArenaBytes{}); // else a larger graph was here
+        // If memory did not grow, an earlier graph was larger and this graph's size is unknown.
+        record_size(fresh, now.main > before ? now : ArenaBytes{});
     } else {
         const ArenaBytes needed = scheduler.measure(build_graph(fresh.shape, build).graph);
         throw Error(DFL_STATUS_MEMORY,
-                    format("%s needs %llu MiB on %s and %llu MiB on %s, which there are not",
+                    format("%s needs %llu MiB on %s and %llu MiB on %s, more than is free",
                            what_for(fresh.shape).c_str(), (unsigned long long)(needed.main >> 20),
                            backend_.name(), (unsigned long long)(needed.cpu_split >> 20),
                            devices_.cpu()->name()));
@@ -260,7 +260,7 @@ void GraphPool::place_inputs(CachedGraph & fresh) {
     fresh.input_bytes = block_->place(fresh.graph);
     fresh.block = block_.get();
     if (block_->n_moves() != n_moves) {
-        forget_in_arena(); // their inputs lay in the block that was just replaced
+        forget_in_arena(); // inputs of these graphs point into the replaced block
     }
 }
 
@@ -279,8 +279,7 @@ CachedGraph & GraphPool::get_in_arena(CachedGraph fresh) {
             set_graph_id(devices_, fresh.graph);
         }
     }
-    // Of a split of a hypothetical GPU nobody knows what goes over both: at most all of these, and
-    // each with all results on either.
+    // The split of a hypothetical GPU is unknown, so all results count on both devices.
     const GraphKind kind = fresh.shape.kind;
     const bool may_split =
         backend_.is_hypothetical() && !devices_.split().is_whole() &&

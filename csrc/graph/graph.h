@@ -1,6 +1,5 @@
-// The life cycle of a graph: build, allocate, set inputs, compute, read. Graphs are cached by shape
-// and share one arena: only one runs at a time, and inputs are written before every run. A
-// graph split over two devices has memory of its own, and only one of its kind is cached.
+// Cache of graphs by shape. Graphs share one arena, as only one runs at a time, so inputs must be
+// written before every run. Only the last split graph of a kind is cached, with memory of its own.
 #pragma once
 
 #include "cache/kv_cache.h"
@@ -21,24 +20,24 @@
 
 namespace dfl {
 
-// Selections among a graph's logits.
+// Largest logits of each row, selected by the graph.
 struct TopOutputs {
-    TopRows rows;                          // n_top of n_draft rows, in any order
-    ggml_tensor * logits = nullptr;        // f32 [1, n_top, n_draft], of these rows
-    ggml_tensor * probabilities = nullptr; // f32, the same; or [n_vocab, n_draft] where n_top is 0
-    ggml_tensor * log_sum_exp = nullptr;   // f32 [n_draft], in their place where own code sums
-    ggml_tensor * sums = nullptr;          // f32 [n_out] of a target's logits: NaN if one is
+    TopRows rows;                          // the n_top largest of each row, unordered
+    ggml_tensor * logits = nullptr;        // f32 [1, n_top, n_draft]
+    ggml_tensor * probabilities = nullptr; // f32 like logits, or [n_vocab, n_draft] if n_top is 0
+    ggml_tensor * log_sum_exp = nullptr;   // f32 [n_draft], log-sum-exp instead of probabilities
+    ggml_tensor * sums = nullptr;          // f32 [n_out], sums of logits, to detect NaNs
 };
 
 struct CachedGraph {
-    // Writes an input, before each run. One that no node reads has no memory.
+    // Writes an input; needed before each run. Skips an input that no node reads.
     template <typename T>
     void write(ggml_tensor * input, const std::function<void(T * data)> & fill) const;
     template <typename T>
     void write(ggml_tensor * input, const std::vector<T> & values) const {
         write<T>(input, [&](T * data) { std::copy(values.begin(), values.end(), data); });
     }
-    // Writes positions of text as rope takes them; M-RoPE: as time, height and width, then 0.
+    // Writes text positions for rope; for M-RoPE as time, height and width, then 0.
     void write_positions(ggml_tensor * input, const std::vector<int32_t> & positions) const;
 
     BatchShape shape;
@@ -46,19 +45,19 @@ struct CachedGraph {
     ggml_cgraph * graph = nullptr;
     CpuNodes cpu_nodes;
     GraphInputs in;
-    // Rows of FeatureRing, [n_rows]: i64 of a pass, which writes them; i32 of an injection.
+    // Rows of FeatureRing that a pass writes (i64 [n_rows]) or an injection reads (i32 [n_rows]).
     ggml_tensor * feature_rows = nullptr;
     PromoteInputs promote;
     TopOutputs top;
-    ggml_tensor * logits = nullptr;    // [n_vocab, n_out]
-    ggml_tensor * row_sums = nullptr;  // [1, n_rows]: of what enters the target's last layer
-    ggml_tensor * argmax = nullptr;    // i32 [n_out]; only where logits do not lie in host memory
-    std::vector<int32_t> best;         // argmax on the host, once somebody asked for it
-    std::vector<Candidate> candidates; // top.rows on the host, [n_out][n_top]
-    std::vector<float> sums;           // top.sums on the host
-    InputBlock * block = nullptr;      // inputs on the host until a run; NULL: written in place
-    size_t input_bytes = 0;            // bytes of block
-    SplitScheduler * scheduler = nullptr; // runs the graph; NULL: the device does
+    ggml_tensor * logits = nullptr;       // f32 [n_vocab, n_out]
+    ggml_tensor * row_sums = nullptr;     // [1, n_rows], sums of the last layer's input
+    ggml_tensor * argmax = nullptr;       // i32 [n_out], unless logits are in host memory
+    std::vector<int32_t> best;            // argmax on the host, once it is read
+    std::vector<Candidate> candidates;    // selected candidates on the host, [n_out][n_top]
+    std::vector<float> sums;              // sums of logits on the host
+    InputBlock * block = nullptr;         // host copy of the inputs; NULL: written in place
+    size_t input_bytes = 0;               // bytes of all inputs in block
+    SplitScheduler * scheduler = nullptr; // scheduler of a split graph; NULL: not split
 };
 
 template <typename T>
@@ -70,57 +69,54 @@ void CachedGraph::write(ggml_tensor * input, const std::function<void(T * data)>
         fill(static_cast<T *>(block->host(input)));
     } else if (ggml_backend_buffer_is_host(input->buffer)) {
         fill(static_cast<T *>(input->data));
-    } else { // of a graph split over two devices
+    } else {
         std::vector<T> staging(ggml_nelements(input));
         fill(staging.data());
         ggml_backend_tensor_set(input, staging.data(), 0, ggml_nbytes(input));
     }
 }
 
-// Adds the nodes of cached.shape to cached.graph and its inputs to `cached`.
+// Adds nodes for cached.shape to cached.graph, and their inputs to cached.in.
 using GraphBuilder = std::function<void(CachedGraph & cached)>;
 
-// Inputs of a forward pass for these layers.
 GraphInputs make_inputs(ggml_context * ctx, const Hparams & hp, const KvCache & kv,
                         const BatchShape & shape);
 ggml_tensor * make_input(ggml_context * ctx, ggml_type type, int64_t ne0, int64_t ne1,
                          const char * name);
-// Keeps a result's memory from being reused before the next run.
+// Keeps a result's memory from being reused by later nodes.
 void mark_output(ggml_tensor * tensor);
-// Adds a result to the graph and keeps it.
+// Adds a result to the graph and marks it as output.
 ggml_tensor * add_output(CachedGraph & cached, ggml_tensor * tensor);
-// Adds the selection of the cached.shape.n_top largest of each row of logits, on the device.
+// Adds the selection of the cached.shape.n_top largest logits of each row, on the device.
 void add_top_rows(CachedGraph & cached, ggml_tensor * logits);
-// Marks logits as results and, where they are not in host memory, adds their argmax.
+// Marks logits as output and, unless they are in host memory, adds their argmax.
 void finish_logits(CachedGraph & cached, ggml_tensor * logits, const Backend & backend);
 
 class GraphPool {
   public:
-    // max_nodes: of the largest graph.
     GraphPool(Devices & devices, size_t max_nodes);
 
-    // The cached graph of this shape, built if there is none. Throws DFL_STATUS_MEMORY.
+    // Returns the cached graph of a shape, or builds it. Throws DFL_STATUS_MEMORY.
     CachedGraph & get(const BatchShape & shape, const GraphBuilder & build);
     // Runs a cached graph. Throws DFL_STATUS_COMPUTE or DFL_STATUS_MEMORY.
     void compute(CachedGraph & cached);
-    // Names of operations that the device lacks and the CPU does.
+    // Returns names of operations that the main device lacks, which the CPU runs instead.
     const std::set<std::string> & cpu_operations() const { return cpu_operations_; }
-    // Forgets all graphs: a tensor they use goes away.
+    // Forgets all graphs; call before freeing a tensor that they use.
     void clear() { cached_.clear(); }
-    // Of the memory for all results. Of a hypothetical GPU that has the CPU beside it: at most.
+    // Returns the bytes of all compute buffers; for a split hypothetical GPU an upper bound.
     ArenaBytes arena_bytes() const;
-    // What the largest graph of a kind needs of it on the main device.
+    // Returns the bytes that the largest graph of a kind needs on the main device.
     uint64_t arena_bytes(GraphKind kind) const;
-    // What the device's own pool takes beside it; 0 where there is none.
+    // Returns the estimated bytes of the CUDA backend's memory pool; 0 for other devices.
     uint64_t pool_bytes() const { return pool_bytes_; }
-    // Graphs built so far: a round that builds none reuses what is there.
     int64_t n_built() const { return n_built_; }
-    // Nodes of the largest of them, views included.
+    // Returns the number of nodes of the largest graph, views included.
     int64_t largest_n_nodes() const { return largest_n_nodes_; }
 
   private:
     CachedGraph build_graph(const BatchShape & shape, const GraphBuilder & build) const;
-    // Whether a graph is split over two devices. Notes the operations that the main one lacks.
+    // True if a graph is split. Records the operations that the main device lacks.
     bool is_split(const CachedGraph & fresh);
     void forget_in_arena();
     void place_inputs(CachedGraph & fresh);
@@ -131,18 +127,17 @@ class GraphPool {
     void record_size(const CachedGraph & cached, const ArenaBytes & needed);
 
     Devices & devices_;
-    Backend & backend_; // the main one
+    Backend & backend_;
     size_t max_nodes_;
-    // Of graphs split over two devices. Each holds one cached graph, so kinds that alternate within
-    // a round have one each.
+    // Schedulers of split graphs by kind. A scheduler holds one graph; kinds alternate in a round.
     std::map<GraphKind, SplitScheduler> schedulers_;
-    std::set<GraphKind> split_kinds_; // kinds of graphs that were split over two devices
+    std::set<GraphKind> split_kinds_;
     std::set<std::string> cpu_operations_;
     ggml_gallocr_ptr arena_;
-    std::unique_ptr<InputBlock> block_; // NULL where the host writes inputs in their place
-    std::list<CachedGraph> cached_;     // most recently used first
+    std::unique_ptr<InputBlock> block_; // NULL if the host writes graph inputs in place
+    std::list<CachedGraph> cached_;     // cached graphs, most recently used first
     int64_t n_built_ = 0, largest_n_nodes_ = 0;
-    std::map<GraphKind, ArenaBytes> needed_; // by the largest graph
+    std::map<GraphKind, ArenaBytes> needed_; // memory of the largest graph of each kind
     uint64_t pool_bytes_ = 0;
 };
 

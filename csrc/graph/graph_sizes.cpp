@@ -10,12 +10,11 @@
 
 namespace dfl {
 
-// What a verify of the usual block leaves at most.
+// Number of rows of a usual verify (a DFlash block), up to which row counts are padded little.
 static constexpr int64_t USUAL_BLOCK = 16;
-// Rows that cost little beside others, or of a drafter, up to which sizes are farther apart.
+// Rows of the smallest padded prompt chunk, and rows up to which padded sizes double.
 static constexpr int64_t MIN_CHUNK = 32, FEW_ROWS = 64;
-// Rows of a draft, rows of a lane that is verified and steps of a promotion at least, where there
-// may be many sequences.
+// Smallest padded sizes with several sequences: rows of drafts, rows of lanes, promotion steps.
 static constexpr int64_t MIN_DRAFT = 16, MIN_LANE = 8, MIN_PROMOTE_STEPS = 4;
 
 int64_t doubled(int64_t n, int64_t smallest) {
@@ -59,7 +58,7 @@ int64_t GraphSizes::lane_rows(int64_t n) const {
     if (fits_closely_) {
         return n;
     }
-    const bool is_close = n_parallel_ == 1 || n > USUAL_BLOCK; // else a few cost next to nothing
+    const bool is_close = n_parallel_ == 1 || n > USUAL_BLOCK; // a GPU pads few rows cheaply
     return is_close ? row_bucket(n) : doubled(n, MIN_LANE);
 }
 
@@ -90,7 +89,7 @@ int64_t GraphSizes::append_rows(int64_t n_single, const std::vector<int64_t> & c
     return (n_single > 1 ? n_parallel_ : n_single) + chunk_rows(chunks);
 }
 
-// Steps grow with the context, so that a long answer does not rebuild its graph every few rounds.
+// Rounds up to steps that grow with the context, so that a long answer rarely needs a new graph.
 int64_t GraphSizes::cells(int64_t high, int64_t size, bool has_masks) const {
     if (!has_masks) {
         return std::min(doubled(high, cpu::CELL_SEGMENT), size);
@@ -100,7 +99,7 @@ int64_t GraphSizes::cells(int64_t high, int64_t size, bool has_masks) const {
 }
 
 int64_t GraphSizes::promote_steps(int64_t n) const {
-    // The fused operation goes step by step, so on a CPU padding costs as much as a step.
+    // The fused operation runs step by step, so a padded step costs a CPU as much as any step.
     return !serves_many() ? (fits_closely_ ? n : row_bucket(n)) : doubled(n, MIN_PROMOTE_STEPS);
 }
 

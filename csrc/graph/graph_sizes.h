@@ -1,9 +1,6 @@
-// The sizes that graphs are built for: more than what is asked for, where that saves building one.
-//
-// A CPU computes every row that is added, and builds a graph in a fraction of a round: it is given
-// close fits. On other devices a few rows or cells more cost next to nothing beside the weights
-// that are read for one, and a new graph costs several milliseconds, as its kernels are launched
-// one by one before ggml's CUDA backend captures them: they are given few sizes.
+// Sizes that graphs are built for, rounded up so that one graph serves several sizes. A CPU
+// computes all padding and builds graphs quickly, so sizes fit closely. On a GPU padding is cheap
+// beside reading the weights, but a new graph costs milliseconds until its kernels are captured.
 #pragma once
 
 #include <algorithm>
@@ -15,14 +12,12 @@ namespace dfl {
 class Devices;
 struct Weights;
 
-// The least that holds n of `smallest` and its doubles.
+// Returns the smallest product of `smallest` and a power of two that is at least n.
 int64_t doubled(int64_t n, int64_t smallest = 1);
-// n rounded up to one of a few sizes with little padding: 0, 1, 2, 3, 4, 6, 8, 12,
-// 16, 24...
+// Rounds n up to one of 0, 1, 2, 3, 4, 6, 8, 12, 16, 24...
 int64_t row_bucket(int64_t n);
 
-// Maximum of the last values: where sequences come and go, the cells that passes attend rise and
-// fall all the time, and each size is a graph.
+// Maximum of recent values, so that few graphs serve sizes that vary as sequences come and go.
 class RecentMax {
   public:
     int64_t operator()(int64_t n) {
@@ -35,53 +30,49 @@ class RecentMax {
     }
 
   private:
-    static constexpr int64_t REMEMBERED = 512; // passes, and as many before these
+    static constexpr int64_t REMEMBERED = 512; // values; the maximum covers the last 512 to 1024
     int64_t now_ = 0, before_ = 0, n_calls_ = 0;
 };
 
 class GraphSizes {
   public:
-    // n_parallel: most sequences of a pass.
     GraphSizes(const Devices & devices, int64_t n_parallel);
 
-    // Rows a verify of n is run with. ggml's CPU kernels for quantised weights take rows by four
-    // and the rest one by one: a rest of three costs more than four, one of two as much. At most
-    // four rows, one more costs what it saves. Our own take any number. On a device beyond 16 a
-    // quarter more at most, of many sequences half of up to 64, by eights as its kernels take them.
+    // Returns the padded row count of a verify of n rows. ggml's quantised CPU kernels take 4 rows
+    // at a time: beyond 4, a remainder of 2 or 3 rows costs no less than 4. Our own CPU kernels
+    // take any number. GPUs: beyond 16 rows a multiple of 8 or more, as their kernels take rows.
     int64_t verify_rows(int64_t n, const Weights & weights) const;
-    // Rows that a pass without verifies is run with: of n_single sequences that append one each,
-    // and of prompt chunks.
+    // Returns the padded row count of n_single sequences that append one row each, and of chunks.
     int64_t append_rows(int64_t n_single, const std::vector<int64_t> & chunks) const;
-    // Rows of prompt chunks alone. In a mixed pass a few more rows cost little, and several chunks
-    // have too many total sizes.
+    // Returns the padded row count of prompt chunks; sizes double for several chunks.
     int64_t chunk_rows(const std::vector<int64_t> & chunks) const;
-    // Rows that are verified in a pass with prompt chunks, and its rows with logits.
+    // Returns the padded row count of verifies beside prompt chunks, and of logits in such a pass.
     int64_t mixed_verify_rows(int64_t n) const;
-    // Rows with logits, of n that are wanted, where not all are.
+    // Returns the padded count of rows with logits, if only n rows of a pass need logits.
     int64_t out_rows(int64_t n) const { return fits_closely_ || n < 2 ? n : n_parallel_; }
-    // Lanes of recurrent layers for n sequences, and rows of those for up to n of each.
+    // Return the number of lanes for n sequences, and the rows of a lane for up to n rows.
     int64_t lanes(int64_t n) const;
     int64_t lane_rows(int64_t n) const;
-    // The same of prompt chunks.
+    // Returns the padded row count of a lane for prompt chunks of up to n rows.
     int64_t chunk_lane_rows(int64_t n) const { return fits_closely_ ? n : row_bucket(n); }
-    // Rows of a drafter's pass. It reads few weights.
+    // Returns the padded row count of a drafter's pass; drafters read few weights.
     int64_t draft_rows(int64_t n) const;
-    // Cells that a pass attends of a cache of `size`, the highest in use being `high` - 1.
-    // has_masks: over which some layers have masks; to others it is a limit.
+    // Returns the padded number of cells that a pass attends to, given the end of the used cells
+    // (`high`) and the size of the cache. Without masks the number is only a limit.
     int64_t cells(int64_t high, int64_t size, bool has_masks) const;
-    // The same of passes one after another: where sequences come and go the most of the last ones.
+    // Returns the padded number of cells, with several sequences the maximum over recent passes.
     int64_t cells(int64_t high, int64_t size, bool has_masks, RecentMax & recent) const {
         const int64_t n = cells(high, size, has_masks);
         return has_masks && serves_many() ? std::min(shared_cells(recent(n)), size) : n;
     }
     int64_t shared_cells(int64_t n) const { return row_bucket((n + 8191) / 8192) * 8192; }
-    // Steps of a promotion of up to n accepted nodes.
+    // Returns the padded step count of a promotion of up to n accepted nodes.
     int64_t promote_steps(int64_t n) const;
-    // Features that are taken into a drafter's K/V at once, of n that wait.
+    // Returns the padded row count of an injection of n features into a drafter's K/V.
     int64_t inject_rows(int64_t n) const;
-    // True if sizes are few, so that a graph serves many passes.
+    // True if sizes are few, so that a graph serves many passes (not on a CPU).
     bool uses_few_sizes() const { return !fits_closely_; }
-    // True if moreover a pass may have rows of several sequences.
+    // True if sizes are few and a pass may have several sequences.
     bool serves_many() const { return !fits_closely_ && n_parallel_ > 1; }
 
   private:

@@ -7,7 +7,7 @@
 
 namespace dfl {
 
-// Inputs without memory that nodes read, each once.
+// Returns the inputs without memory that nodes of the graph read, each once.
 static std::vector<ggml_tensor *> inputs_of(ggml_cgraph * graph) {
     std::vector<ggml_tensor *> inputs;
     auto add = [&](ggml_tensor * tensor) {
@@ -37,7 +37,7 @@ void InputBlock::grow(size_t bytes) {
         }
         host_.reset(ggml_backend_buft_alloc_buffer(type, bytes));
         DFL_CHECK(host_ != nullptr, DFL_STATUS_MEMORY,
-                  "no %llu bytes of main memory for the inputs of graphs",
+                  "cannot allocate %llu bytes of main memory for the inputs of graphs",
                   (unsigned long long)bytes);
     }
     ctx_ = std::move(ctx);
@@ -62,7 +62,7 @@ size_t InputBlock::place(ggml_cgraph * graph) {
     }
     for (size_t i = 0; i < inputs.size(); ++i) {
         if (backend_.is_dry_run()) {
-            inputs[i]->buffer = memory_.buffer.get(); // as if it lay there
+            inputs[i]->buffer = memory_.buffer.get(); // a dry run only marks inputs as placed
         } else {
             ggml_backend_tensor_alloc(memory_.buffer.get(), inputs[i],
                                       static_cast<char *>(block_->data) + offsets[i]);

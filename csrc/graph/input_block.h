@@ -1,5 +1,5 @@
-// Inputs of graphs on a device: written on the host, side by side, and copied in one piece. A copy
-// of its own for each would cost the round more than all that is computed on the host.
+// Inputs of graphs on a device: adjacent on the host, and copied to the device at once. Copies of
+// single inputs would take longer than all other host work of a round.
 #pragma once
 
 #include "device/backend.h"
@@ -14,16 +14,16 @@ class InputBlock {
   public:
     explicit InputBlock(Backend & backend) : backend_(backend) {}
 
-    // Gives memory to all inputs that a graph's nodes read: bytes of them. They lie where those of
-    // every other graph do, so all inputs are written before each run. Throws DFL_STATUS_MEMORY.
+    // Places the inputs that a graph reads, and returns their bytes. All graphs share the memory,
+    // so inputs must be written before each run. Throws DFL_STATUS_MEMORY.
     size_t place(ggml_cgraph * graph);
-    // How often the block moved, which voids the graphs placed before.
+    // Returns how often the block was replaced, which invalidates graphs placed before.
     int64_t n_moves() const { return n_moves_; }
     uint64_t bytes() const { return memory_.bytes; }
 
-    // Where the host writes an input that was placed.
+    // Returns the host memory to write a placed input to.
     void * host(const ggml_tensor * input) const;
-    // Copies the first bytes to the device, before what is handed to it next.
+    // Starts copying the first `bytes` bytes; later work on the device waits for them.
     void upload(size_t bytes);
 
   private:
@@ -33,7 +33,7 @@ class InputBlock {
     ggml_context_ptr ctx_;
     Allocation memory_;
     ggml_tensor * block_ = nullptr; // i8 [bytes]
-    ggml_backend_buffer_ptr host_;  // pinned where the device has such memory
+    ggml_backend_buffer_ptr host_; // host copy of the block, pinned if the device has pinned memory
     int64_t n_moves_ = 0;
 };
 

@@ -9,12 +9,9 @@
 
 namespace dfl {
 
-// Prompt chunks up to it share a batch; of longer ones those do that are at most twice as long as
-// others.
+// Prompt chunks of up to 32 rows share a batch, as do longer chunks of similar length.
 static constexpr int64_t SHORT_CHUNK = 32;
-// Up to so many chunks have as many lanes, of the rows of all of them, so that their number and
-// lengths make no shapes. With classes of length and 1, 2 or 4 lanes a third of all graphs of a 27B
-// were such shapes.
+// Up to 4 chunks get 4 lanes with room for all rows: their number and lengths need no new graph.
 static constexpr int64_t FEW_CHUNKS = 4;
 
 bool has_fused_delta_rule(const RecurrentCache & cache, const RecurrentShape & shape) {
@@ -30,20 +27,18 @@ bool has_fused_delta_rule(const RecurrentCache & cache, const RecurrentShape & s
                        [&](const auto & part) { return part->backend->runs(op); });
 }
 
-// ---- the batches of a pass
-
 static int64_t length_class(int64_t n_rows) { return doubled(n_rows, SHORT_CHUNK); }
 
 int64_t max_recurrent_batches(int64_t n_ubatch) {
-    int64_t n = 3; // single rows, short chunks, verifies
+    int64_t n = 3; // batches of single rows, short chunks and verifies
     for (int64_t length = SHORT_CHUNK; length < n_ubatch; length *= 2) {
         ++n;
     }
     return n;
 }
 
-// Prompt chunks by the length of their lanes, which all have the longest one's as long as that
-// makes lanes no longer in all than that: fewer operations, and few shapes.
+// Merges the longest classes of chunks while their padded rows are at most max_rows: this saves
+// operations and graph shapes.
 static void merge_classes(std::map<int64_t, std::vector<int32_t>> & chunks, int64_t max_rows) {
     while (chunks.size() > 1) {
         auto & [length, longest] = *chunks.rbegin();
@@ -84,13 +79,13 @@ static RecurrentBatch make_batch(const std::vector<int32_t> & members, bool is_c
     } else {
         shape.n_rows = 1;
     }
-    if (is_chunk) { // it costs much more than to gather a state
+    if (is_chunk) { // idle lanes of chunks cost more than gathering states
         shape.in_place = options.n_slots == 1;
-    } else if (sizes.uses_few_sizes() && is_mixed) { // so do those beside it
+    } else if (sizes.uses_few_sizes() && is_mixed) { // idle lanes are cheap beside other batches
         end = options.n_slots;
         shape.in_place = n > 1 || end == 1;
     } else {
-        // States that are gathered and brought back are moved three times as often.
+        // Gathering states and writing them back moves a state three times as often.
         end = sizes.lanes(end);
         shape.in_place = 3 * n >= end;
     }
@@ -105,8 +100,8 @@ static RecurrentBatch make_batch(const std::vector<int32_t> & members, bool is_c
     return batch;
 }
 
-// Whether lanes have the rows of the pass in their order. A verify that is alone may have padding,
-// those of many have none then: all verify as many rows.
+// True if the lanes have exactly the rows of the pass, in order. A lone verify may have padding;
+// several verifies must have equally many rows.
 static bool is_identity_layout(RecurrentBatch & batch, const std::vector<RecurrentRows> & entries,
                                int64_t n_rows) {
     RecurrentBatchShape & shape = batch.shape;
@@ -126,10 +121,10 @@ std::vector<RecurrentBatch> make_recurrent_batches(const std::vector<RecurrentRo
                                                    const RecurrentBatchOptions & options) {
     const bool has_verifies = entries.back().is_verify;
     const bool has_classes = sizes.serves_many();
-    std::vector<int32_t> single, verified; // rows that are appended alone
+    std::vector<int32_t> single, verified;
     std::map<int64_t, std::vector<int32_t>> chunks;
     for (size_t i = 0; i < entries.size(); ++i) {
-        // Beside verifies only prompts end with one row, and now and then.
+        // Single rows beside verifies are rare ends of prompts, so they count as chunks.
         const bool is_single = entries[i].n == 1 && !(has_verifies && has_classes);
         auto & group = entries[i].is_verify ? verified
                        : is_single          ? single
@@ -139,7 +134,7 @@ std::vector<RecurrentBatch> make_recurrent_batches(const std::vector<RecurrentRo
     if (has_classes) {
         merge_classes(chunks, options.max_chunk_rows);
     }
-    std::vector<RecurrentBatch> all; // in the order in which they are built
+    std::vector<RecurrentBatch> all;
     const auto add = [&](const std::vector<int32_t> & members, bool is_chunk) {
         if (!members.empty()) {
             all.push_back(make_batch(members, is_chunk, entries, sizes, options));
@@ -154,8 +149,6 @@ std::vector<RecurrentBatch> make_recurrent_batches(const std::vector<RecurrentRo
         all.size() == 1 && is_identity_layout(all.front(), entries, options.n_rows);
     return all;
 }
-
-// ---- their inputs
 
 static void make_tree_inputs(CachedGraph & cached, int64_t of, int64_t n, int64_t n_lanes) {
     ggml_context * ctx = cached.ctx.get();
@@ -239,7 +232,7 @@ std::vector<int32_t> convolution_taps(const std::vector<int32_t> & parents, int6
     return taps;
 }
 
-// Parents of n rows, those after an entry's being padding.
+// Returns the parents of n rows of a lane; -1 for padding rows.
 static std::vector<int32_t> parents_of(const RecurrentRows * entry, int64_t n) {
     std::vector<int32_t> parents(n, -1);
     for (int64_t i = 0; entry != nullptr && i < entry->n; ++i) {
@@ -248,13 +241,13 @@ static std::vector<int32_t> parents_of(const RecurrentRows * entry, int64_t n) {
     return parents;
 }
 
-// NULL where a lane has none.
+// Returns the entry of a lane, or NULL if the lane is idle.
 static const RecurrentRows * entry_of(const RecurrentBatch & batch,
                                       const std::vector<RecurrentRows> & entries, int64_t lane) {
     return batch.entries[lane] < 0 ? nullptr : &entries[batch.entries[lane]];
 }
 
-// Writes f(lane, its entry, row) in the order of an input that has n values a lane.
+// Writes f(lane, entry of the lane, i) for i < n, lane by lane.
 template <typename T, typename F>
 static void write_lanes(const CachedGraph & cached, ggml_tensor * input,
                         const RecurrentBatch & batch, const std::vector<RecurrentRows> & entries,
@@ -299,10 +292,10 @@ void write_recurrent_inputs(const CachedGraph & cached, const RecurrentCache & c
                             const std::vector<RecurrentRows> & entries) {
     const RecurrentPart & part = *cache.parts().front();
     const int64_t before = recurrent.d_conv - 1, n_slots = part.state->ne[1];
-    // Among the inputs that all slots have committed, then those of the pass.
+    // Row numbers of convolution inputs: committed inputs of all slots, then rows of the pass.
     const auto committed = [&](int64_t slot, int64_t i) { return slot * before + i; };
     const auto input_row = [&](int64_t lane, const RecurrentRows * entry, int64_t i) {
-        if (entry == nullptr) { // its own, so that what it computes has nothing of others
+        if (entry == nullptr) { // idle lanes read their own slot's inputs
             return committed(lane, std::min(i, before - 1));
         }
         return i < before ? committed(entry->sequence, i)
@@ -353,7 +346,7 @@ void write_recurrent_inputs(const CachedGraph & cached, const RecurrentCache & c
                 }
                 first += batch.shape.size();
             }
-            const RecurrentRows & last = entries.back(); // padding is copies of its first row
+            const RecurrentRows & last = entries.back(); // padding repeats the entry's first row
             std::fill(data + last.first + last.n, data + cached.shape.n_rows, data[last.first]);
         });
     }

@@ -1,5 +1,5 @@
-// Arranges the rows of a pass in padded batches for recurrent layers that ggml computes, and writes
-// their inputs. Slots, update rows and lengths are inputs, so that few graphs serve any of them.
+// Arranges the rows of a pass in padded batches for recurrent layers that ggml runs. Slots, update
+// rows and lengths are graph inputs, so that few graphs serve all passes.
 #pragma once
 
 #include "graph/graph.h"
@@ -10,37 +10,34 @@
 
 namespace dfl {
 
-// Whether every device with recurrent layers has ggml's own operation for the chain.
+// True if all devices with recurrent layers have ggml's fused delta-net operation.
 bool has_fused_delta_rule(const RecurrentCache & cache, const RecurrentShape & shape);
 
-// A batch, and the entry of the pass that each of its lanes has; -1: none. Lanes that are not in
-// place and have none repeat another one, to the same effect.
+// A padded batch, and the pass entry of each lane, or -1 for idle lanes. If lanes are not in place,
+// idle lanes repeat another lane and write the same values.
 struct RecurrentBatch {
     RecurrentBatchShape shape;
     std::vector<int32_t> entries;
 };
 
-// Options of make_recurrent_batches().
 struct RecurrentBatchOptions {
-    int64_t n_rows;         // of the pass with padding
-    int64_t max_chunk_rows; // total rows of the chunks' lanes that are better than more shapes
-    int64_t n_slots;        // most sequences
-    bool fused;             // a chain is one operation
-    bool tree_form;         // one that is verified is run as trees are
+    int64_t n_rows;         // number of rows of the pass, padding included
+    int64_t max_chunk_rows; // most rows of a padded batch of chunks
+    int64_t n_slots;        // largest number of sequences
+    bool fused;             // true: a chain runs as one fused operation
+    bool tree_form;         // true: verifies of chains run in the form of trees
 };
 
-// Makes the batches of a pass: one of the sequences that append a row, some of prompt chunks of
-// about one length, one of the verifies, as long as the longest.
+// Makes the batches of a pass: single rows, prompt chunks of similar length, and verifies.
 std::vector<RecurrentBatch> make_recurrent_batches(const std::vector<RecurrentRows> & entries,
                                                    const GraphSizes & sizes,
                                                    const RecurrentBatchOptions & options);
-// Largest number of batches of a pass, which bounds the nodes of a graph.
+// Returns the largest number of batches of a pass, which bounds the nodes of a graph.
 int64_t max_recurrent_batches(int64_t n_ubatch);
 
-// Makes the inputs of cached.shape.recurrent.
+// Makes the input tensors of all recurrent batches in cached.shape.
 void make_recurrent_inputs(CachedGraph & cached, const RecurrentShape & recurrent);
-// Writes them for a pass; write_tree_inputs() also those of a promotion, which follow from its
-// shape.
+// Write the inputs of recurrent batches for a pass. A promotion needs only write_tree_inputs().
 void write_recurrent_inputs(const CachedGraph & cached, const RecurrentCache & cache,
                             const RecurrentShape & recurrent,
                             const std::vector<RecurrentBatch> & batches,
@@ -49,8 +46,8 @@ void write_tree_inputs(const CachedGraph & cached, const RecurrentShape & recurr
                        const std::vector<RecurrentBatch> & batches,
                        const std::vector<RecurrentRows> & entries);
 
-// The rows of (committed ++ new) convolution inputs under each tap, [d_conv][n]; parents: of the
-// new ones, -1 or earlier.
+// Returns the convolution inputs under each tap, [d_conv][n], counting d_conv - 1 committed inputs
+// before the n new rows. parents: parent of each new row, or -1.
 std::vector<int32_t> convolution_taps(const std::vector<int32_t> & parents, int64_t d_conv);
 
 } // namespace dfl

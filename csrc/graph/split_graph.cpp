@@ -11,7 +11,7 @@ ArenaBytes max_of(const ArenaBytes & a, const ArenaBytes & b) {
     return {std::max(a.main, b.main), std::max(a.cpu_split, b.cpu_split)};
 }
 
-// Whether a node works on a tensor that was placed on the CPU beside the device.
+// True if a node uses a tensor in the CPU's part of a split model.
 static bool is_on_cpu_split(const Backend & backend, const ggml_tensor * node) {
     auto elsewhere = [&](const ggml_tensor * tensor) {
         const ggml_tensor * owner = tensor->view_src != nullptr ? tensor->view_src : tensor;
@@ -28,7 +28,7 @@ std::set<std::string> unsupported_operations(const Backend & backend, ggml_cgrap
     std::set<std::string> lacking;
     for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
         const ggml_tensor * node = ggml_graph_node(graph, i);
-        // Nodes of our own multiply with weights that lie on the CPU.
+        // Custom CPU nodes multiply with weights on the CPU.
         if (node->op == GGML_OP_CUSTOM || backend.runs(node) || is_on_cpu_split(backend, node)) {
             continue;
         }
@@ -44,7 +44,7 @@ std::set<std::string> unsupported_operations(const Backend & backend, ggml_cgrap
 bool reaches_cpu_split(const Backend & backend, ggml_cgraph * graph) {
     for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
         const ggml_tensor * node = ggml_graph_node(graph, i);
-        // The weights of our own nodes are no tensors of the graph.
+        // Weights of custom CPU nodes are not tensors of the graph.
         if (node->op == GGML_OP_CUSTOM || is_on_cpu_split(backend, node)) {
             return true;
         }
@@ -52,7 +52,7 @@ bool reaches_cpu_split(const Backend & backend, ggml_cgraph * graph) {
     return false;
 }
 
-// Nodes, and what they read that is none.
+// Returns the number of nodes and leaves of a graph.
 static size_t n_tensors(ggml_cgraph * graph) {
     std::unordered_set<const ggml_tensor *> leaves;
     for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
@@ -66,7 +66,7 @@ static size_t n_tensors(ggml_cgraph * graph) {
 }
 
 void set_graph_id(Devices & devices, ggml_cgraph * graph) {
-    // Only ggml's scheduler numbers graphs, as it splits them; there is no other call for it.
+    // Splitting by ggml's scheduler is the only way to get a number for a graph.
     ggml_backend_t backends[] = {devices.main().get(), devices.cpu()->get()};
     const ggml_backend_sched_ptr scheduler(ggml_backend_sched_new(
         backends, nullptr, 2, n_tensors(graph), /*parallel =*/false, /*op_offload =*/false));
@@ -91,8 +91,8 @@ ArenaBytes SplitScheduler::measure(ggml_cgraph * graph) {
 }
 
 bool SplitScheduler::allocate(ggml_cgraph * graph) {
-    // Graphs with as many nodes take over each other's plan here. They may: where graphs go over
-    // two devices the number of rows does not change which nodes there are.
+    // ggml may reuse the layout of the last graph with as many nodes. That is safe, as the number
+    // of rows does not change the nodes of a split graph.
     ggml_backend_sched_reset(scheduler_.get());
     return ggml_backend_sched_alloc_graph(scheduler_.get(), graph);
 }

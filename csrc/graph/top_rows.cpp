@@ -5,17 +5,17 @@
 
 namespace dfl {
 
-// Values that one bitonic sort of ggml's CUDA backend takes.
+// Number of values that one bitonic sort of ggml's CUDA backend takes.
 static constexpr int64_t MAX_SORTED = 1024;
 
-// Among scores that are no numbers Vulkan's selection reads where nothing is, and names rows that
-// do not exist; CUDA's argmax finds none where none is above the lowest float.
+// Clamps, as NaNs make Vulkan's top-k read out of bounds and return rows that do not exist, and
+// CUDA's argmax returns no row if all values are -inf.
 ggml_tensor * clamp_to_finite(ggml_context * ctx, ggml_tensor * logits) {
     return ggml_clamp(ctx, logits, -FLT_MAX / 2, FLT_MAX / 2);
 }
 
-// Values of a block: the fewest that leave a sort's worth of blocks, else the most there may be. 0:
-// the row cannot be cut, or that would leave as much to do.
+// Returns the width of blocks of a row: the smallest with at most MAX_SORTED blocks, else the
+// largest that leaves more than 2 * k blocks, or 0 if the row cannot be divided.
 static int64_t block_width(int64_t n, int64_t k) {
     int64_t best = 0;
     for (int64_t width = 512; width >= 32; width /= 2) {
@@ -25,7 +25,7 @@ static int64_t block_width(int64_t n, int64_t k) {
     return best;
 }
 
-// f32 [width * k, n_rows]: of each row these blocks, one after the other.
+// Returns the values of the given blocks of each row: f32 [width * k, n_rows].
 static ggml_tensor * blocks_of(ggml_context * ctx, ggml_tensor * values, int64_t width,
                                ggml_tensor * blocks) {
     const int64_t n_rows = values->ne[1];
@@ -34,7 +34,7 @@ static ggml_tensor * blocks_of(ggml_context * ctx, ggml_tensor * values, int64_t
     return ggml_reshape_2d(ctx, rows, width * blocks->ne[0], n_rows);
 }
 
-// f32 [n / width, n_rows]: the largest of each block.
+// Returns the maximum of each block of each row: f32 [n / width, n_rows].
 static ggml_tensor * maxima(ggml_context * ctx, ggml_tensor * values, int64_t width) {
     const int64_t n_blocks = values->ne[0] / width, n_rows = values->ne[1];
     ggml_tensor * at = ggml_argmax(ctx, ggml_reshape_2d(ctx, values, width, n_blocks * n_rows));

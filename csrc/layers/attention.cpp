@@ -5,7 +5,6 @@
 
 namespace dfl {
 
-// Rows of a product as [head_dim, n_head_kv, n_rows].
 static ggml_tensor * kv_heads(GraphContext & g, const LayerShape & shape, ggml_tensor * y) {
     const size_t head = shape.head_dim * ggml_element_size(y);
     return ggml_view_3d(g.ctx, y, shape.head_dim, shape.n_head_kv, y->ne[1], head, y->nb[1], 0);
@@ -48,7 +47,7 @@ Projections project_qkv(GraphContext & g, int il, const Rows & x, int64_t q_widt
         ggml_tensor * k = w.k ? kv_heads(g, shape, products[1]) : nullptr;
         return {products[0], k, w.v ? kv_heads(g, shape, products[2]) : k};
     }
-    ggml_tensor * all = linear(g, w.qkv, x); // [q_width + 2 * d * n_kv, n_rows]
+    ggml_tensor * all = linear(g, w.qkv, x);
     const size_t element = ggml_element_size(all);
     auto heads = [&](int64_t first) {
         return ggml_view_3d(g.ctx, all, d, n_kv, rows, d * element, all->nb[1], first * element);
@@ -57,7 +56,7 @@ Projections project_qkv(GraphContext & g, int il, const Rows & x, int64_t q_widt
     return {ggml_view_2d(g.ctx, all, q_width, rows, all->nb[1], 0), k, heads(q_width + d * n_kv)};
 }
 
-// Multiplies each block of head values with the Hadamard matrix. Its inverse is itself.
+// Multiplies each block of head values with a Hadamard matrix, which is its own inverse.
 static ggml_tensor * rotate(GraphContext & g, ggml_tensor * x, ggml_tensor * rotation) {
     if (rotation == nullptr) {
         return x;
@@ -72,7 +71,7 @@ static ggml_tensor * rotate(GraphContext & g, ggml_tensor * x, ggml_tensor * rot
     return ggml_reshape_4d(g.ctx, rotated, x->ne[0], x->ne[1], x->ne[2], x->ne[3]);
 }
 
-// The first n_kv rows of a cache tensor as [head_dim, n_kv, n_head_kv].
+// Views the first n_kv cells of a K or V cache tensor as [head_dim, n_kv, n_head_kv].
 static ggml_tensor * cached(GraphContext & g, int il, ggml_tensor * cache) {
     const LayerShape & shape = g.hp.layers[il];
     const int64_t n_kv = g.shape.n_kv[g.kv.group_index(il)];
@@ -81,7 +80,7 @@ static ggml_tensor * cached(GraphContext & g, int il, ggml_tensor * cache) {
     return ggml_permute(g.ctx, rows, 0, 2, 1, 3);
 }
 
-// [head_dim, n_heads, n_rows] as the [head_dim * n_heads, n_rows] that set_rows takes.
+// Views heads [head_dim, n_heads, n_rows] as rows [head_dim * n_heads, n_rows] for ggml_set_rows().
 static ggml_tensor * as_rows(GraphContext & g, ggml_tensor * x) {
     if (x->nb[2] == x->ne[1] * x->nb[1]) {
         return ggml_reshape_2d(g.ctx, x, x->ne[0] * x->ne[1], x->ne[2]);
@@ -114,13 +113,14 @@ void store_kv(GraphContext & g, int il, const HeadRows & rows) {
     store(g, g.kv.v(il), v, g.kv.rotation_v(il), rows.cells);
 }
 
-// The same by ggml's operations -> [head_dim, n_head, n_rows].
+// Returns attention by ggml's operations with a cell mask, [head_dim, n_head, n_rows].
 static ggml_tensor * masked_attention(GraphContext & g, int il, const HeadRows & rows) {
     const LayerShape & shape = g.hp.layers[il];
     ggml_tensor * q = rope(g, il, normed_heads(g, rows.q, rows.q_norm), rows.positions);
     q = rotate(g, q, g.kv.rotation_k(il));
     ggml_build_forward_expand(g.graph, q);
-    if (rows.k != nullptr) { // before the read below: ggml runs nodes in the order they were added
+    // ggml runs nodes in the order they were added: K and V must be stored before attention reads.
+    if (rows.k != nullptr) {
         store_kv(g, il, rows);
     }
     const int64_t group = g.kv.group_index(il);

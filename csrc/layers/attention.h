@@ -1,4 +1,4 @@
-// Softmax attention over cells. Everything that differs between layers comes from LayerShape.
+// Softmax attention over K/V cells. LayerShape holds all that differs between layers.
 #pragma once
 
 #include "layers/cpu_ops/head_rows.h"
@@ -6,37 +6,40 @@
 
 namespace dfl {
 
+// Keys and values of a layer, [head_dim, n_head_kv, n_rows]; v equals k in layers without V
+// weights.
 struct KeyValue {
-    ggml_tensor * k; // [head_dim, n_head_kv, n_rows]
-    ggml_tensor * v; // same; k where the layer has no value projection
+    ggml_tensor * k;
+    ggml_tensor * v;
 };
 
-// Every layer's key and value projections of the same x [n_embd, n_rows].
+// Returns the key and value projections of every layer for the same x [n_embd, n_rows].
 std::vector<KeyValue> project_kv(GraphContext & g, const Rows & x);
 
 struct Projections {
-    ggml_tensor * q; // [q_width, n_rows]; rows may be further apart than their width
-    ggml_tensor * k; // [head_dim, n_head_kv, n_rows], or NULL: of another layer
-    ggml_tensor * v; // same; k where the layer has no value projection
+    ggml_tensor * q; // query projection [q_width, n_rows]; rows may be further apart than q_width
+    ggml_tensor *
+        k; // key projection [head_dim, n_head_kv, n_rows]; NULL: uses K and V of another layer
+    ggml_tensor * v; // value projection in the shape of k; equals k in layers without V weights
 };
 
-// Separate or fused projections of x [n_embd, n_rows].
+// Returns the projections of x [n_embd, n_rows] by layer il, with separate or fused weights.
 Projections project_qkv(GraphContext & g, int il, const Rows & x, int64_t q_width);
 
-// Where a pass stores the rows of a layer, i64 [n_rows].
+// Returns the cells that a pass stores the rows of layer il in, i64 [n_rows].
 ggml_tensor * row_cells(const GraphContext & g, int il);
 
-// Writes the keys, normed and rotated, and the values, normed where they are, into their cells.
+// Writes normed and rotated keys, and values (normed if the model norms them), into their cells.
 void store_kv(GraphContext & g, int il, const HeadRows & rows);
 
-// The same, and lets the queries, normed and rotated, attend over the cells that the rows see
-// -> [head_dim * n_head, n_rows].
+// Stores K and V unless rows.k is NULL. Returns the result of attention, [head_dim * n_head,
+// n_rows].
 ggml_tensor * attend(GraphContext & g, int il, const HeadRows & rows);
 
-// The output projection of what attend() returned, scaled where the model scales it, plus `add`.
+// Returns the output projection of the result of attend(), times Hparams::value_scale, plus `add`.
 ggml_tensor * project_output(GraphContext & g, int il, const Rows & attended, ggml_tensor * add);
 
-// The usual sublayer: project, norm heads where there are norms, rope, attend, project.
+// Builds the usual attention sublayer: projections, optional head norms, rope, attention, output.
 ggml_tensor * self_attention(GraphContext & g, int il, const SubLayerInput & in);
 
 } // namespace dfl

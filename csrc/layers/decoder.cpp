@@ -27,7 +27,7 @@ ggml_tensor * rows_with_logits(GraphContext & g, ggml_tensor * x) {
     return g.in.out_rows != nullptr && !g.taps_output ? gather_rows(g, x, g.in.out_rows) : x;
 }
 
-// scale: of what leaves it, or NULL.
+// Adds one sublayer of layer il to the graph. scale: factor of the layer's output, or NULL.
 static ggml_tensor * add_sublayer(GraphContext & g, const SubLayer & sublayer, int il,
                                   ggml_tensor * x, ggml_tensor * scale) {
     const LayerWeights & layer = g.weights.layers[il];
@@ -67,9 +67,9 @@ ggml_tensor * build_decoder(GraphContext & g, const std::vector<SubLayer> & subl
                              last ? g.weights.layers[il].output_scale : nullptr);
             if (i == 0 && il == n_layer - 1) {
                 if (g.shape.n_out == 0 && !g.taps_output) {
-                    return nullptr; // the cache writes are in the graph; nobody reads the rest
+                    return nullptr; // the K/V writes are in the graph; later nodes have no reader
                 }
-                x = rows_with_logits(g, x); // what follows sees only its own row
+                x = rows_with_logits(g, x); // later sublayers do not mix rows
             }
         }
     }

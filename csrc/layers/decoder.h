@@ -1,5 +1,4 @@
-// The one loop over layers: of every target, and of a drafter's block. What differs between layers
-// is data, in LayerShape and LayerWeights; what a sublayer computes is given by the architecture.
+// The loop over the layers of targets and drafters. Architectures supply the sublayers of a layer.
 #pragma once
 
 #include "layers/cpu_ops/graph_context.h"
@@ -9,33 +8,32 @@
 
 namespace dfl {
 
-// What a sublayer is given.
 struct SubLayerInput {
-    Rows x;               // [n_embd, n_rows]: the residual stream, normed where the layer norms it
-    ggml_tensor * stream; // the residual stream itself
-    ggml_tensor * add;    // to be added to the result: the stream; NULL where a norm comes between
+    Rows x; // input of a sublayer [n_embd, n_rows]: residual stream, normed if it has a norm
+    ggml_tensor * stream; // residual stream [n_embd, n_rows], not normed
+    ggml_tensor * add; // term that build() adds to its result: the stream; NULL before a post-norm
 };
 
-// x <- x + post_norm(build(norm(x))). Either norm may be missing in a layer's weights.
+// Step of a layer: x <- x + post_norm(build(norm(x))). A layer may lack either norm.
 struct SubLayer {
-    ggml_tensor * LayerWeights::* norm; // NULL: it reads the stream as it is
+    ggml_tensor * LayerWeights::* norm; // NULL: build() reads the residual stream without a norm
     ggml_tensor * LayerWeights::* post_norm;
-    // -> [n_embd, n_rows], with what is to be added.
+    // Returns the sublayer's output [n_embd, n_rows] plus SubLayerInput::add.
     std::function<ggml_tensor *(GraphContext & g, int il, const SubLayerInput & in)> build;
 };
 
-// The usual feed-forward, dense or of experts.
+// Returns the usual feed-forward sublayer: dense, or a mixture of experts.
 SubLayer feed_forward_sublayer();
-// What mixes rows: attention, or a recurrent layer.
+// Returns the sublayer that mixes rows. build: adds attention or a recurrent layer.
 SubLayer mixer_sublayer(
     std::function<ggml_tensor *(GraphContext & g, int il, const SubLayerInput & in)> build);
 
-// Picks the rows of x [n, n_rows] that get logits, which are all that a last layer computes behind
-// its mixer; returns x where the last layer's output is tapped.
+// Selects the rows of x [n, n_rows] that get logits: the last layer computes no other rows after
+// its mixer. Returns all rows if a drafter reads the last layer's output.
 ggml_tensor * rows_with_logits(GraphContext & g, ggml_tensor * x);
 
-// Layers of these sublayers over b.in.embd, final norm, head -> logits [n_vocab, n_out], or NULL
-// when no row wants any. The first sublayer is the only one that lets rows see each other.
+// Builds all layers over g.in.embd, the final norm and the head. Returns logits [n_vocab, n_out],
+// or NULL if no row gets logits. Rows may see each other in the first sublayer only.
 ggml_tensor * build_decoder(GraphContext & g, const std::vector<SubLayer> & sublayers,
                             const Linear & head);
 

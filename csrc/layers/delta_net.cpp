@@ -20,12 +20,12 @@ static void copy(GraphContext & g, ggml_tensor * from, ggml_tensor * to) {
     ggml_build_forward_expand(g.graph, ggml_cpy(g.ctx, from, to));
 }
 
-// A layer of a recurrent cache tensor, the first n slots: [n values, n].
+// Views the first n slots of layer `index` in a recurrent cache tensor: [values of a slot, n].
 static ggml_tensor * slots_of(GraphContext & g, ggml_tensor * cache, int64_t index, int64_t n) {
     return ggml_view_2d(g.ctx, cache, cache->ne[0], n, cache->nb[1], index * cache->nb[2]);
 }
 
-// The same of the lanes that are built, [n values, n_lanes]; and back.
+// Returns the cached values of the current batch's lanes, [values of a slot, n_lanes].
 static ggml_tensor * of_lanes(GraphContext & g, ggml_tensor * cache, int64_t index) {
     return lanes(g).in_place ? slots_of(g, cache, index, lanes(g).n_lanes)
                              : ggml_get_rows(g.ctx, slots_of(g, cache, index, cache->ne[1]),
@@ -40,7 +40,7 @@ static void bring_back(GraphContext & g, ggml_tensor * values, ggml_tensor * cac
     ggml_build_forward_expand(g.graph, ggml_set_rows(g.ctx, all, values, lane_inputs(g).to_slots));
 }
 
-// Writes rows [n, rows] to some update rows, from a value on.
+// Writes values [n, n_rows] to update rows `rows` of layer `index`, from value `at` of a row on.
 static void write_traced(GraphContext & g, ggml_tensor * trace, int64_t index, int64_t at,
                          ggml_tensor * values, ggml_tensor * rows) {
     ggml_tensor * to = ggml_view_2d(g.ctx, trace, values->ne[0], trace->ne[1], trace->nb[1],
@@ -48,8 +48,7 @@ static void write_traced(GraphContext & g, ggml_tensor * trace, int64_t index, i
     ggml_build_forward_expand(g.graph, ggml_set_rows(g.ctx, to, values, rows));
 }
 
-// A node's window is its parent chain: each tap gathers its rows. inputs: [channels, before + n,
-// n_lanes].
+// Convolves tree nodes: each tap gathers input rows along the nodes' chains of parents.
 static ggml_tensor * convolve_tree(GraphContext & g, ggml_tensor * inputs, ggml_tensor * kernel) {
     const int64_t d_conv = kernel->ne[0], channels = kernel->ne[1], n = lanes(g).size();
     ggml_tensor * all = ggml_reshape_2d(g.ctx, inputs, channels, inputs->ne[1] * inputs->ne[2]);
@@ -67,22 +66,21 @@ static ggml_tensor * convolve_tree(GraphContext & g, ggml_tensor * inputs, ggml_
     return ggml_reshape_3d(g.ctx, sum, channels, lanes(g).n_rows, lanes(g).n_lanes);
 }
 
-// What is convolved: u [channels, n_rows] of the pass, and, where lanes pick from it, the inputs
-// that all slots have committed, followed by u.
+// Convolution inputs. u: of the pass, [channels, n_rows]; all: committed ones of all slots, then u.
 struct ConvolutionInputs {
     ggml_tensor * u;
     ggml_tensor * all;
 };
 
-// Depthwise convolution and silu -> [channels, rows, n_lanes]. Advances the cache, or when
-// verifying leaves it alone and traces its inputs.
+// Returns silu of the convolution. Appended rows advance the cached inputs, a verify writes
+// updates.
 static ggml_tensor * convolve(GraphContext & g, int il, const ConvolutionInputs & in) {
     const RecurrentBatchShape & of = lanes(g);
     const RecurrentPart & part = g.recurrent.part_of(il);
     const int64_t index = g.recurrent.index(il);
     const int64_t channels = in.u->ne[0], before = g.hp.recurrent.d_conv - 1;
     ggml_tensor * kernel = g.weights.layers[il].delta.conv;
-    ggml_tensor * inputs = nullptr; // [channels, before + n_rows, n_lanes]
+    ggml_tensor * inputs = nullptr;
     if (of.identity_layout) {
         ggml_tensor * past =
             ggml_reshape_3d(g.ctx, of_lanes(g, part.conv, index), channels, before, of.n_lanes);
@@ -112,16 +110,15 @@ static ggml_tensor * convolve(GraphContext & g, int il, const ConvolutionInputs 
     return ggml_silu(g.ctx, ggml_ssm_conv(g.ctx, by_channel, kernel));
 }
 
-// What the rule takes of the lanes' rows in a layer. heads: [channels, n_rows, n_lanes], per row
-// the queries' and keys' n_k heads and the values' n_v. g (log decay, <= 0), beta: [n_v, n_rows *
-// n_lanes]; both are 0 for rows that are nobody's, which then leave the state as it is.
+// Inputs of the delta rule. heads [channels, n_rows, n_lanes]: Q, K and V heads. g (log decay),
+// beta: [n_v, n_rows * n_lanes], 0 in padding rows, which therefore leave the state unchanged.
 struct RuleRows {
     ggml_tensor * heads;
     ggml_tensor * g;
     ggml_tensor * beta;
 };
 
-// Some heads of all rows: [d, n, n_rows, n_lanes].
+// Views heads [first, first + n) of all rows: [d, n, n_rows, n_lanes].
 static ggml_tensor * heads_of(GraphContext & g, ggml_tensor * x, int64_t first, int64_t n) {
     const int64_t d = g.hp.recurrent.d_state;
     return ggml_view_4d(g.ctx, x, d, n, x->ne[1], x->ne[2], d * x->nb[0], x->nb[1], x->nb[2],
@@ -142,12 +139,12 @@ static void write_trace(GraphContext & g, int il, const RuleRows & in) {
     write(key_values + n_v, in.beta);
 }
 
-// ggml's own operation, row after row: [d, n_v * n_rows * n_lanes].
+// Computes the delta rule row by row with ggml's fused operation: [d, n_v * n_rows * n_lanes].
 static ggml_tensor * fused_rule(GraphContext & g, int il, const RuleRows & in) {
     const RecurrentShape & shape = g.hp.recurrent;
     const int64_t d = shape.d_state, n_k = shape.n_k_heads, n_v = shape.n_v_heads;
     const int64_t rows = lanes(g).n_rows, n_lanes = lanes(g).n_lanes, size = d * d * n_v;
-    // q and k heads are neighbours, so one norm serves both: x / sqrt(sum x^2 + eps).
+    // Query and key heads are adjacent, so one norm serves both: x / sqrt(sum(x^2) + eps).
     ggml_tensor * qk = ggml_rms_norm(g.ctx, heads_of(g, in.heads, 0, 2 * n_k), g.hp.eps / d);
     qk = ggml_scale(g.ctx, qk, 1.0f / std::sqrt((float)d));
     auto half = [&](int64_t first) {
@@ -160,8 +157,7 @@ static ggml_tensor * fused_rule(GraphContext & g, int il, const RuleRows & in) {
                              ggml_reshape_4d(g.ctx, in.g, 1, n_v, rows, n_lanes),
                              ggml_reshape_4d(g.ctx, in.beta, 1, n_v, rows, n_lanes),
                              ggml_reshape_4d(g.ctx, states, d, d, n_v, n_lanes), /*K =*/1);
-    // The op's result is the outputs [d, n_v, rows, lanes], then the final states [d, d, n_v,
-    // lanes].
+    // The operation returns the outputs [d, n_v, rows, lanes], then the states [d, d, n_v, lanes].
     const int64_t n_out = d * n_v * rows * n_lanes;
     if (!lanes(g).is_verify) {
         bring_back(
@@ -171,7 +167,7 @@ static ggml_tensor * fused_rule(GraphContext & g, int il, const RuleRows & in) {
     return ggml_view_2d(g.ctx, out, d, n_out / d, d * sizeof(float), 0);
 }
 
-// The form for trees; rows that are appended go chunk by chunk. [d, n_v * n_rows * n_lanes].
+// Computes the delta rule in tree form, appended rows in chunks: [d, n_v * n_rows * n_lanes].
 static ggml_tensor * path_rule(GraphContext & g, int il, const RuleRows & in) {
     const RecurrentShape & shape = g.hp.recurrent;
     const int64_t d = shape.d_state, n_k = shape.n_k_heads, n_v = shape.n_v_heads;
@@ -185,7 +181,7 @@ static ggml_tensor * path_rule(GraphContext & g, int il, const RuleRows & in) {
     const int64_t chunk = verifies ? rows : TREE_FORM_CHUNK;
     for (int64_t first = 0; first < rows; first += chunk) {
         const int64_t n = std::min(chunk, rows - first);
-        auto gate = [&](ggml_tensor * x) { // [n_v, rows * lanes] -> [n, 1, n_v, lanes]
+        auto gate = [&](ggml_tensor * x) {
             const size_t row = x->nb[1];
             ggml_tensor * part =
                 ggml_view_3d(g.ctx, x, n_v, n, n_lanes, row, rows * row, first * row);
@@ -199,34 +195,33 @@ static ggml_tensor * path_rule(GraphContext & g, int il, const RuleRows & in) {
         out = out == nullptr ? done.out : ggml_concat(g.ctx, out, done.out, 2);
     }
     if (!verifies) {
-        ggml_build_forward_expand(g.graph, out); // it reads the state that goes now
+        ggml_build_forward_expand(g.graph,
+                                  out); // `out` must read the old state before the write below
         bring_back(g, ggml_reshape_2d(g.ctx, done.state, d * d * n_v, n_lanes),
                    g.recurrent.part_of(il).state, g.recurrent.index(il));
     }
     return ggml_reshape_2d(g.ctx, out, d, n_v * rows * n_lanes);
 }
 
-// ggml's operations take key head h % n_k for value head h.
+// Reorders heads [inner, outer] to [outer, inner]: ggml pairs value head h with key head h % n_k.
 static ggml_tensor * reordered(GraphContext & g, ggml_tensor * x, int64_t inner, int64_t outer) {
-    const int64_t n = x->ne[0] / (inner * outer); // values of a head
+    const int64_t n = x->ne[0] / (inner * outer);
     ggml_tensor * heads = ggml_reshape_4d(g.ctx, x, n, inner, outer, x->ne[1]);
     heads = ggml_cont(g.ctx, ggml_permute(g.ctx, heads, 0, 2, 1, 3));
     return ggml_reshape_2d(g.ctx, heads, x->ne[0], x->ne[1]);
 }
 
-// Values of all value heads, [n * n_v, rows], from the file's order to that of ggml's operations.
+// Reorders value heads, [n * n_v, rows], from the file's order to the order of ggml's operations.
 static ggml_tensor * tiled(GraphContext & g, ggml_tensor * x) {
     const RecurrentShape & shape = g.hp.recurrent;
     return shape.grouped ? reordered(g, x, shape.values_a_key(), shape.n_k_heads) : x;
 }
 
-// And back.
 static ggml_tensor * as_in_file(GraphContext & g, ggml_tensor * x) {
     const RecurrentShape & shape = g.hp.recurrent;
     return shape.grouped ? reordered(g, x, shape.n_k_heads, shape.values_a_key()) : x;
 }
 
-// Queries, keys and values, [channels, n_rows, n_lanes], with the values' heads so.
 static ggml_tensor * tiled_values(GraphContext & g, ggml_tensor * heads) {
     const RecurrentShape & shape = g.hp.recurrent;
     if (!shape.grouped) {
@@ -244,7 +239,7 @@ static ggml_tensor * tiled_values(GraphContext & g, ggml_tensor * heads) {
     return ggml_reshape_3d(g.ctx, all, all->ne[0], rows, n_lanes);
 }
 
-// What becomes beta and the decay, [n_v, rows] each, as in the file.
+// Products that beta and the decay are computed from, [n_v, rows], with heads in the file's order.
 struct Gates {
     ggml_tensor * beta;
     ggml_tensor * alpha;
@@ -277,7 +272,7 @@ ggml_tensor * delta_net(GraphContext & g, int il, const Rows & x, ggml_tensor * 
         return linear(g, w.output, scan_delta_net(g, il, {in[0], in[1], in[2], in.back()}), add);
     }
     ggml_tensor * qkv = linear(g, w.qkv, x);
-    ggml_tensor * z = linear(g, w.gate, x); // [inner, n_rows]
+    ggml_tensor * z = linear(g, w.gate, x);
     const Gates beta_alpha = gates(g, w, x);
     ggml_tensor * beta = tiled(g, ggml_sigmoid(g.ctx, beta_alpha.beta));
     ggml_tensor * log_decay = ggml_softplus(g.ctx, ggml_add(g.ctx, beta_alpha.alpha, w.dt_bias));
@@ -293,8 +288,8 @@ ggml_tensor * delta_net(GraphContext & g, int il, const Rows & x, ggml_tensor * 
         log_decay = ggml_pad(g.ctx, log_decay, 0, 1, 0, 0);
         beta = ggml_pad(g.ctx, beta, 0, 1, 0, 0);
     }
-    // States in place are written first: those of other lanes among them as they were.
-    ggml_tensor * o = nullptr; // [d, n_v * rows of all lanes]
+    // Batches in place come first: they rewrite unchanged states in the slots of later batches.
+    ggml_tensor * o = nullptr;
     for (g.batch_index = 0; g.batch_index < static_cast<int64_t>(g.shape.recurrent.size());
          ++g.batch_index) {
         const auto rows_of = [&](ggml_tensor * values) {

@@ -1,24 +1,21 @@
-// Gated DeltaNet: the linear attention of Qwen3.5.
+// Gated DeltaNet: the linear attention of Qwen3.5 and Qwen3-Next.
 #pragma once
 
 #include "layers/cpu_ops/graph_context.h"
 
 namespace dfl {
 
-// x: [n_embd, n_rows] -> same, plus `add` if that is not NULL. Reads the committed state and
-// convolution inputs of the batch's sequences and writes them back advanced by their rows; those of
-// a verify are written to the updates instead. Source: reference forward of transformers'
-// Qwen3_5GatedDeltaNet, with value heads in tiled order.
+// Returns the layer's output for x [n_embd, n_rows], plus `add` if not NULL. Appended rows advance
+// their sequences' states and convolution inputs; rows of a verify write node updates instead.
+// Source: reference forward of transformers' Qwen3_5GatedDeltaNet, with value heads in tiled order.
 ggml_tensor * delta_net(GraphContext & g, int il, const Rows & x, ggml_tensor * add);
 
-// Advances the committed states of a device's recurrent layers along accepted paths: of the lanes
-// of shape.recurrent, n_rows steps each.
+// Advances one device's committed states along accepted paths, g.shape.recurrent[0].n_rows steps.
 void promote(GraphContext & g, const RecurrentPart & part, const PromoteInputs & in);
 
-// At least the graph nodes, views included, of a layer's lanes by the fused operation (observed:
-// 40).
+// Upper bound of the graph nodes, views included, of a fused batch in a layer (observed: 40).
 constexpr size_t RECURRENT_BATCH_NODES = 64;
-// Rows of one chunk where an APPEND takes the form for trees.
+// Rows of one chunk when appended rows are computed in tree form.
 constexpr int64_t TREE_FORM_CHUNK = 64;
 
 } // namespace dfl

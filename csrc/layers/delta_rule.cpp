@@ -4,7 +4,7 @@
 
 namespace dfl {
 
-// The masks of n nodes of some lanes, made once a graph.
+// Returns the ancestor masks for n nodes in each of n_lanes lanes, created once per graph.
 static TreeMasks & masks_of(GraphContext & g, int64_t n, int64_t n_lanes) {
     const bool is_tree = !g.shape.recurrent.empty() && g.shape.recurrent[g.batch_index].is_verify;
     const auto fits = [&](const TreeInputs & in) {
@@ -27,7 +27,7 @@ static TreeMasks & masks_of(GraphContext & g, int64_t n, int64_t n_lanes) {
     return g.tree_masks.back();
 }
 
-// A part of x [n0, n1, n2, n3]: n of its first dimension, or of its second.
+// Views n entries of x [n0, n1, n2, n3] from `first` on: columns() along n0, rows() along n1.
 static ggml_tensor * columns(GraphContext & g, ggml_tensor * x, int64_t first, int64_t n) {
     return ggml_view_4d(g.ctx, x, n, x->ne[1], x->ne[2], x->ne[3], x->nb[1], x->nb[2], x->nb[3],
                         first * x->nb[0]);
@@ -47,7 +47,7 @@ ggml_tensor * queries_keys(GraphContext & g, ggml_tensor * unit, int64_t first, 
     auto half = [&](int64_t head) {
         ggml_tensor * heads = ggml_view_4d(g.ctx, unit, d, n_k, n, lanes, unit->nb[1], unit->nb[2],
                                            unit->nb[3], first * unit->nb[2] + head * unit->nb[1]);
-        return ggml_permute(g.ctx, heads, 0, 2, 1, 3); // [d, n, n_k, lanes]
+        return ggml_permute(g.ctx, heads, 0, 2, 1, 3);
     };
     ggml_tensor * qk = ggml_concat(g.ctx, half(0), half(n_k), 1);
     // Value head h goes with key head h % n_k.
@@ -55,16 +55,14 @@ ggml_tensor * queries_keys(GraphContext & g, ggml_tensor * unit, int64_t first, 
                                   : ggml_repeat_4d(g.ctx, qk, d, 2 * n, shape.n_v_heads, lanes);
 }
 
-// exp(G_i - G_j) beta_j for the pairs of a path, else 0: [n (j), 2n (i), n_v, lanes]. The queries'
-// half has the diagonal, the keys' half is strict. growth: exp(G_i), [2n, 1, n_v, lanes].
+// Returns exp(G_i - G_j) beta_j for each node i and ancestor j, else 0: [n (j), 2n (i), n_v,
+// lanes]. Only the half for queries includes j = i. Sets growth to exp(G_i), [2n, 1, n_v, lanes].
 static ggml_tensor * decays(GraphContext & g, const DeltaRuleInputs & in, const TreeMasks & masks,
                             ggml_tensor ** growth) {
     ggml_context * c = g.ctx;
     const int64_t n = masks.in.n, n_v = in.g->ne[2], lanes = in.g->ne[3];
-    // Sums along paths by elementwise operations: the matrix products of some devices keep only
-    // ten bits of a factor.
-    ggml_tensor * sums =
-        ggml_sum_rows(c, ggml_mul(c, masks.ancestors, in.g)); // G_i twice, [1, 2n, n_v, lanes]
+    // Elementwise sums along paths: matrix products of some devices keep only 10 bits of a factor.
+    ggml_tensor * sums = ggml_sum_rows(c, ggml_mul(c, masks.ancestors, in.g));
     *growth = ggml_reshape_4d(c, ggml_exp(c, sums), 2 * n, 1, n_v, lanes);
     ggml_tensor * at_j =
         ggml_view_4d(c, sums, n, 1, n_v, lanes, sums->nb[2], sums->nb[2], sums->nb[3], 0);
@@ -72,7 +70,7 @@ static ggml_tensor * decays(GraphContext & g, const DeltaRuleInputs & in, const 
     return ggml_mul(c, d, in.beta);
 }
 
-// [n, n, n_v, lanes]
+// Returns identity matrices [n, n, n_v, lanes], created once per graph and n.
 static ggml_tensor * identity(GraphContext & g, TreeMasks & masks, int64_t n) {
     for (ggml_tensor * made : masks.identities) {
         if (made->ne[0] == n) {
@@ -85,9 +83,8 @@ static ggml_tensor * identity(GraphContext & g, TreeMasks & masks, int64_t n) {
     return masks.identities.back();
 }
 
-// w of (I + a) w = r, with a strictly lower triangular: [n (j), n (i), n_v, lanes], r: [n, d, n_v,
-// lanes] -> same. Solving takes time by the cube of n, so larger systems go block by block: a
-// block's inverse, times what is left of r after the blocks above.
+// Solves (I + a) w = r. a: strictly lower triangular, [n (j), n (i), n_v, lanes]; r: [n, d, n_v,
+// lanes]. Solves block by block, because the time of one solve grows with n^3.
 static ggml_tensor * solve(GraphContext & g, ggml_tensor * a, ggml_tensor * r, TreeMasks & masks) {
     ggml_context * c = g.ctx;
     ggml_tensor * w = nullptr;
@@ -95,7 +92,7 @@ static ggml_tensor * solve(GraphContext & g, ggml_tensor * a, ggml_tensor * r, T
         const int64_t n = std::min(SOLVE_BLOCK, a->ne[0] - first);
         ggml_tensor * below = rows(g, a, first, n);
         ggml_tensor * residual = columns(g, r, first, n);
-        // ggml's Vulkan backend rounds float32 factors with gaps between their rows to half.
+        // ggml's Vulkan backend rounds float32 factors with non-contiguous rows to half precision.
         if (first > 0) {
             ggml_tensor * solved = ggml_cont(c, columns(g, below, 0, first));
             residual = ggml_sub(c, residual, ggml_mul_mat(c, solved, w));
@@ -105,7 +102,7 @@ static ggml_tensor * solve(GraphContext & g, ggml_tensor * a, ggml_tensor * r, T
         ggml_tensor * eye = identity(g, masks, n);
         ggml_tensor * block = ggml_add(c, columns(g, below, first, n), eye);
         ggml_tensor * inverse = ggml_solve_tri(c, block, eye, true, true, false);
-        ggml_tensor * part = ggml_mul_mat(c, inverse, residual); // [n, d, n_v, lanes]
+        ggml_tensor * part = ggml_mul_mat(c, inverse, residual);
         w = first == 0 ? part : ggml_concat(c, w, part, 0);
     }
     return w;
@@ -119,18 +116,18 @@ DeltaRule delta_rule(GraphContext & g, const DeltaRuleInputs & in) {
     ggml_tensor * growth = nullptr;
     ggml_tensor * decay = decays(g, in, masks, &growth);
     ggml_tensor * keys = rows(g, in.qk, n, n);
-    // k_j q_i, k_j k_i: [n (j), 2n (i), n_v, lanes]
+    // Decay times the products k_j q_i, then k_j k_i: [n (j), 2n (i), n_v, lanes]
     ggml_tensor * system = ggml_mul(c, decay, ggml_mul_mat(c, keys, in.qk));
-    ggml_tensor * from_state = ggml_mul_mat(c, in.qk, in.state); // [2n, d, n_v, lanes]
+    ggml_tensor * from_state = ggml_mul_mat(c, in.qk, in.state);
     from_state = ggml_mul(c, from_state, growth);
 
-    ggml_tensor * v = ggml_cont(c, ggml_permute(c, in.v, 1, 2, 0, 3)); // [n, d, n_v, lanes]
+    ggml_tensor * v = ggml_cont(c, ggml_permute(c, in.v, 1, 2, 0, 3));
     v = ggml_sub(c, v, columns(g, from_state, n, n));
     ggml_tensor * w = solve(g, rows(g, system, n, n), v, masks);
-    ggml_tensor * out = ggml_mul_mat(c, rows(g, system, 0, n), w); // [n, d, n_v, lanes]
+    ggml_tensor * out = ggml_mul_mat(c, rows(g, system, 0, n), w);
     out = ggml_add(c, out, columns(g, from_state, 0, n));
 
-    // S <- exp(G) S + sum_j exp(G - G_j) beta_j k_j w_j, G that of the last node.
+    // S <- exp(G) S + sum_j exp(G - G_j) beta_j k_j w_j, where G is the last node's sum of decays.
     ggml_tensor * last = ggml_view_4d(c, decay, n, 1, n_v, lanes, decay->nb[1], decay->nb[2],
                                       decay->nb[3], (n - 1) * decay->nb[1]);
     ggml_tensor * keys_by_node = ggml_cont(c, ggml_permute(c, keys, 1, 0, 2, 3));

@@ -7,10 +7,10 @@
 
 namespace dfl {
 
-// weight: [n_in, n_out, n_expert], x: [n_in, n_used or 1, n_rows], ids: [n_used, n_rows].
+// Multiplies x [n_in, n_used or 1, n_rows] with the rows' experts: [n_out, n_used, n_rows].
 static ggml_tensor * expert_linear(GraphContext & g, const Linear & l, ggml_tensor * x,
                                    ggml_tensor * ids) {
-    ggml_tensor * y = ggml_mul_mat_id(g.ctx, l.weight, x, ids); // [n_out, n_used, n_rows]
+    ggml_tensor * y = ggml_mul_mat_id(g.ctx, l.weight, x, ids);
     if (l.scale != nullptr) {
         ggml_tensor * per_expert = ggml_reshape_2d(g.ctx, l.scale, 1, l.scale->ne[0]);
         ggml_tensor * flat = ggml_reshape_1d(g.ctx, ggml_cont(g.ctx, ids), ggml_nelements(ids));
@@ -20,7 +20,7 @@ static ggml_tensor * expert_linear(GraphContext & g, const Linear & l, ggml_tens
     return l.bias != nullptr ? ggml_add_id(g.ctx, y, l.bias, ids) : y;
 }
 
-// The weights of the chosen experts, [1, n_used, n_rows], summing to 1.
+// Returns the weights of the chosen experts, [1, n_used, n_rows]. They sum to 1 in each row.
 static ggml_tensor * expert_weights(GraphContext & g, ggml_tensor * probabilities,
                                     ggml_tensor * ids) {
     const int64_t n_expert = probabilities->ne[0];
@@ -29,15 +29,15 @@ static ggml_tensor * expert_weights(GraphContext & g, ggml_tensor * probabilitie
     ggml_tensor * w =
         ggml_get_rows(g.ctx, ggml_reshape_3d(g.ctx, probabilities, 1, n_expert, rows), ids);
     w = ggml_reshape_2d(g.ctx, w, n_used, rows);
-    // The smallest normal half-precision number keeps the division finite.
+    // The lower bound is the smallest normal half-precision number; it keeps the quotient finite.
     ggml_tensor * sum = ggml_clamp(g.ctx, ggml_sum_rows(g.ctx, w), 6.103515625e-5f, INFINITY);
     w = ggml_reshape_3d(g.ctx, ggml_div(g.ctx, w, sum), 1, n_used, rows);
-    // Together in the graph, so that a backend may fuse the routing.
+    // A backend can fuse the routing nodes only if they are adjacent in the graph.
     ggml_build_forward_expand(g.graph, w);
     return w;
 }
 
-// By ggml's operations.
+// Returns the weighted sum of the routed experts, by ggml's operations.
 static ggml_tensor * chosen_experts(GraphContext & g, const ExpertWeights & w, ggml_tensor * x,
                                     ggml_tensor * logits) {
     const int64_t n_embd = x->ne[0];
@@ -56,7 +56,7 @@ static ggml_tensor * chosen_experts(GraphContext & g, const ExpertWeights & w, g
         inner = gated(g, activation, expert_linear(g, w.gate, input, ids), up);
     }
     ggml_tensor * each = expert_linear(g, w.down, inner, ids);
-    each = ggml_mul(g.ctx, each, weights); // [n_embd, n_used, n_rows]
+    each = ggml_mul(g.ctx, each, weights);
     ggml_build_forward_expand(g.graph, each);
 
     ggml_tensor * out = nullptr;
@@ -84,7 +84,7 @@ ggml_tensor * mixture_of_experts(GraphContext & g, int il, const Rows & router, 
     }
     ggml_tensor * out = chosen_experts(g, w, tensor_of(g, x), logits);
     if (w.shared_gate) {
-        ggml_tensor * score = ggml_sigmoid(g.ctx, linear(g, w.shared_gate, x)); // [1, rows]
+        ggml_tensor * score = ggml_sigmoid(g.ctx, linear(g, w.shared_gate, x));
         ggml_tensor * shared = feed_forward(g, w.shared, activation, x, nullptr);
         out = ggml_add(g.ctx, out, ggml_mul(g.ctx, shared, score));
     }

@@ -8,15 +8,15 @@ namespace dfl {
 
 namespace {
 
-// What is advanced by one operation: lanes of one layer, or, of an engine that holds one sequence,
-// all layers as its lanes.
+// States [state_size, n_lanes] and their node updates [node_update_size, n_steps, n_lanes]. Lanes
+// are the sequences of one layer or, in an engine with one sequence, all layers.
 struct States {
     int64_t n_lanes;
-    ggml_tensor * values; // [state_size, n_lanes]
-    ggml_tensor * nodes;  // update rows, [node_update_size, n_steps, n_lanes]
+    ggml_tensor * values;
+    ggml_tensor * nodes;
 };
 
-// Of a node's n_v values from one on: [n_v, n_steps, n_lanes], contiguous.
+// Copies n_v values of each node update, from value `first` on: [n_v, n_steps, n_lanes].
 ggml_tensor * gate(GraphContext & g, const States & states, int64_t first) {
     const ggml_tensor * nodes = states.nodes;
     return ggml_cont(g.ctx,
@@ -24,7 +24,7 @@ ggml_tensor * gate(GraphContext & g, const States & states, int64_t first) {
                                   nodes->ne[2], nodes->nb[1], nodes->nb[2], first * nodes->nb[0]));
 }
 
-// Heads of d values from one on: [d, count, n_steps, n_lanes].
+// Views `count` heads of each node update, from head `first` on: [d, count, n_steps, n_lanes].
 ggml_tensor * heads(GraphContext & g, const States & states, int64_t first, int64_t count) {
     const ggml_tensor * nodes = states.nodes;
     const size_t head = g.hp.recurrent.d_state * nodes->nb[0];
@@ -32,8 +32,7 @@ ggml_tensor * heads(GraphContext & g, const States & states, int64_t first, int6
                         nodes->ne[2], head, nodes->nb[1], nodes->nb[2], first * head);
 }
 
-// The states after the last step, as values. Only they are wanted, so the keys serve as the
-// queries too.
+// Returns the states after the last step. Keys serve as queries, as the outputs have no reader.
 ggml_tensor * advanced(GraphContext & g, const States & states) {
     const RecurrentShape & shape = g.hp.recurrent;
     const int64_t d = shape.d_state, n_k = shape.n_k_heads, n_v = shape.n_v_heads;
@@ -68,12 +67,12 @@ ggml_tensor * layer_of(GraphContext & g, ggml_tensor * cache, int64_t layer, int
 
 void add(GraphContext & g, ggml_tensor * node) { ggml_build_forward_expand(g.graph, node); }
 
-// Every layer has the same rows.
+// Returns the first n columns of `rows`, which has equal columns for the layers of all devices.
 ggml_tensor * of_layers(GraphContext & g, ggml_tensor * rows, int64_t n) {
     return n == rows->ne[1] ? rows : ggml_view_2d(g.ctx, rows, rows->ne[0], n, rows->nb[1], 0);
 }
 
-// A sequence alone: its layers lie side by side.
+// Promotes the only sequence of an engine: one operation advances the states of all layers.
 void promote_layers(GraphContext & g, const RecurrentPart & part, const PromoteInputs & in) {
     const int64_t layers = part.n_layers, channels = g.hp.recurrent.conv_channels();
     ggml_tensor * nodes = ggml_get_rows(g.ctx, part.node_updates, of_layers(g, in.path, layers));

@@ -25,7 +25,8 @@ GgufFile::GgufFile(const std::string & path)
     }
     const auto arch = text(schema::KEY_GENERAL_ARCHITECTURE);
     DFL_CHECK(arch && !arch->empty() && arch->size() <= 64, DFL_STATUS_FILE,
-              "%s: no usable general.architecture", path.c_str());
+              "%s: metadata key general.architecture is missing, empty or over 64 characters",
+              path.c_str());
     arch_ = *arch;
 }
 
@@ -62,7 +63,7 @@ static double read_number(gguf_type type, const void * data, size_t i) {
     }
 }
 
-// Of a file that may be damaged, within one line of a message.
+// Makes text of a possibly damaged file fit for one line of an error message.
 static std::string printable(const std::string & text) {
     constexpr size_t limit = 64;
     std::string line = text.size() > limit ? text.substr(0, limit) + "..." : text;

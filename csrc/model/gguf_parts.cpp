@@ -39,7 +39,7 @@ FileMapping::~FileMapping() {
 
 void FileMapping::release(const void * first, uint64_t bytes) const {
 #ifdef __linux__
-    // A mapping of a file: the pages stay in the page cache as long as there is room.
+    // The pages may stay in the kernel's page cache, from where they are read again.
     const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
     const auto begin = (reinterpret_cast<uintptr_t>(first) + page - 1) / page * page;
     const auto end = (reinterpret_cast<uintptr_t>(first) + bytes) / page * page;
@@ -100,7 +100,7 @@ std::optional<int64_t> read_integer(gguf_type type, const void * data, size_t i)
     }
 }
 
-// A split.* key; by_default where it is missing.
+// Returns the integer of a split.* key, or by_default if the key is missing.
 static int64_t split_number(const GgufPart & part, const char * key, int64_t by_default) {
     const int64_t id = gguf_find_key(part.gguf.get(), key);
     if (id < 0) {
@@ -115,7 +115,7 @@ static int64_t split_number(const GgufPart & part, const char * key, int64_t by_
     return *value;
 }
 
-// How the names of a part's files end. index counts from 0.
+// Returns the end of the file name of part `index` (from 0) of n.
 static std::string ending(int64_t index, int64_t n) {
     return format("-%05lld-of-%05lld.gguf", (long long)index + 1, (long long)n);
 }
@@ -138,7 +138,7 @@ std::vector<std::unique_ptr<const GgufPart>> open_parts(const std::string & path
     std::vector<std::unique_ptr<const GgufPart>> parts;
     parts.push_back(std::make_unique<GgufPart>(path));
     const GgufPart & first = *parts[0];
-    constexpr int64_t max_parts = 65535; // of gguf-split: the type of its keys
+    constexpr int64_t max_parts = 65535; // gguf-split stores the number of parts as u16
     const int64_t n = split_number(first, schema::KEY_SPLIT_COUNT, 1);
     DFL_CHECK(n >= 0 && n <= max_parts, DFL_STATUS_FILE,
               "%s: split.count is %lld, expected 0 to %lld", path.c_str(), (long long)n,

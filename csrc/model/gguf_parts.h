@@ -1,5 +1,4 @@
-// The files a model lies in: one, or several where it was split. Each is mapped, its header read
-// and its tensors known to be complete.
+// GGUF files of a model, one or several parts: mapped, and checked to contain all tensor data.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +11,6 @@
 
 namespace dfl {
 
-// A read-only memory mapping of a whole file.
 class FileMapping {
   public:
     explicit FileMapping(const std::string & path);
@@ -22,7 +20,7 @@ class FileMapping {
 
     char * data() const { return data_; }
     uint64_t size() const { return size_; }
-    // Gives back the memory of pages that lie in these bytes; they can still be read.
+    // Lets the system reuse the memory of these bytes, which can still be read from the file.
     void release(const void * first, uint64_t bytes) const;
 
   private:
@@ -31,7 +29,7 @@ class FileMapping {
 };
 
 struct GgufPart {
-    // Throws DFL_STATUS_FILE on anything but a complete, well-formed GGUF file.
+    // Throws DFL_STATUS_FILE on incomplete or invalid GGUF.
     explicit GgufPart(const std::string & path);
 
     const char * tensor_data(int64_t index) const {
@@ -42,15 +40,15 @@ struct GgufPart {
     std::string path;
     FileMapping mapping;
     gguf_context_ptr gguf;
-    ggml_context_ptr meta; // type and shape of every tensor
+    ggml_context_ptr meta; // type and shape of each tensor
 };
 
-// The file at path, followed by the others if it is the first of a split model (metadata split.no,
-// split.count and split.tensors.count, names "...-00001-of-00003.gguf"; the first part holds the
-// metadata of all). Throws DFL_STATUS_FILE unless every part is there and belongs to the others.
+// Opens a GGUF file, and the other parts if it is the first of a split model, named like
+// "...-00001-of-00003.gguf"; the first part holds all metadata. Throws DFL_STATUS_FILE unless all
+// parts exist and belong together (metadata split.no, split.count and split.tensors.count).
 std::vector<std::unique_ptr<const GgufPart>> open_parts(const std::string & path);
 
-// Element i of a value of a whole number's type, or a bool; empty for other types.
+// Returns element i of integers or booleans at `data`; empty for other types.
 std::optional<int64_t> read_integer(gguf_type type, const void * data, size_t i);
 
 } // namespace dfl

@@ -16,7 +16,7 @@ constexpr int64_t MAX_LAYERS = 1024;
 constexpr int64_t MAX_WIDTH = 1 << 20;
 constexpr int64_t MAX_VOCAB = 1 << 24;
 
-// A key's number; its default where the key is missing, or zero.
+// Returns the number of a key, or by_default if the key is missing or zero.
 double number_or(const GgufFile & file, const char * key, double by_default) {
     const double value = file.real(key).value_or(0.0);
     DFL_CHECK(std::isfinite(value) && value >= 0.0, DFL_STATUS_FILE,
@@ -25,8 +25,8 @@ double number_or(const GgufFile & file, const char * key, double by_default) {
     return value == 0.0 ? by_default : value;
 }
 
-// Source: llama.cpp, llama_context::llama_context, and for the keys that it leaves unread here
-// transformers, modeling_rope_utils.py, _compute_yarn_parameters.
+// Source: llama.cpp, llama_context::llama_context; other keys: transformers,
+// modeling_rope_utils.py, _compute_yarn_parameters.
 void read_rope_scaling(const GgufFile & file, int64_t n_ctx_train, RopeShape & rope) {
     const std::string scaling = file.text(schema::KEY_ROPE_SCALING_TYPE).value_or("linear");
     DFL_CHECK(scaling == "linear" || scaling == "none" || scaling == "yarn", DFL_STATUS_UNSUPPORTED,
@@ -54,15 +54,13 @@ void read_rope_scaling(const GgufFile & file, int64_t n_ctx_train, RopeShape & r
     rope.ext_factor = ext >= 0.0 ? static_cast<float>(ext) : scaling == "yarn" ? 1.0f : 0.0f;
     const bool ramps = rope.ext_factor != 0.0f;
 
-    // ggml's rope multiplies by 1 + 0.1 ln(factor) of its own where it ramps. Converters store
-    // Hugging Face's attention_factor, which stands in place of that.
+    // ggml's YaRN multiplies by 1 + 0.1 ln(factor); Hugging Face's attention_factor replaces that.
     const double own = ramps ? 1.0 + 0.1 * std::log(factor) : 1.0;
     DFL_CHECK(own > 0.0, DFL_STATUS_FILE, "%s: %s is %g, too small for yarn", file.path().c_str(),
               file.key(schema::KEY_ROPE_SCALING_FACTOR).c_str(), factor);
     double all =
         number_or(file, schema::KEY_ROPE_SCALING_YARN_ATTN_FACTOR, factor > 1.0 ? own : 1.0);
-    // They store attn_factor there too, which multiplies instead: so it undoes that of ggml, as in
-    // DeepSeek-R1-0528-Qwen3-8B.
+    // Some files have ggml's attn_factor here, which cancels it (DeepSeek-R1-0528-Qwen3-8B).
     if (ramps && std::fabs(all * own - 1.0) < 1e-5) {
         all = 1.0;
     }
@@ -70,8 +68,8 @@ void read_rope_scaling(const GgufFile & file, int64_t n_ctx_train, RopeShape & r
         static_cast<float>(all / own * number_or(file, schema::KEY_ROPE_SCALING_ATTN_FACTOR, 1.0));
 }
 
-// ggml rounds the bounds between which YaRN's ramp lies. Where a model does not, factors of the
-// frequencies stand in place of the ramp.
+// Replaces YaRN by frequency factors, for models that do not round the bounds of its ramp as ggml
+// does.
 // Source: transformers, modeling_rope_utils.py, _compute_yarn_parameters.
 void ramp_by_factors(RopeShape & rope) {
     const double base = rope.freq_base, pi = 3.14159265358979323846;
@@ -92,7 +90,7 @@ void ramp_by_factors(RopeShape & rope) {
     rope.ext_factor = 0.0f;
 }
 
-// The key of a layer's kind: sliding layers may have one of their own.
+// Returns the key `sliding` if the layer slides and the file has it, else `all`.
 const char * key_for(const GgufFile & file, bool slides, const char * sliding, const char * all) {
     return slides && file.has(sliding) ? sliding : all;
 }
@@ -124,7 +122,7 @@ RopeShape read_rope(const GgufFile & file, const HparamRules & rules, const Laye
     return rope;
 }
 
-// Which layers slide: a list with an entry a layer, or a number n that leaves every n-th full.
+// Returns the sliding layers: files have a list, or a number n that leaves every n-th layer full.
 std::vector<bool> sliding_layers(const GgufFile & file, int64_t n_layer, int64_t default_period) {
     const char * key = schema::KEY_ATTENTION_SLIDING_WINDOW_PATTERN;
     const bool listed = file.is_array(key);
@@ -287,7 +285,7 @@ ExpertShape read_expert_shape(const GgufFile & file, bool shared) {
                 : n_ff;
     }
     DFL_CHECK(experts.n_ff > 0 && (!shared || experts.n_ff_shared > 0), DFL_STATUS_FILE,
-              "%s: no width is given for the experts", file.path().c_str());
+              "%s: metadata has no feed-forward length of the experts", file.path().c_str());
     return experts;
 }
 

@@ -10,7 +10,7 @@ namespace dfl {
 
 namespace {
 
-// What a graph here does not do, and the values that ask for nothing.
+// A metadata key of an unsupported feature, and the values that leave the feature off.
 struct Neutral {
     const char * key;
     double values[2];
@@ -48,7 +48,7 @@ constexpr Neutral NEUTRAL[] = {
     {schema::KEY_EXPERT_GROUP_USED_COUNT, {0, 1}},
     {schema::KEY_EXPERT_WEIGHTS_SCALE, {0, 1}},
     {schema::KEY_EXPERT_WEIGHTS_NORM, {1, 1}},
-    {schema::KEY_EXPERT_GATING_FUNC, {0, 1}}, // 1: softmax
+    {schema::KEY_EXPERT_GATING_FUNC, {0, 1}}, // gating function 1 is softmax
     {schema::KEY_MOE_EVERY_N_LAYERS, {0, 1}},
     {schema::KEY_INTERLEAVE_MOE_LAYER_STEP, {0, 1}},
     {schema::KEY_LEADING_DENSE_BLOCK_COUNT, {0, 0}},
@@ -58,17 +58,17 @@ constexpr Neutral NEUTRAL[] = {
     {schema::KEY_HAS_CONFIDENCE_HEAD, {0, 0}},
 };
 
-// Sizes that the tensors give too, and notes.
+// Keys without an effect: sizes that tensors have too, and notes.
 constexpr const char * HARMLESS[] = {
     schema::KEY_VOCAB_SIZE,
     schema::KEY_TENSOR_DATA_LAYOUT,
-    schema::KEY_POOLING_TYPE, // of embeddings, and of what ranks texts
+    schema::KEY_POOLING_TYPE, // pooling, used by embedding and ranking models
     schema::KEY_CLASSIFIER_POOLING_TYPE,
     schema::KEY_CLASSIFIER_OUTPUT_LABELS,
-    schema::KEY_ATTENTION_LAYER_NORM_EPSILON, // converters copy it; every norm here is an RMS norm
+    schema::KEY_ATTENTION_LAYER_NORM_EPSILON, // epsilon that converters copy; all norms are RMS
     schema::KEY_EXPERT_SHARED_COUNT,
     schema::KEY_ROPE_SCALING_FINETUNED,
-    // Of sliding layers, where there are none.
+    // Keys of sliding layers, without effect as no layer slides.
     schema::KEY_ATTENTION_SLIDING_WINDOW_PATTERN,
     schema::KEY_ATTENTION_KEY_LENGTH_SWA,
     schema::KEY_ATTENTION_VALUE_LENGTH_SWA,

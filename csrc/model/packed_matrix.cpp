@@ -8,12 +8,12 @@
 namespace dfl {
 
 void PackedMatrix::pack(const void * rows, int n_threads) const {
-    // Small steps: a thread may wait for the disk.
+    // Threads take small steps, as a thread may have to wait for the disk.
     constexpr int64_t step_bytes = 1 << 20;
     const int64_t tiles = n_tiles(), row_bytes = ggml_row_size(product->type, n_in);
     const int64_t step =
         std::max<int64_t>(1, tiles * step_bytes / static_cast<int64_t>(expert_bytes()));
-    const int64_t steps = (tiles + step - 1) / step; // of a matrix
+    const int64_t steps = (tiles + step - 1) / step;
     std::atomic<int64_t> next{0};
     auto work = [&] {
         for (int64_t i; (i = next.fetch_add(1)) < n_experts * steps;) {

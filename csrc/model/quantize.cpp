@@ -47,9 +47,9 @@ void quantize(const std::string & type_name, const float * src, int64_t n_rows, 
     DFL_CHECK(supported, DFL_STATUS_ARGUMENT, "tensor type %s cannot be quantised to",
               ggml_type_name(type));
 
-    ggml_quantize_init(type); // its tables are built once, under ggml's own lock
+    ggml_quantize_init(type); // builds ggml's tables once, under ggml's lock
     int64_t n = n_threads > 0 ? n_threads : default_threads();
-    // A thread costs more than quantising a few thousand values.
+    // Starting a thread costs more than quantising a few thousand values.
     n = std::max<int64_t>(1, std::min({n, n_rows, 1 + n_rows * n_per_row / 65536}));
     const int64_t share = (n_rows + n - 1) / n;
     std::atomic<int64_t> next{0};

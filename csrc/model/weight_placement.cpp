@@ -1,5 +1,4 @@
-// Where weights go: left in the mapped file, copied into the best buffer that ggml's kernels have,
-// or packed for our own.
+// Placement of weights: mapped file, best buffer type of ggml, or packed for our own CPU kernels.
 #include "device/devices.h"
 #include "device/log_capture.h"
 #include "error.h"
@@ -13,8 +12,7 @@ namespace dfl {
 ggml_context * WeightLoader::context_for(const Place & place) {
     auto context = contexts_.find(place);
     if (context == contexts_.end()) {
-        // Every tensor of the file, the head once more where it is tied to the embeddings, and what
-        // is computed for a layer.
+        // Room for all tensors of the file, a tied head, and a computed tensor of each layer.
         const size_t size = (file_.tensor_count() + 1 + hp_.n_layer()) * ggml_tensor_overhead();
         weights_.contexts.emplace_back(ggml_init({size, nullptr, true}));
         context = contexts_.emplace(place, weights_.contexts.back().get()).first;
@@ -37,7 +35,7 @@ static bool op_runs(const Backend & backend, ggml_backend_buffer_type_t buft,
         ggml_tensor * x = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, w->ne[0], rows);
         node = ggml_mul_mat(ctx.get(), w, x);
     }
-    // A buffer of no bytes tells the device which type the weight would lie in.
+    // An empty buffer tells the device the buffer type of the weight.
     ggml_backend_buffer_ptr buffer(ggml_backend_buft_alloc_buffer(buft, 0));
     w->buffer = buffer.get();
     const bool runs = backend.runs(node);
@@ -61,7 +59,7 @@ WeightLoader::Place WeightLoader::choose(const ggml_tensor * meta, ggml_op op) c
     return {&backend, backend.default_buffer_type()};
 }
 
-// Mapped pages serve the CPU as they are; ggml's kernels want their usual alignment.
+// Mapped pages serve the CPU in place, if aligned as ggml's kernels expect.
 bool WeightLoader::can_map(const std::string & name, const Place & place) const {
     const auto address = reinterpret_cast<uintptr_t>(file_.tensor_data(name));
     return place.backend->is_host() && place.type == place.backend->default_buffer_type() &&
@@ -97,7 +95,7 @@ const PackedMatrix * WeightLoader::packed(const std::string & name, ggml_type ty
     return request.packed;
 }
 
-// A tensor nobody asked for would be a part of the model left out in silence.
+// Throws if the architecture does not use a tensor: ignoring it would change the model silently.
 void WeightLoader::check_nothing_left() const {
     std::set<std::string> used = read_directly_;
     for (const TensorRequest & request : requests_) {
@@ -112,7 +110,7 @@ void WeightLoader::check_nothing_left() const {
             name.size() > 12 && name.compare(name.size() - 12, 12, ".input_scale") == 0;
         DFL_CHECK(mtp || hint || name == schema::TENSOR_TOKEN_EMBD || used.count(name) != 0,
                   DFL_STATUS_UNSUPPORTED,
-                  "%s: tensor %s is not part of architecture %s as known here",
+                  "%s: tensor %s is not part of architecture %s as supported here",
                   file_.path().c_str(), name.c_str(), file_.arch().c_str());
     }
 }
@@ -186,7 +184,7 @@ void WeightLoader::allocate(const Place & place, ggml_context * ctx) {
         buffer = std::move(counted.buffer);
     } else {
         backend.check_fits(bytes, format("weights of %s", file_.path().c_str()).c_str());
-        // Mapped tensors of this context have their buffer already and are passed over.
+        // ggml skips tensors that have a buffer, such as mapped ones.
         buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(ctx, place.type));
         DFL_CHECK(buffer != nullptr, DFL_STATUS_MEMORY,
                   "%s: device %s cannot allocate %llu bytes for weights", file_.path().c_str(),
@@ -248,7 +246,7 @@ void WeightLoader::fill(const TensorRequest & request) const {
         return;
     }
     const void * rows = file_.tensor_data(request.file_names[0]);
-    // Buffer types that rearrange weights take a tensor only whole.
+    // Buffer types that rearrange weights accept only whole tensors.
     std::vector<char> whole;
     if (!file_.are_adjacent(request.file_names)) {
         whole.reserve(file_bytes(request));
@@ -261,7 +259,7 @@ void WeightLoader::fill(const TensorRequest & request) const {
     if (request.packed != nullptr) {
         request.packed->pack(rows, devices_.host().n_threads());
         if (request.packed->first_row + request.packed->n_out < request.packed->n_file_rows()) {
-            return; // the rest of its rows is read next
+            return; // keep the pages: the rest of the tensor is packed next
         }
     } else {
         ggml_backend_tensor_set(request.tensor, rows, 0, ggml_nbytes(request.tensor));
@@ -272,7 +270,7 @@ void WeightLoader::fill(const TensorRequest & request) const {
 }
 
 std::unique_ptr<Weights> WeightLoader::load(const LoadProgress & progress) {
-    LogCapture quiet; // repacking logs a line for each tensor
+    LogCapture quiet; // repacking logs a line per tensor
     check_nothing_left();
     map_in_place();
     for (auto [place, ctx] : contexts_) {

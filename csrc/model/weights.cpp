@@ -13,7 +13,7 @@ namespace dfl {
 
 static std::string name_of(const char * pattern, int il) {
     char name[GGML_MAX_NAME * 2];
-    // Patterns are the constants of gguf_schema.h: at most one %d.
+    // Patterns are constants of gguf_schema.h with at most one %d.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wformat-nonliteral"
     std::snprintf(name, sizeof name, pattern, il);
@@ -34,7 +34,7 @@ static std::string shape_text(const int64_t * ne, int n) {
     return text + "]";
 }
 
-// A type ggml can multiply with: floating point, or quantised with a way back to float.
+// True if ggml can multiply with the type: floating point, or quantised and convertible to float.
 static bool is_multipliable(ggml_type type) {
     if (type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_BF16) {
         return true;
@@ -43,13 +43,13 @@ static bool is_multipliable(ggml_type type) {
            ggml_get_type_traits(type)->to_float != nullptr;
 }
 
-// Rows of a table [width, n_vocab], times a scale.
+// Writes scaled rows of an embedding table [width, n_vocab].
 static void read_rows(const void * table, ggml_type type, int64_t width, float scale,
                       const int32_t * tokens, int64_t n, float * dst) {
     const size_t row_size = ggml_row_size(type, width);
     for (int64_t i = 0; i < n; ++i) {
         const char * row = static_cast<const char *>(table) + tokens[i] * row_size;
-        if (i > 0 && tokens[i] == tokens[i - 1]) { // masks of a draft, padding
+        if (i > 0 && tokens[i] == tokens[i - 1]) { // a repeated token, as in drafts and padding
             std::memcpy(dst + i * width, dst + (i - 1) * width, width * sizeof(float));
         } else if (type == GGML_TYPE_F32) {
             std::memcpy(dst + i * width, row, row_size);
@@ -298,9 +298,9 @@ void WeightLoader::shared_tensors() {
 void WeightLoader::rope_factors() {
     const bool stored = has(schema::TENSOR_ROPE_FREQS, 0);
     if (stored) {
-        read_directly_.insert(schema::TENSOR_ROPE_FREQS); // which no layer may take
+        read_directly_.insert(schema::TENSOR_ROPE_FREQS); // no layer has to read this tensor
     }
-    std::map<std::vector<float>, ggml_tensor *> loaded; // by their values; none: those of the file
+    std::map<std::vector<float>, ggml_tensor *> loaded; // keyed by values; {}: the file's factors
     for (int64_t il = 0; il < hp_.n_layer(); ++il) {
         const RopeShape & rope = hp_.layers[il].rope;
         const bool reads = stored && rope.takes_factors;
@@ -308,7 +308,7 @@ void WeightLoader::rope_factors() {
             continue;
         }
         DFL_CHECK(!reads || rope.factors.empty(), DFL_STATUS_UNSUPPORTED,
-                  "%s: tensor %s beside yarn with bounds that are not rounded",
+                  "%s: tensor %s is not supported with YaRN whose bounds are not rounded",
                   file_.path().c_str(), schema::TENSOR_ROPE_FREQS);
         ggml_tensor *& factors = loaded[rope.factors];
         if (reads) {
@@ -330,7 +330,7 @@ void WeightLoader::drafter_head() {
         const auto * tokens = static_cast<const int64_t *>(file_.tensor_data(schema::TENSOR_D2T));
         n_rows = map->ne[0];
         weights_.head_tokens.resize(n_rows);
-        // The file aligns tensors to what its header says, which may be less than an i64 wants.
+        // The file's alignment may be less than that of int64_t.
         std::memcpy(weights_.head_tokens.data(), tokens, n_rows * sizeof(int64_t));
         for (const int64_t token : weights_.head_tokens) {
             DFL_CHECK(token >= 0 && token < hp_.n_vocab, DFL_STATUS_FILE,
@@ -355,7 +355,7 @@ void WeightLoader::attention(int il, int64_t q_width) {
     AttentionWeights & attn = weights_.layers[il].attn;
     if (has(schema::TENSOR_ATTN_QKV, il)) {
         attn.qkv = linear(schema::TENSOR_ATTN_QKV, il, hp_.n_embd, q_width + 2 * kv_width);
-    } else if (!shape.value_is_key) { // a drafter wants K and V of features without Q
+    } else if (!shape.value_is_key) { // drafters read K and V without Q
         attn.qkv = stacked({{schema::TENSOR_ATTN_Q, q_width},
                             {schema::TENSOR_ATTN_K, kv_width},
                             {schema::TENSOR_ATTN_V, kv_width}},

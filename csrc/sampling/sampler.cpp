@@ -12,7 +12,7 @@
 namespace dfl {
 
 static constexpr uint64_t GOLDEN = 0x9E3779B97F4A7C15u;
-// Best tokens that top-p sorts first where nothing else narrows the row; more if they do not do.
+// Number of best tokens that top-p sorts first; 16 times as many while their mass is below top_p.
 static constexpr int64_t N_MASS_FIRST = 256;
 
 static uint64_t mix(uint64_t x) {
@@ -21,12 +21,11 @@ static uint64_t mix(uint64_t x) {
     return x ^ (x >> 31);
 }
 
-// Of the high 52 bits of a token's hash.
+// Turns the high 52 bits of a token's hash into Gumbel noise.
 static double gumbel(uint64_t bits) {
     return -std::log(-std::log((static_cast<double>(bits) + 0.5) * 0x1p-52));
 }
 
-// The best two scores so far.
 struct Race {
     int32_t token = 0;
     double best = -std::numeric_limits<double>::infinity(), second = best;
@@ -55,7 +54,7 @@ static Sampler::Fault fault_of(const float * row, int64_t n, const Maxima & maxi
                                          : nullptr;
 }
 
-// A row with biases, bans and penalties for as long as this lives.
+// Applies biases, bans and penalties to a row of logits; the destructor restores the row.
 class Sampler::Adjusted {
   public:
     Adjusted(float * row, int64_t n, const Sampler & sampler, TokenHistory history) : row_(row) {
@@ -170,7 +169,7 @@ Sampler::Fault Sampler::sample_from(const Candidate * best, int64_t n, int64_t p
     std::vector<Candidate> candidates;
     std::copy_if(best, best + n, std::back_inserter(candidates),
                  [&](const Candidate & one) { return !is_banned(one.token); });
-    std::vector<float> logits(candidates.size() + 1, -INFINITY); // one more, as none may be left
+    std::vector<float> logits(candidates.size() + 1, -INFINITY); // extra -inf if no token is left
     std::transform(candidates.begin(), candidates.end(), logits.begin(),
                    [](auto & one) { return one.logit; });
     const auto n_logits = static_cast<int64_t>(logits.size());
@@ -202,7 +201,6 @@ Sampler::Fault Sampler::filter(float * row, int64_t n, TokenHistory history,
     return nullptr;
 }
 
-// Mass of a sorted candidate against the best.
 static double weight(const Candidate & one, const Candidate & best) {
     return std::exp(static_cast<double>(one.logit) - best.logit);
 }
@@ -239,8 +237,8 @@ void Sampler::filter_row(const float * row, int64_t n, const Maxima & maxima,
     apply_cutoffs(candidates, mass);
 }
 
-// What min-p and top-p leave of the best tokens of a row. mass: what top-p is of; negative: the
-// sum over these tokens.
+// Applies min-p and top-p to candidates sorted best first. mass: total weight() of the tokens that
+// top_p is a share of; if negative, the total of these candidates.
 void Sampler::apply_cutoffs(std::vector<Candidate> & candidates, double mass) const {
     const Candidate best = candidates.front();
     float floor = -FLT_MAX;
@@ -283,7 +281,7 @@ SampledToken Sampler::sample_candidates(const std::vector<Candidate> & candidate
     return race.result(static_cast<int64_t>(candidates.size()));
 }
 
-// Few tokens of a row have noise enough to win, which their hashes tell without a logarithm.
+// Skips tokens whose hash gives too little noise to reach the two best scores, without logarithms.
 SampledToken Sampler::sample_full_row(const float * row, int64_t n, const Maxima & maxima,
                                       int64_t position) const {
     const uint64_t state = noise_state(position);
@@ -294,10 +292,10 @@ SampledToken Sampler::sample_full_row(const float * row, int64_t n, const Maxima
         const int64_t from = static_cast<int64_t>(block) * cpu::BLOCK;
         const int64_t size = std::min(n - from, cpu::BLOCK);
         const uint64_t max_bits = cpu::row_kernel()->noise(state, from, size, bits);
-        uint64_t min_bits = 0; // bits that the best of the block needs
+        uint64_t min_bits = 0; // smallest token hash that can reach the two best scores
         if (std::isfinite(race.second)) {
             const double of_best = (maxima.of_blocks[block] - best) / params_.temperature;
-            const double needed = std::min(race.second - of_best, 100.0); // no noise is above 37
+            const double needed = std::min(race.second - of_best, 100.0); // Gumbel noise < 37
             const double u = std::exp(-std::exp(-(needed - 1e-9 * (1.0 + std::fabs(needed)))));
             min_bits = static_cast<uint64_t>(std::max(0.0, u * 0x1p52 - 4.0));
         }

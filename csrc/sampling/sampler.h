@@ -1,19 +1,16 @@
-// Samples the next token from a row of logits, so that speculation cannot change it: biases,
-// banned tokens, penalties, top-k, top-p, min-p, temperature, and then the largest of
+// Samples the next token from a row of logits, independently of speculation. Applies biases, banned
+// tokens, penalties, top-k, top-p, min-p and temperature, then takes the token with the largest
 //
-//     (logit - best logit) / temperature + gumbel(seed, sequence, position, token)
+//     (logit - best logit) / temperature + gumbel(seed, sequence, position in its text, token)
 //
-// which draws exactly from their softmax and keeps no state. The noise, bit for bit (unsigned
-// 64-bit arithmetic, wrapping):
+// which is an exact draw from the softmax and needs no generator state. The noise, bit for bit:
 //
 //     mix(x)  = x ^= x >> 30; x *= 0xBF58476D1CE4E5B9; x ^= x >> 27; x *= 0x94D049BB133111EB;
-//               x ^ x >> 31
+//               x ^ x >> 31                         in unsigned 64-bit arithmetic that wraps
 //     state   = 0; for each a of (seed, sequence, position): state = mix((state ^ a) + G)
 //     bits    = mix(state + (token + 1) * G)        with G = 0x9E3779B97F4A7C15
 //     u       = ((bits >> 12) + 0.5) * 2^-52        exact, 0 < u < 1
 //     gumbel  = -log(-log(u))                       in double precision
-//
-// A position is the index that the drawn token gets in its text.
 #pragma once
 
 #include "sampling/top_k.h"
@@ -24,17 +21,17 @@
 namespace dfl {
 
 struct SamplerParams {
-    double temperature = 0.0; // 0: the best token; what follows is then idle up to min_p
-    int64_t top_k = 0;        // 0 and below: all
+    double temperature = 0.0; // 0: greedy; top_k, top_p and min_p are then ignored
+    int64_t top_k = 0;        // 0 or less: top-k is off
     double top_p = 1.0, min_p = 0.0;
-    float repeat = 1.0f, presence = 0.0f, frequency = 0.0f; // penalties
-    int64_t repeat_last_n = 0;                              // tokens that they look back
+    float repeat = 1.0f, presence = 0.0f, frequency = 0.0f;
+    int64_t repeat_last_n = 0; // tokens that penalties look back; 0: no penalties
     uint64_t seed = 0, sequence = 0;
-    std::vector<Candidate> biases; // a token each; those outside the vocabulary do nothing
+    std::vector<Candidate> biases; // logits to add; tokens outside the vocabulary are ignored
     std::vector<int32_t> banned;
 };
 
-// Prompt and answer so far, for penalties.
+// Token ids of prompt and answer so far, for penalties.
 struct TokenHistory {
     const int32_t * tokens;
     int64_t n;
@@ -42,30 +39,29 @@ struct TokenHistory {
 
 struct SampledToken {
     int32_t token;
-    double margin; // score of the best less that of the second, infinite if one was kept
+    double margin; // best score minus second best score; infinite for one candidate
 };
 
 class Sampler {
   public:
     explicit Sampler(SamplerParams params);
 
-    // Whether the largest logit is the answer, unless it is a banned one.
+    // True if the sampled token is the largest logit among tokens that are not banned.
     bool is_argmax() const { return params_.temperature == 0.0 && !changes_logits(); }
     bool is_banned(int32_t token) const;
-    // Number of a row's best tokens that suffice to sample from; 0: all are needed.
+    // Returns the number of logits that sample_from() needs; 0 if sample_from() cannot be used.
     int64_t n_best() const;
 
-    // The defect of a row, as a sentence; NULL if a token can be sampled from it.
+    // Error message for a row from which no token can be sampled; NULL if one can be sampled.
     using Fault = const char *;
-    // Samples the token for a position from a row, which is changed meanwhile. Throws
-    // DFL_STATUS_ARGUMENT for a history with ids outside the vocabulary.
+    // Samples the token of a position from a row of n logits; the row is modified during the call.
+    // Throws DFL_STATUS_ARGUMENT if the history has token ids outside the vocabulary.
     Fault sample(float * row, int64_t n, TokenHistory history, int64_t position,
                  SampledToken & sampled) const;
-    // The same from the n_best() tokens of a row, or more, best first.
+    // Samples from the n_best() or more largest logits of a row, best first.
     Fault sample_from(const Candidate * best, int64_t n, int64_t position,
                       SampledToken & sampled) const;
-    // The candidates that top-k, top-p and min-p leave of a row, best first; all in their own order
-    // where none of them is on.
+    // Appends the candidates that may be sampled, best first; without cutoffs all tokens, by id.
     Fault filter(float * row, int64_t n, TokenHistory history,
                  std::vector<Candidate> & candidates) const;
 
@@ -83,7 +79,7 @@ class Sampler {
                                  int64_t position) const;
     class Adjusted;
 
-    SamplerParams params_; // banned tokens in order
+    SamplerParams params_;
 };
 
 } // namespace dfl

@@ -8,7 +8,7 @@
 namespace dfl {
 
 bool all_finite(const float * logits, int64_t n) {
-    int n_not_finite = 0; // counted, as a loop that may end early uses no vector registers
+    int n_not_finite = 0; // counted: a loop with an early exit would not be vectorised
     for (int64_t i = 0; i < n; ++i) {
         n_not_finite += !(logits[i] < INFINITY);
     }
@@ -47,7 +47,7 @@ void append_from(const float * x, int64_t n, float bound, const Maxima & maxima,
 
 void append_best(const float * x, int64_t n, int64_t k, const Maxima & maxima,
                  std::vector<Candidate> & out) {
-    // So many blocks reach the k-th largest of their maxima, and so at least so many values.
+    // The k-th largest block maximum is a lower bound of the k best values.
     float bound = -INFINITY;
     if (k < static_cast<int64_t>(maxima.of_blocks.size())) {
         std::vector<float> ranked = maxima.of_blocks;

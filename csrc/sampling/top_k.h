@@ -1,4 +1,4 @@
-// The largest logits of a row, found by the CPU.
+// Largest logits of a row, found on the CPU.
 #pragma once
 
 #include "graph/candidate.h"
@@ -9,8 +9,8 @@
 
 namespace dfl {
 
-// Larger logit first, lower token first on ties. NaNs come last: an order that they break would let
-// std::sort leave its range.
+// Orders candidates: larger logit first, then lower token id, NaNs last, because std::sort may
+// access memory outside its range without a strict order.
 inline bool is_better(const Candidate & a, const Candidate & b) {
     if (std::isnan(a.logit) || std::isnan(b.logit)) {
         return std::isnan(b.logit) && !std::isnan(a.logit);
@@ -18,16 +18,16 @@ inline bool is_better(const Candidate & a, const Candidate & b) {
     return a.logit != b.logit ? a.logit > b.logit : a.token < b.token;
 }
 
-// Whether no value is a NaN or +inf: a row may ban tokens by -inf.
+// True if no value is NaN or +inf; -inf is allowed, because rows ban tokens by it.
 bool all_finite(const float * logits, int64_t n);
 
-// Index of the first largest of n values; n if there is none, as among NaNs.
+// Returns the index of the first largest of n values; n if all are NaN.
 int64_t first_largest(const float * x, int64_t n);
 
-// The largest value of each block of a row, by which the rest of it need not be looked at.
+// Largest value of each block of cpu::BLOCK values of a row, so that searches skip most blocks.
 struct Maxima {
-    std::vector<float> of_blocks; // minus infinity among NaNs
-    bool is_finite;               // no value is a NaN or +inf
+    std::vector<float> of_blocks; // -inf for a block that holds only NaNs
+    bool is_finite;               // true if no value of the row is NaN or +inf
 
     Maxima(const float * x, int64_t n);
     float largest() const;
@@ -35,10 +35,10 @@ struct Maxima {
 
 // Appends the k largest of n values, best first, lower index first on ties; k is at most n.
 void append_best(const float * x, int64_t n, int64_t k, std::vector<Candidate> & out);
-// The same of a sound row whose maxima are known.
+// Appends the k largest of n values, given their maxima. The row must have no NaN or +inf.
 void append_best(const float * x, int64_t n, int64_t k, const Maxima & maxima,
                  std::vector<Candidate> & out);
-// Appends the values of a sound row that are not below a bound, in the same order.
+// Appends all values of at least `bound`, best first. The row must have no NaN or +inf.
 void append_from(const float * x, int64_t n, float bound, const Maxima & maxima,
                  std::vector<Candidate> & out);
 

@@ -7,7 +7,7 @@ namespace dfl {
 
 static constexpr int64_t N = CalibrationParams::N;
 
-// Solves a x = b by elimination with the largest pivots; b becomes x.
+// Solves a x = g by Gaussian elimination with partial pivoting; g becomes x.
 static void solve(double (&a)[N][N], double * g) {
     for (int64_t k = 0; k < N; ++k) {
         int64_t pivot = k;
@@ -34,7 +34,7 @@ static void solve(double (&a)[N][N], double * g) {
 
 void calibration_step(const CalibrationParams & params, int64_t n, double * weights,
                       double * information, const double * gradients, const double * curvatures) {
-    double before[N]; // of the depth before, as they were
+    double before[N];
     std::copy_n(params.prior, N, before);
     for (int64_t depth = 0; depth < n; ++depth) {
         double * w = weights + depth * N;

@@ -75,7 +75,7 @@ Selection select_nodes(const std::vector<CandidateTree> & trees, const BreakEven
             }
         }
     }
-    // An earlier tree's first on ties.
+    // Stable sort: on ties, the node of the earlier tree comes first.
     std::stable_sort(
         candidates.begin(), candidates.end(),
         [](const Candidate & a, const Candidate & b) { return a.log_prob > b.log_prob; });

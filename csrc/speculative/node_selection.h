@@ -1,5 +1,4 @@
-// Selects the nodes to verify among the candidates of several sequences: as many as gain more
-// expected tokens than verifying them costs.
+// Selects nodes to verify for several sequences: as many as bring more tokens than they cost.
 #pragma once
 
 #include <cstddef>
@@ -8,28 +7,27 @@
 
 namespace dfl {
 
-// Minimum expected accepted tokens for a pass to break even, by its number of verified nodes, in
-// rising order. Trees have thresholds of their own, since some layers take longer for them whatever
-// their size. Without sizes there is no threshold.
+// Expected accepted tokens at which a pass breaks even, by its number of verified nodes: sizes [n],
+// in rising order, and thresholds [n] for chains and for trees, since some layers take longer for a
+// tree of any size. n = 0: no threshold.
 struct BreakEven {
     const int32_t * sizes;
     const double *chains, *trees;
     size_t n;
 };
 
-// The number of nodes with the largest gain, among nodes that are added in order of probability.
+// Finds the most profitable number of nodes, while nodes are added in order of probability.
 class BestSize {
   public:
-    // The gain must exceed min_value.
     BestSize(const int32_t * sizes, const double * costs, size_t n, double min_value)
         : sizes_(sizes), costs_(costs), n_sizes_(n), value_(min_value) {}
 
-    // counts: whether a pass may have as many nodes as were added then.
+    // Adds a node of this probability. counts: false if a pass may not have this many nodes.
     void add(double prob, bool counts = true);
-    // True if further nodes of at most this probability can gain more than so many tokens.
+    // True if further nodes of at most probability `prob` can bring a gain above `tokens`.
     bool can_exceed(double tokens, double prob) const;
 
-    // Nodes added; nodes of the best size so far, 0 if there is none; its gain, or min_value.
+    // Number of added nodes; nodes of the best size so far, or 0; gain of that size, or min_value.
     size_t n() const { return n_; }
     size_t best() const { return best_; }
     double value() const { return value_; }
@@ -41,8 +39,7 @@ class BestSize {
     double tokens_ = 0.0, value_;
 };
 
-// The same for candidate trees: the best number of their nodes, or of nodes on the likeliest chain
-// of each.
+// Chooses the best number of nodes of all trees, or of all most probable chains of the trees.
 class NodeSelector {
   public:
     NodeSelector(const BreakEven & break_even, double min_value)
@@ -50,32 +47,32 @@ class NodeSelector {
           chains_(break_even.sizes, break_even.chains, break_even.n, min_value),
           trees_(break_even.sizes, break_even.trees, break_even.n, min_value) {}
 
-    // Adds the next node. is_chain: it is on its tree's likeliest chain; is_tree: its tree may have
-    // it.
+    // Adds the next most probable node. is_chain: on the most probable chain of its tree; is_tree:
+    // within max_nodes of its tree.
     void add(double prob, bool is_chain, bool is_tree = true);
     // True if nodes of at most this probability may change the selection.
     bool can_improve(double prob) const;
-    // False where the selected nodes are chains.
     bool is_tree() const;
-    // Nodes selected, and their gain in expected tokens.
+    // Returns the number of selected nodes; value() returns their gain in expected tokens.
     size_t n() const;
     double value() const { return is_tree() ? trees_.value() : chains_.value(); }
 
   private:
     bool takes_all_;
-    size_t n_off_chain_ = 0; // nodes of trees that are not on their likeliest chains
+    size_t n_off_chain_ = 0;
     BestSize chains_, trees_;
 };
 
-// A tree of candidates: parents and log-probabilities of paths, [n] with the root, children after
-// their parents and likeliest first. max_nodes: nodes below the root that may be verified.
+// Candidates of one sequence: parents and log-probabilities of paths, [n] with the root, children
+// after parents and most probable first. max_nodes: limit of verified nodes below the root.
 struct CandidateTree {
     const int32_t * parents;
     const double * log_probs;
     size_t n, max_nodes;
 };
 
-// The number of nodes to verify of each tree, its first ones or the first of its likeliest chain.
+// Result of select_nodes: number of nodes to verify of each tree (of its most probable chain unless
+// is_tree), and their gain in expected tokens.
 struct Selection {
     std::vector<int32_t> n_nodes;
     bool is_tree = false;

@@ -8,18 +8,17 @@ namespace dfl {
 
 namespace {
 
-// Positions of shorter suffixes than so many links away are not updated: a text that repeats one
-// token would have a link for each.
+// Largest number of shorter suffixes whose State::newest is updated at each append: a text that
+// repeats one token has as many suffixes as tokens.
 constexpr int MAX_LINKS = 16;
-// Edges of an ambiguous state that are searched for alternatives.
+// Number of a state's edges that are searched for alternative next tokens.
 constexpr int MAX_EDGES = 8;
-// Outcomes of a class after which one weighs 1/e, and outcomes that its prior counts as.
+// Number of outcomes after which an outcome weighs 1/e; number of outcomes that a prior counts as.
 constexpr double MEMORY = 64.0, PRIOR_WEIGHT = 4.0;
-// Tokens that must agree for a match to be followed, more of them at another position than that of
-// the last match, fewer to resume one near where it was left; from MAX_RESUMED on the match of the
-// whole text is evidence enough.
+// Tokens that must agree to follow a first match, a match elsewhere, or to resume a match; from
+// MAX_RESUMED tokens on, a match needs no RESUMED guess.
 constexpr int32_t MIN_MATCH = 4, MIN_MATCH_ELSEWHERE = 16, MIN_RESUMED = 2, MAX_RESUMED = 16;
-// Distance before and behind the position where a match was left that it may resume at.
+// Largest distance back and ahead of a match's end within which the match may resume.
 constexpr int32_t MAX_BACK = 16, MAX_AHEAD = 64;
 
 size_t slot_of(int32_t state, int32_t token) {
@@ -27,7 +26,6 @@ size_t slot_of(int32_t state, int32_t token) {
     return size_t((key * 0x9E3779B97F4A7C15ull) >> 20);
 }
 
-// Hash of the three tokens from a position on.
 uint64_t context_of(const std::vector<int32_t> & stream, size_t at) {
     uint64_t context = 0;
     for (size_t i = at; i < at + 3; ++i) {
@@ -38,7 +36,6 @@ uint64_t context_of(const std::vector<int32_t> & stream, size_t at) {
     return context;
 }
 
-// Classes of match lengths: 1, 2, 3, 4, to 6, 8, 12, 16, 24, 32, 48, more.
 int length_class(int32_t length) {
     constexpr int32_t ends[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48};
     return int(std::lower_bound(std::begin(ends), std::end(ends), length) - std::begin(ends));
@@ -99,7 +96,7 @@ int32_t SuffixAutomaton::follow(int32_t state, int32_t token) const {
 }
 
 void SuffixAutomaton::append(int32_t token) {
-    // The present end becomes an earlier occurrence.
+    // The present end of the stream becomes an earlier occurrence of its suffixes.
     const int32_t end = int32_t(stream_.size()) - 1;
     int32_t at = last_;
     for (int n = 0; n < MAX_LINKS && at > 0; ++n, at = states_[at].link) {
@@ -119,7 +116,7 @@ void SuffixAutomaton::append(int32_t token) {
             states_[added].link = next;
             break;
         }
-        // The substrings of `next` that also end here become a state of their own.
+        // Substrings of state `next` that also end at the new token get a state of their own.
         const int32_t split =
             add_state(states_[at].length + 1, states_[next].link, states_[next].newest);
         for (int32_t e = states_[next].first; e >= 0; e = edges_[e].next) {
@@ -163,9 +160,8 @@ double SuffixIndex::log_prob(const Guess & guess) const {
     return std::log(outcome.accepted / outcome.tried);
 }
 
-// Guesses from the token that followed a state last, the target's substitution for it, and other
-// tokens that followed. Where nothing did, because a text ended there, a shorter suffix is used.
-// length: of the match, which is longer than the state's where a path has been added to it.
+// Returns guesses after a state: its last continuation, the target's substitution, and others;
+// takes a shorter suffix if nothing followed. length: tokens of the match, drafted ones included.
 SuffixIndex::Guesses SuffixIndex::guesses(int32_t state, int32_t length) const {
     const std::vector<int32_t> & stream = automaton_.stream();
     Guesses result;
@@ -212,7 +208,7 @@ SuffixIndex::Guesses SuffixIndex::guesses(int32_t state, int32_t length) const {
     return result;
 }
 
-// Adds a guess; of two guesses of one token the likelier stays.
+// Adds a guess to a list; of two guesses of one token, the more probable stays.
 void SuffixIndex::add(const Guess & guess, Guesses & list) const {
     const auto end = list.all.begin() + list.n;
     const auto same = std::find_if(list.all.begin(), end,
@@ -232,9 +228,8 @@ int32_t SuffixIndex::match_in_text() const {
     return at;
 }
 
-// Finds where a match that the target has left goes on: the position near it where most of the
-// tokens generated since agree, and how many do. After one token none need agree, as it stands for
-// another.
+// Finds where a match that was left resumes: the position near left_ where most tokens generated
+// since then agree. A single token need not agree: it may replace a token of the match.
 SuffixIndex::Match SuffixIndex::find_resumption() const {
     const std::vector<int32_t> & stream = automaton_.stream();
     const int32_t size = int32_t(stream.size()), n_since = size - since_;
@@ -258,15 +253,14 @@ SuffixIndex::Match SuffixIndex::find_resumption() const {
     return best;
 }
 
-// Guesses after the longest match in all texts, the longest one in this text, and the continuation
-// of a match that was left.
+// Returns guesses after the longest match in all texts, in this text, and of the followed match.
 SuffixIndex::Guesses SuffixIndex::guesses() const {
     const std::vector<int32_t> & stream = automaton_.stream();
     const int32_t match = automaton_.match(), here = match_in_text();
     Guesses result = guesses(match, automaton_.state(match).length);
     if (here != match && here > 0) {
         const Guesses present = guesses(here, automaton_.state(here).length);
-        if (present.n > 0) { // substitutions are those of this text
+        if (present.n > 0) { // substitutions are learned from this text
             result.token = present.token, result.context = present.context;
         }
         for (int i = 0; i < present.n; ++i) {
@@ -286,7 +280,7 @@ SuffixIndex::Guesses SuffixIndex::guesses() const {
     return result;
 }
 
-// Advances the match that is followed, leaves it, or begins another.
+// Advances the followed match by a token, leaves it on a mismatch, or begins another match.
 void SuffixIndex::follow(int32_t token) {
     const std::vector<int32_t> & stream = automaton_.stream();
     const auto is_next = [&](int32_t next) {
@@ -307,7 +301,7 @@ void SuffixIndex::follow(int32_t token) {
     }
 }
 
-// Resumes a match that was left where some tokens agree, or gives it up.
+// Resumes a match that was left if enough tokens agree; gives it up after MAX_AHEAD tokens.
 void SuffixIndex::resume() {
     const Match match = find_resumption();
     if (match.length >= MIN_RESUMED) {
@@ -368,7 +362,7 @@ void SuffixIndex::append(const int32_t * tokens, size_t n, bool is_generated) {
 
 void SuffixIndex::separate() {
     if (size() > 0) {
-        const int32_t separator = -1 - n_separators_++; // none is like another: no match has one
+        const int32_t separator = -1 - n_separators_++; // unique, so no match contains a separator
         append(&separator, 1, false);
     }
     text_begin_ = int32_t(size());

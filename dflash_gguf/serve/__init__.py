@@ -1,1 +1,1 @@
-"""dflash-serve: an HTTP process, and a process of its own for every resident model."""
+"""dflash-serve: an HTTP process, and one engine process for each loaded model."""

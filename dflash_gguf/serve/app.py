@@ -1,4 +1,4 @@
-"""The routes."""
+"""Routes of dflash-serve: check a request, build its prompts, choose the response format."""
 
 from __future__ import annotations
 
@@ -59,17 +59,17 @@ from .sse import GenerationResponse
 
 VERSION = "dflash-gguf"
 INLINE_BYTES = 16 << 10
-"""A longer body is read and tokenized in a thread, so that others need not wait for it."""
+"""Size in bytes above which a request body is parsed and tokenized in a thread."""
 T = TypeVar("T")
 B = TypeVar("B", bound=msgspec.Struct)
 BodyT = TypeVar("BodyT", bound=Body)
 Prepared = tuple[Sequence[list[int]], DecodeConfig, Callable[[ResponseContext], WireFormat]]
-"""Prompts of a request, how its answers are drawn, and their form."""
+"""Prepared request: token ids of each prompt, sampling settings, response format constructor."""
 Prepare = Callable[[BodyT, EngineClient, PromptBuilder], Prepared]
 
 
 class App:
-    """The server's state, and a method a route."""
+    """HTTP application: holds the models, settings and metrics, with one method for each route."""
 
     def __init__(self, models: ModelRegistry, settings: Settings, metrics: Metrics) -> None:
         self._models = models
@@ -77,7 +77,7 @@ class App:
         self._metrics = metrics
 
     def asgi(self) -> Starlette:
-        """The application."""
+        """Returns the Starlette application; most routes exist with and without the prefix /v1."""
         both = (
             ("/health", "GET", self.health),
             ("/models", "GET", self.list_models),
@@ -98,25 +98,23 @@ class App:
             for path, method, act in both
             for prefix in ("", "/v1")
         ]
-        # The same name is OpenAI's below /v1, and llama-server's own without it.
+        # /v1/completions is OpenAI's route, /completions is llama-server's.
         routes += [
             Route("/completions", _guarded(self.completion), methods=["POST"]),
             Route("/v1/completions", _guarded(self.openai_completion), methods=["POST"]),
         ]
         return Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
 
-    # Routes that generate
-
     async def chat(self, request: Request) -> Response:
-        """OpenAI's chat completions."""
+        """Answers POST /v1/chat/completions, OpenAI's chat route."""
         return await self._generate(request, ChatBody, self._chat)
 
     async def openai_completion(self, request: Request) -> Response:
-        """OpenAI's text completions."""
+        """Answers POST /v1/completions, OpenAI's text route."""
         return await self._generate(request, CompletionBody, self._openai_completion)
 
     async def completion(self, request: Request) -> Response:
-        """llama-server's own completions."""
+        """Answers POST /completion and POST /completions, llama-server's text routes."""
         return await self._generate(request, LlamaServerBody, self._completion)
 
     async def _generate(
@@ -157,9 +155,13 @@ class App:
         self, body: CompletionBody, engine: EngineClient, prompt_builder: PromptBuilder
     ) -> Prepared:
         if body.echo and body.logprobs is not None:
-            raise BadRequestError("echo with logprobs is not supported by this server (yet)")
+            raise BadRequestError(
+                "echo is true and logprobs is given: this server cannot do both, leave one out"
+            )
         if body.best_of is not None and body.best_of > n_choices(body):
-            raise BadRequestError("best_of greater than n is not supported by this server")
+            raise BadRequestError(
+                f"best_of is {body.best_of}, must be at most n, {n_choices(body)}"
+            )
         config = self._config(body, engine, prompt_builder, completion_n_probs(body))
         prompts = prompt_builder.prompts(body.prompt)
         echoes = [_text(prompt_builder, prompt) for prompt in prompts] if body.echo else None
@@ -204,7 +206,7 @@ class App:
     def _choices(
         self, body: Body, engine: EngineClient, prompts: Sequence[list[int]], config: DecodeConfig
     ) -> list[CompletionChoice]:
-        """The answers to make: n to each prompt, in order, with seeds of their own."""
+        """Returns n choices for each prompt; choice i of a prompt is sampled with seed + i."""
         n, ready, settings = n_choices(body), engine.require_ready(), self._settings
         choices: list[CompletionChoice] = []
         for number, prompt in enumerate(prompts):
@@ -245,22 +247,20 @@ class App:
             verbose={"__verbose": {"prompt": prompt}} if is_verbose else {},
         )
 
-    # Routes about texts
-
     async def input_tokens(self, request: Request) -> Response:
-        """Counts the tokens of a conversation."""
+        """Answers POST /chat/completions/input_tokens with the token count of a conversation."""
         body, n_bytes = await self._body(request, ChatBody)
         _, _, prompt_builder = await self._models.take(body.model)
         prompt = await _aside(lambda: prompt_builder.chat(body), n_bytes)
         return _json({"object": "response.input_tokens", "input_tokens": len(prompt)})
 
     async def tokenize(self, request: Request) -> Response:
-        """The tokens of a text."""
+        """Answers POST /tokenize with the token ids of a text; with_pieces adds their texts."""
         body, n_bytes = await self._body(request, TokenizeBody)
         _, _, prompt_builder = await self._models.take(body.model)
         tokenizer = prompt_builder.require_tokenizer()
         if not isinstance(body.content, str):
-            raise BadRequestError("content must be a text")
+            raise BadRequestError(f"content must be a text, not {type(body.content).__name__}")
 
         def tokenize() -> list[int]:
             return tokenizer.tokenize(
@@ -275,23 +275,21 @@ class App:
         return _json({"tokens": tokens})
 
     async def detokenize(self, request: Request) -> Response:
-        """The text of tokens."""
+        """Answers POST /detokenize with the text of token ids."""
         body, n_bytes = await self._body(request, DetokenizeBody)
         _, _, prompt_builder = await self._models.take(body.model)
         text = await _aside(lambda: _text(prompt_builder, body.tokens), n_bytes)
         return _json({"content": text})
 
     async def apply_template(self, request: Request) -> Response:
-        """The prompt of a conversation."""
+        """Answers POST /apply-template with the prompt text of a conversation."""
         body, n_bytes = await self._body(request, TemplateBody)
         _, _, prompt_builder = await self._models.take(body.model)
         text = await _aside(lambda: prompt_builder.chat_text(body), n_bytes)
         return _json({"prompt": text})
 
-    # Routes about the server
-
     async def health(self, request: Request) -> Response:  # noqa: ARG002
-        """Tells if requests are answered."""
+        """Answers GET /health: 200, or 503 while the only model is not loaded."""
         engines = list(self._models.engines)
         n_restarts = sum(engine.n_deaths for engine in engines)
         if self._models.is_one and not any(engine.state == "ready" for engine in engines):
@@ -302,18 +300,20 @@ class App:
         return _json({"status": "ok", "restarts": n_restarts})
 
     async def list_models(self, request: Request) -> Response:  # noqa: ARG002
-        """The models that may be asked for."""
+        """Answers GET /models with all models that the server can load."""
         return _json(
             {"object": "list", "data": [self._listed(model) for model in self._models.all]}
         )
 
     async def one_model(self, request: Request) -> Response:
-        """Describes one model."""
+        """Answers GET /models/NAME with the description of one model, or 404."""
         name = request.path_params["name"]
         for model in self._models.all:
             if name in model.names:
                 return _json(self._listed(model))
-        return error_answer(404, f"model: there is no {name!r}", "not_found_error")
+        return error_answer(
+            404, f"model {name!r} is not served: /v1/models lists all", "not_found_error"
+        )
 
     def _listed(self, model: ServedModel) -> dict[str, Any]:
         ready = model.engine.ready if model.engine else None
@@ -343,7 +343,7 @@ class App:
         }
 
     async def props(self, request: Request) -> Response:
-        """Describes the model and the defaults of requests."""
+        """Answers GET /props with the model, its chat template and the default settings."""
         model, engine, prompt_builder = await self._models.take(request.query_params.get("model"))
         ready, decode = engine.require_ready(), self._settings.decode
         seed = decode.seed if decode.seed is not None else (1 << 32) - 1
@@ -366,13 +366,15 @@ class App:
         )
 
     async def slots(self, request: Request) -> Response:
-        """Lists the slots, with the requests that they answer."""
+        """Answers GET /slots with every slot and its current or last request."""
         if not self._settings.has_slots:
-            return error_answer(501, "this is switched off: start the server with --slots")
+            return error_answer(501, "/slots is switched off: start the server with --slots")
         _, engine, _ = await self._models.take(request.query_params.get("model"))
         ready = engine.require_ready()
         if request.query_params.get("fail_on_no_slot") and engine.n_processing == len(engine.slots):
-            return error_answer(503, "no slot is free")
+            return error_answer(
+                503, "all slots are in use: ask again later, or without fail_on_no_slot"
+            )
         entries = []
         for number, slot in enumerate(engine.slots):
             entry: dict[str, Any] = {
@@ -399,22 +401,24 @@ class App:
         return _json(entries)
 
     async def slot_action(self, request: Request) -> Response:
-        """Saves what a slot's last text left behind to a file, restores or erases it."""
+        """Answers POST /slots/N: saves, restores or erases the cached prefix of a slot."""
         action = request.query_params.get("action", "")
         if action not in ("save", "restore", "erase"):
             raise BadRequestError(f"action is {action!r}, must be save, restore or erase")
         folder, slot = self._settings.slot_save_path, request.path_params["slot"]
         if folder is None:
-            return error_answer(501, "this is switched off: start the server with --slot-save-path")
+            return error_answer(
+                501, "/slots/N is switched off: start the server with --slot-save-path FOLDER"
+            )
         body, _ = await self._body(request, SlotBody)
         _, engine, _ = await self._models.take(body.model)
         if slot >= engine.require_ready().n_parallel:
-            raise BadRequestError(f"there is no slot {slot}: there are {len(engine.slots)}")
+            raise BadRequestError(f"slot is {slot}, must be 0 to {len(engine.slots) - 1}")
         name = body.filename or ""
         if action != "erase" and (not re.fullmatch(r"[\w.-]{1,200}", name) or name.startswith(".")):
             raise BadRequestError(
-                f"filename is {name[:200]!r}, must be letters, digits, '_', '-' and '.', which is "
-                "not the first"
+                f"filename is {name[:200]!r}, must be 1 to 200 letters, digits, '_', '-' or '.', "
+                "the first not a '.'"
             )
         path = "" if action == "erase" else str(folder / name)
         done = await engine.act(slot, action, path)
@@ -431,15 +435,14 @@ class App:
         return _json(report | {"timings": {"restore_ms": ms}})
 
     async def metrics(self, request: Request) -> Response:  # noqa: ARG002
-        """Counters and gauges for Prometheus."""
+        """Answers GET /metrics with counters and gauges in the text format of Prometheus."""
         if not self._settings.has_metrics:
-            return error_answer(501, "this is switched off: start the server with --metrics")
+            return error_answer(501, "/metrics is switched off: start the server with --metrics")
         headers = {"Process-Start-Time-Unix": str(int(self._metrics.started))}
         data = self._metrics.text(self._models.engines)
         return Response(data, 200, headers, "text/plain; version=0.0.4")
 
     async def _body(self, request: Request, kind: type[B]) -> tuple[B, int]:
-        """The body, and its size."""
         limit = self._settings.max_body_bytes
         parts: list[bytes] = []
         n_bytes = 0
@@ -449,27 +452,29 @@ class App:
             async for part in request.stream():
                 n_bytes += len(part)
                 if n_bytes > limit:
-                    raise HTTPException(413, f"the body has more than {limit} bytes, the limit")
+                    raise HTTPException(413, f"the request body exceeds the limit of {limit} bytes")
                 parts.append(part)
 
         try:
             await asyncio.wait_for(receive(), self._settings.timeout_s)
         except asyncio.TimeoutError:
             seconds = self._settings.timeout_s
-            raise HTTPException(408, f"the body did not come within {seconds:g} s") from None
+            raise HTTPException(
+                408, f"the request body did not arrive within {seconds:g} s"
+            ) from None
         data = b"".join(parts)
         return await _aside(lambda: read(data, kind), n_bytes), n_bytes
 
 
 async def _aside(work: Callable[[], T], n_bytes: int) -> T:
-    """Does what may take long in a thread."""
+    """Runs a function, in a thread if the request body is large, so that other requests go on."""
     return work() if n_bytes <= INLINE_BYTES else await asyncio.to_thread(work)
 
 
 def _guarded(
     act: Callable[[Request], Awaitable[Response]],
 ) -> Callable[[Request], Awaitable[Response]]:
-    """A route whose errors are answers."""
+    """Wraps a route so that its exceptions become HTTP error responses."""
 
     async def answer(request: Request) -> Response:
         try:
@@ -484,20 +489,19 @@ def _guarded(
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """Answers a request that the router refuses."""
     assert isinstance(error, HTTPException)
     path = request.url.path[:200]
-    sentences = {404: f"there is no {path}", 405: f"{request.method} is not for {path}"}
+    sentences = {404: f"there is no route {path}", 405: f"{path} does not take {request.method}"}
     sentence = sentences.get(error.status_code, error.detail)
     return error_answer(error.status_code, sentence, headers=dict(error.headers or {}))
 
 
 def _check_prompt(prompt: Sequence[int], n_ctx: int, n_vocab: int) -> None:
     if not prompt:
-        raise BadRequestError("the prompt is empty, it must hold at least one token")
+        raise BadRequestError("the prompt is empty, must hold at least one token")
     if len(prompt) > n_ctx:
         raise BadRequestError(
-            f"the prompt has {len(prompt)} tokens, the context holds {n_ctx}",
+            f"the prompt has {len(prompt)} tokens, the context holds {n_ctx}: shorten the prompt",
             kind="exceed_context_size_error",
             n_prompt_tokens=len(prompt),
             n_ctx=n_ctx,
@@ -505,17 +509,17 @@ def _check_prompt(prompt: Sequence[int], n_ctx: int, n_vocab: int) -> None:
     low, high = min(prompt), max(prompt)
     if low < 0 or high >= n_vocab:
         bad = low if low < 0 else high
-        raise BadRequestError(f"token id {bad} is outside the vocabulary of {n_vocab}")
+        raise BadRequestError(f"prompt: token id {bad} is outside the vocabulary of {n_vocab}")
 
 
 def _text(prompt_builder: PromptBuilder, tokens: Sequence[int]) -> str:
-    """Tokens as text, the names of control tokens among them."""
+    """Returns the text of token ids, with control tokens as their names."""
     tokenizer = prompt_builder.tokenizer
     return "" if tokenizer is None else tokenizer.detokenize(tokens, special=True)
 
 
 def _piece(tokenizer: Tokenizer, token: int) -> str | list[int]:
-    """A token's text, or its bytes where they are none by themselves."""
+    """Returns the text of a token, or the list of its bytes if they are incomplete UTF-8."""
     data = tokenizer.piece(token, special=True)
     try:
         return data.decode()

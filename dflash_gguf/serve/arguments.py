@@ -1,4 +1,4 @@
-"""The arguments of dflash-serve, and the environment variables that stand for them."""
+"""Command-line flags of dflash-serve, and the environment variables that can set them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Flags that llama-server has keep its names and meaning, and its environment vari
 (LLAMA_ARG_...) stand for flags that are not given. docs/serve.md has every route and field.
 """
 TEMPERATURE = 0.8
-"""Where neither a request nor --temp says, as in llama-server."""
+"""Default sampling temperature, that of llama-server."""
 QUEUE = 128
 
 ENVIRONMENT = {
@@ -53,23 +53,23 @@ IGNORED: tuple[tuple[tuple[str, ...], bool, str], ...] = (
     (("--jinja",), False, "chat templates are Jinja always"),
     (("--no-jinja",), False, "chat templates are Jinja always"),
     (("--props",), False, "nothing can be changed by POST /props"),
-    (("--flash-attn", "-fa"), True, "attention is chosen by the device"),
-    (("--kv-unified", "-kvu"), False, "the context is one pool always"),
+    (("--flash-attn", "-fa"), True, "the device decides how attention is computed"),
+    (("--kv-unified", "-kvu"), False, "the context is always one pool"),
     (("--cont-batching", "-cb"), False, "requests join and leave at any time"),
-    (("--spec-type",), True, "the drafter's file says what it is"),
-    (("--no-webui", "--no-ui"), False, "there is no page"),
+    (("--spec-type",), True, "the drafter's file names its kind"),
+    (("--no-webui", "--no-ui"), False, "there is no web page"),
     (("--offline",), False, "nothing is downloaded"),
-    (("--swa-full",), False, "what layers with a window forget is kept with prefixes"),
-    (("--log-disable",), False, "the log is one line a request"),
-    (("--mlock",), False, "weights stay where the system puts them"),
-    (("--no-mmap",), False, "weights are read as suits the device"),
-    (("--no-context-shift",), False, "there is no shift"),
+    (("--swa-full",), False, "cached prefixes hold all that layers with a window need"),
+    (("--log-disable",), False, "the log has one line per request"),
+    (("--mlock",), False, "weights are not locked in memory"),
+    (("--no-mmap",), False, "the device decides how weights are read"),
+    (("--no-context-shift",), False, "the context is never shifted"),
 )
-"""Flags of llama-server that do nothing here: names, whether a value follows, and why."""
+"""Flags of llama-server that are accepted and ignored: names, whether a value follows, reason."""
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser."""
+    """Returns the parser of the command line of dflash-serve."""
     p = new_parser("dflash-serve", DESCRIPTION, EPILOG)
     _add_models(p)
     _add_http(p)
@@ -94,7 +94,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 class _Ignored(argparse.Action):
-    """Keeps the name of a flag that does nothing."""
+    """Records the name of an ignored flag, for a line in the log."""
 
     def __call__(
         self,
@@ -121,7 +121,7 @@ def _add_models(p: argparse.ArgumentParser) -> None:
         "--models",
         "--models-dir",
         metavar="FOLDER",
-        help="requests choose among the models of a folder by name",
+        help="folder of models, one of which each request names",
     )
     group.add_argument(
         "--models-max",
@@ -134,7 +134,7 @@ def _add_models(p: argparse.ArgumentParser) -> None:
         "-a", "--alias", metavar="A,B", help="names of the model in answers and in /v1/models"
     )
     group.add_argument(
-        "--list-devices", action="store_true", help="name what models can run on, and end"
+        "--list-devices", action="store_true", help="list the devices that can run models, and exit"
     )
     group.add_argument("--tags", metavar="A,B", help="tags of the model in /v1/models")
 
@@ -148,22 +148,22 @@ def _add_http(p: argparse.ArgumentParser) -> None:
         help="address to listen on, several by comma or by several flags (default: 127.0.0.1)",
     )
     group.add_argument(
-        "--port", type=int, default=8080, metavar="N", help="0: any free one (default: 8080)"
+        "--port", type=int, default=8080, metavar="N", help="0: any free port (default: 8080)"
     )
     group.add_argument(
-        "--api-key", action="append", default=[], metavar="KEY", help="keys, several by comma"
+        "--api-key", action="append", default=[], metavar="KEY", help="API keys, several by comma"
     )
-    group.add_argument("--api-key-file", metavar="FILE", help="file with a key a line")
+    group.add_argument("--api-key-file", metavar="FILE", help="file with one API key per line")
     group.add_argument(
         "--no-api-key",
         action="store_true",
-        help="listen beyond this machine although no key is needed",
+        help="let other machines send requests without a key",
     )
     group.add_argument(
         "--cors-origins",
         default="localhost",
         metavar="A,B",
-        help="pages of which origins a browser lets ask; localhost, or * for all "
+        help="origins whose web pages may send requests: localhost, * for all, or a list "
         "(default: localhost)",
     )
     group.add_argument(
@@ -179,28 +179,28 @@ def _add_http(p: argparse.ArgumentParser) -> None:
         type=int,
         default=QUEUE,
         metavar="N",
-        help=f"requests that may wait, beyond them: 429 (default: {QUEUE})",
+        help=f"requests that may wait, further ones get status 429 (default: {QUEUE})",
     )
     group.add_argument(
         "--sse-ping-interval",
         type=float,
         default=10.0,
         metavar="S",
-        help="seconds of silence after which a stream shows that it lives, -1: never (default: 10)",
+        help="seconds of silence before a stream sends a comment, -1: never (default: 10)",
     )
-    group.add_argument("--ssl-key-file", metavar="FILE", help="for HTTPS")
-    group.add_argument("--ssl-cert-file", metavar="FILE", help="for HTTPS")
-    group.add_argument("--metrics", action=argparse.BooleanOptionalAction, help="route /metrics")
+    group.add_argument("--ssl-key-file", metavar="FILE", help="private key for HTTPS")
+    group.add_argument("--ssl-cert-file", metavar="FILE", help="certificate for HTTPS")
+    group.add_argument("--metrics", action=argparse.BooleanOptionalAction, help="serve /metrics")
     group.add_argument(
         "--slot-save-path",
         metavar="FOLDER",
-        help="let POST /slots/N write what a slot's text left behind to files here, and read them",
+        help="folder where POST /slots/N saves and restores the cached prefix of a slot",
     )
     group.add_argument(
         "--slots",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="route /slots (default)",
+        help="serve /slots (default)",
     )
 
 
@@ -208,24 +208,28 @@ def _add_answers(p: argparse.ArgumentParser) -> None:
     group = p.add_argument_group("conversations")
     template = group.add_mutually_exclusive_group()
     template.add_argument(
-        "--chat-template", metavar="NAME|FILE", help="a built-in template, a file, or its text"
+        "--chat-template",
+        metavar="NAME|FILE",
+        help="name of a built-in template, a template's file or its text",
     )
-    template.add_argument("--chat-template-file", metavar="FILE", help="a template's file")
+    template.add_argument("--chat-template-file", metavar="FILE", help="file of a chat template")
     group.add_argument(
-        "--chat-template-kwargs", metavar="JSON", help="values for the template, as an object"
+        "--chat-template-kwargs",
+        metavar="JSON",
+        help="variables for the chat template, a JSON object",
     )
     group.add_argument(
         "-rea",
         "--reasoning",
         choices=("on", "off", "auto"),
         default="auto",
-        help="let models think first that offer the choice (default: auto, as the template has it)",
+        help="switch thinking on or off if the chat template can (default: auto, its own choice)",
     )
     group.add_argument(
         "--reasoning-format",
         choices=(*REASONING_FORMATS, "deepseek", "deepseek-legacy"),
         default="auto",
-        help="auto, deepseek: thoughts are in reasoning_content; none: they stay in content",
+        help="auto, deepseek: thoughts go to reasoning_content; none: thoughts stay in content",
     )
     group.add_argument(
         "--reasoning-budget",
@@ -238,7 +242,7 @@ def _add_answers(p: argparse.ArgumentParser) -> None:
         "--cache-prompt",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="reuse what the context holds of a prompt (default)",
+        help="reuse the cached prefix of a prompt (default)",
     )
     group.add_argument(
         "-b",
@@ -249,14 +253,15 @@ def _add_answers(p: argparse.ArgumentParser) -> None:
         help="prompt tokens between two reports of return_progress (default: 2048)",
     )
     group.add_argument(
-        "-v", "--verbose", action="store_true", help="every answer has the prompt as evaluated"
+        "-v", "--verbose", action="store_true", help="add the prompt as evaluated to every answer"
     )
 
 
 def with_environment(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """The command line after what environment variables say, which it thereby overrides.
+    """Returns the command line with flags from environment variables before it.
 
-    A flag without a value is meant by 1, true, on, yes, and not by 0, false, off, no.
+    A flag on the command line overrides its variable. A flag without a value is set by 1, true, on
+    or yes, and switched off by 0, false, off or no. Raises ValueError for any other value.
     """
     actions = {flag: action for action in parser()._actions for flag in action.option_strings}
     words: list[str] = []
@@ -279,7 +284,7 @@ def with_environment(argv: Sequence[str], environ: Mapping[str, str]) -> list[st
 
 
 def settings_of(args: argparse.Namespace) -> Settings:
-    """What the server's parts are told. ValueError, OSError for bad values."""
+    """Returns the settings on the command line. Raises ValueError or OSError for bad values."""
     if args.timeout <= 0:
         raise ValueError(f"--timeout is {args.timeout:g}, must be greater than 0")
     if args.sse_ping_interval != -1 and args.sse_ping_interval <= 0:
@@ -307,10 +312,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
 
 
 def template_of(args: argparse.Namespace) -> str | None:
-    """The template in place of the model's own, read from its file if it is one.
-
-    Errors: OSError, ValueError.
-    """
+    """Returns the chat template on the command line, or None. Raises OSError or ValueError."""
     path = args.chat_template_file
     if path is None:
         return None if args.chat_template is None else str(args.chat_template)
@@ -321,7 +323,7 @@ def template_of(args: argparse.Namespace) -> str | None:
 
 
 def template_variables(args: argparse.Namespace) -> dict[str, Any]:
-    """Values for the template. ValueError for what is no JSON object."""
+    """Returns the object of --chat-template-kwargs. Raises ValueError for other JSON."""
     if args.chat_template_kwargs is None:
         return {}
     try:
@@ -329,12 +331,14 @@ def template_variables(args: argparse.Namespace) -> dict[str, Any]:
     except (json.JSONDecodeError, RecursionError):
         variables = None
     if not isinstance(variables, dict):
-        raise ValueError("--chat-template-kwargs must be a JSON object")
+        raise ValueError(
+            f"--chat-template-kwargs is {args.chat_template_kwargs!r}, must be a JSON object"
+        )
     return variables
 
 
 def thinks(args: argparse.Namespace, variables: dict[str, Any]) -> bool | None:
-    """Whether models think where a request does not say; None: as their templates have it."""
+    """Returns the default thinking mode: True, False, or None (the chat template decides)."""
     wanted = variables.pop("enable_thinking", None)
     if args.reasoning_budget == 0 or args.reasoning == "off":
         return False
@@ -342,19 +346,19 @@ def thinks(args: argparse.Namespace, variables: dict[str, Any]) -> bool | None:
 
 
 def notes(args: argparse.Namespace) -> list[str]:
-    """What is to be said about flags that do nothing."""
+    """Returns a line for the log about each given flag that is ignored."""
     why = {flag: reason for flags, _, reason in IGNORED for flag in flags}
     return [f"{flag} is ignored: {why[flag]}" for flag in dict.fromkeys(args.ignored)]
 
 
 def listed(text: str | None) -> list[str]:
-    """The parts of "A,B"."""
+    """Returns the non-empty parts of a comma-separated list."""
     return [part.strip() for part in (text or "").split(",") if part.strip()]
 
 
 def _folder(path: str | None) -> Path | None:
     if path is not None and not Path(path).is_dir():
-        raise ValueError(f"--slot-save-path {path}: is no folder")
+        raise ValueError(f"--slot-save-path {path}: must be an existing folder")
     return None if path is None else Path(path)
 
 
@@ -365,8 +369,10 @@ def _keys(args: argparse.Namespace) -> list[str]:
         of_file = [line.strip() for line in lines if line.strip()]
         keys += of_file
         if not of_file:
-            raise ValueError(f"--api-key-file {args.api_key_file}: holds no key")
+            raise ValueError(
+                f"--api-key-file {args.api_key_file}: holds no key, must hold one per line"
+            )
     for key in keys:
         if not re.fullmatch(r"[!-~]+", key):
-            raise ValueError("a key may hold only printable ASCII without spaces")
+            raise ValueError("--api-key: a key may hold only printable ASCII without spaces")
     return keys

@@ -1,4 +1,4 @@
-"""dflash-serve: puts the parts together and runs them until a signal."""
+"""Entry point of dflash-serve: opens the models, starts the HTTP server, runs until a signal."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from .prompts import PromptBuilder
 from .settings import Settings
 
 LOAD_OPTIONS = (*OPTIONS, "fit", "vram", "draft")
-"""Flags that the engine process reads."""
+"""Names of the command-line options that are sent to the engine process."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command line until a signal; returns the exit code."""
+    """Runs the server until a signal; returns the exit code."""
     words = sys.argv[1:] if argv is None else list(argv)
 
     def run() -> int:
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def log(line: str) -> None:
-    """One line on stderr."""
+    """Writes a line with the time of day to stderr."""
     print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
 
 
@@ -64,11 +64,11 @@ def _run(args: argparse.Namespace) -> int:
     open_hosts = [host for host in hosts if not is_loopback(host)]
     if open_hosts and not settings.keys and not args.no_api_key:
         raise ValueError(
-            f"--host {open_hosts[0]} lets other machines ask: give --api-key KEY, or --no-api-key "
-            "to let everybody"
+            f"--host {open_hosts[0]} lets other machines send requests: give --api-key KEY, or "
+            "--no-api-key to serve without keys"
         )
     if (args.ssl_key_file is None) != (args.ssl_cert_file is None):
-        raise ValueError("--ssl-key-file and --ssl-cert-file go together")
+        raise ValueError("--ssl-key-file and --ssl-cert-file go together: give both")
     n_parallel = 1 if args.n_parallel is None else args.n_parallel
     if not 1 <= n_parallel <= MAX_PARALLEL:
         raise ValueError(f"--parallel is {n_parallel}, must be 1 to {MAX_PARALLEL}")
@@ -82,13 +82,12 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _models(args: argparse.Namespace) -> list[ServedModel]:
-    """The models of the command line. ValueError, OSError for what cannot be one."""
     if args.models is not None:
         if args.model_draft is not None or args.alias is not None:
-            raise ValueError("-md and --alias go with one model (-m), not with --models")
+            raise ValueError("-md and --alias go with one model, not with --models: use -m")
         return models_in_folder(args.models)
     if args.model is None and args.model_draft is not None:
-        raise ValueError(f"-md {args.model_draft} is a drafter for a model: give that one with -m")
+        raise ValueError(f"-md {args.model_draft} is a drafter: give its target model with -m")
     name = args.model or default_model()
     drafter = None if args.model_draft is None else Path(args.model_draft)
     path, called = Path(name), Path(name).stem
@@ -98,13 +97,13 @@ def _models(args: argparse.Namespace) -> list[ServedModel]:
         log(f"{path.name} with {drafter.name}: {bundle.about}")
     for file in (path, drafter):
         if file is not None:
-            GgufMetadata(file).close()  # so that a wrong file is told before anything is started
+            GgufMetadata(file).close()  # fails early for a file that is no model
     names = sorted(listed(args.alias)) or [called]
     return [ServedModel(names, path, drafter)]
 
 
 def default_model() -> str:
-    """The shipped chat model if it is there, else the one that always is."""
+    """Returns the name of the model served without -m: smollm2 if installed, else python-tiny."""
     return "smollm2" if find_spec(bundled.PACKAGES["smollm2"][0]) else bundled.DEFAULT
 
 
@@ -151,7 +150,7 @@ async def _serve(
 async def _open(
     models: ModelRegistry, failures: list[str], end: Callable[[int, None], None]
 ) -> None:
-    """Loads the one model, if it is one; the server ends if that cannot be."""
+    """Loads the model if there is only one; ends the server if loading fails."""
     if not models.is_one:
         log(f"models: {', '.join(model.name for model in models.all)}")
         return

@@ -1,4 +1,4 @@
-"""One answer as far as it has come, and what is counted of it."""
+"""Answers while they are generated, and their statistics in responses."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ from ..text.reasoning import OutputPart, joined
 from .messages import Prefilled, ResultStats, Run, Stepped
 
 Event = dict[str, Any]
-"""An object of JSON."""
 
 
 @dataclass
 class CompletionChoice:
-    """One answer as far as it has come."""
+    """Answer to one prompt, with the tokens and text received so far."""
 
     index: int
     run: Run
     config: DecodeConfig
     prompt: int = 0
-    """Number of the prompt that it answers."""
+    """Index of the answered prompt among the request's prompts."""
     batch: int = 2048
-    """Prompt tokens between two reports of progress."""
+    """Prompt tokens between two progress events of a stream."""
     slot: int = -1
     tokens: list[int] = field(default_factory=list)
     parts: list[OutputPart] = field(default_factory=list)
@@ -37,7 +36,7 @@ class CompletionChoice:
     _reported: int = -1
 
     def add(self, step: Stepped) -> None:
-        """Takes what a round added."""
+        """Appends the tokens, text and log-probabilities of one round to the answer."""
         self.tokens += step.tokens
         self.parts += step.parts
         self.logprobs += step.logprobs
@@ -45,16 +44,16 @@ class CompletionChoice:
 
     @property
     def text(self) -> str:
-        """The text so far, without reasoning."""
+        """Text of the answer so far, without reasoning."""
         return joined(self.parts, "text")
 
     @property
     def reasoning(self) -> str:
-        """The reasoning so far."""
+        """Reasoning of the answer so far."""
         return joined(self.parts, "reasoning")
 
     def progress(self, message: Prefilled) -> Event | None:
-        """How far the prompt is; None where that is no news."""
+        """Returns how much of the prompt is computed, or None if no progress event is due."""
         is_last = message.done == message.total
         if not (self._reported < 0 or message.done >= self._reported + self.batch or is_last):
             return None
@@ -71,13 +70,13 @@ class CompletionChoice:
 
     @property
     def finish_reason(self) -> str:
-        """OpenAI's word for what ended it."""
+        """Reason why the answer ended, in OpenAI's terms: "stop" or "length"."""
         reason = self.stats.stop_reason if self.stats else None
         return "length" if reason in ("length", "context") else "stop"
 
 
 def timings_of(stats: ResultStats) -> dict[str, Any]:
-    """`timings`, counts and speeds as llama-server has them, and what it has not under `dflash`."""
+    """Returns llama-server's `timings`, and this project's own statistics as `dflash`."""
     n_prompt, n_tokens = stats.n_prefilled, stats.n_tokens
     prompt_ms, predicted_ms = 1e3 * stats.prefill_s, 1e3 * stats.decode_s
     timings: dict[str, Any] = {
@@ -105,7 +104,7 @@ def timings_of(stats: ResultStats) -> dict[str, Any]:
 
 
 def usage(choices: Sequence[CompletionChoice]) -> dict[str, Any]:
-    """Tokens of all choices; a prompt that several answer counts once."""
+    """Returns OpenAI's `usage` object; a prompt with several answers counts once."""
     stats = [choice.stats for choice in choices if choice.stats is not None]
     prompts = {choice.prompt: len(choice.run.tokens) for choice in choices}
     cached = {
@@ -123,7 +122,7 @@ def usage(choices: Sequence[CompletionChoice]) -> dict[str, Any]:
 
 
 def meta_info(choices: Sequence[CompletionChoice]) -> dict[str, Any]:
-    """Rounds of all choices and the tokens of one, by SGLang's names; nothing without drafts."""
+    """Returns SGLang's `meta_info`: rounds and mean tokens per round; empty without drafts."""
     stats = [choice.stats for choice in choices if choice.stats is not None]
     drafted = [stats for stats in stats if stats.draft != "none" and stats.rounds]
     if not drafted:
@@ -134,7 +133,7 @@ def meta_info(choices: Sequence[CompletionChoice]) -> dict[str, Any]:
 
 
 def progressed(choice: CompletionChoice, progress: Event) -> Event:
-    """Where a prompt is, with `timings` of that much; all 0 before any work."""
+    """Returns a progress event with `timings` of the prompt tokens computed so far."""
     done = progress["processed"] - progress["cache"]
     seconds = progress["time_ms"] / 1e3
     timings = timings_of(

@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients read them."""
+"""Error responses in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KINDS = {
 
 
 def error_body(status: int, sentence: str, kind: str | None = None, **more: Any) -> dict[str, Any]:
-    """The body of an error."""
+    """Returns an error body in OpenAI's format; more: further members of the error object."""
     others = "invalid_request_error" if status < 500 else "server_error"
     kind = kind or KINDS.get(status, others)
     return {"error": {"code": status, "message": sentence, "type": kind, "param": None, **more}}
@@ -34,13 +34,13 @@ def error_answer(
     headers: dict[str, str] | None = None,
     **more: Any,
 ) -> Response:
-    """An error as an answer."""
+    """Returns an error response with a JSON body."""
     data = msgspec.json.encode(error_body(status, sentence, kind, **more))
     return Response(data, status, headers, "application/json")
 
 
 def error_response(error: Exception, status: int = 400) -> Response:
-    """The answer to a request that met an error. status: where the error does not say."""
+    """Returns the response for an exception. status: used if the exception implies none."""
     if isinstance(error, BadRequestError):
         return error_answer(error.status, str(error), error.kind, **error.more)
     if isinstance(error, BusyError):

@@ -1,4 +1,4 @@
-"""What stands before every route: keys, origins of browsers, the log, unexpected errors."""
+"""Checks of every HTTP request: API key and origin; writes the log and catches exceptions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class Guard:
-    """An ASGI application around the routes."""
+    """ASGI middleware around the routes: API keys, CORS headers, request log, crashes."""
 
     def __init__(self, app: ASGIApp, settings: Settings, log: Callable[[str], None]) -> None:
         self._app = app
@@ -29,7 +29,6 @@ class Guard:
         self._log = log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a request, or refuses it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -52,7 +51,7 @@ class Guard:
         except Exception:
             traceback.print_exc()
             if status == 0:
-                answer = error_answer(500, "the server has failed, its log says how")
+                answer = error_answer(500, "the server failed: its log holds the error")
                 await answer(scope, receive, sending)
         finally:
             self._write(scope, status, time.monotonic() - began)
@@ -63,13 +62,13 @@ class Guard:
         if self._keys and scope["path"] not in PUBLIC and not self._has_key(headers):
             return error_answer(
                 401,
-                "a key is needed, as Authorization: Bearer KEY or X-Api-Key: KEY",
+                "a key is needed: send Authorization: Bearer KEY or X-Api-Key: KEY",
                 headers={"WWW-Authenticate": "Bearer"},
             )
         return None
 
     def _has_key(self, headers: Headers) -> bool:
-        """Compares with every key, in a time that does not depend on what was given."""
+        """True if a request has a valid API key; compared in constant time (timing attacks)."""
         kind, _, bearer = headers.get("authorization", "").partition(" ")
         given = [headers.get("x-api-key", "").encode()]
         if kind.lower() == "bearer":
@@ -78,7 +77,7 @@ class Guard:
         return any(same)
 
     def _origin(self, origin: str | None) -> str | None:
-        """The origin of a browser's page, if it may read answers."""
+        """Returns the Origin header if web pages of this origin may read responses, else None."""
         if not origin:
             return None
         allowed = self._settings.cors_origins
@@ -90,7 +89,7 @@ class Guard:
         return origin if is_allowed or ("localhost" in allowed and host in LOOPBACK) else None
 
     def _write(self, scope: Scope, status: int, seconds: float) -> None:
-        """One line; the path without its query, which may hold anything."""
+        """Writes a line to the log; the query of the URL is left out, as it may hold secrets."""
         about: Sequence[str] = [
             f"{scope['method']} {_printable(scope['path'])} {status or '-'} {1e3 * seconds:.0f} ms"
         ]
@@ -102,7 +101,7 @@ class Guard:
 
 
 def allow(headers: MutableHeaders, origin: str) -> None:
-    """Lets a browser's page of an origin read the answer."""
+    """Adds the CORS headers that let web pages of an origin read the response."""
     headers["Access-Control-Allow-Origin"] = origin
     headers["Access-Control-Allow-Credentials"] = "true"
     headers["Access-Control-Allow-Methods"] = "GET, POST, DELETE, OPTIONS"

@@ -1,4 +1,4 @@
-"""Listens: sockets, connections that are bounded in time, the end on a signal."""
+"""Listening sockets, connections with time limits, and shutdown on a signal."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEADERS_S = 15.0
-"""What the head of a request may take to arrive."""
+"""Seconds that the headers of a request may take to arrive."""
 KEEP_ALIVE_S = 60
-"""What a connection may be idle for between two requests."""
+"""Seconds that a connection may stay idle between two requests."""
 MAX_HEADERS = 64 << 10
 GRACE_S = 3
-"""What requests in flight are given to end in, after a signal."""
+"""Seconds that requests in flight get to end after a signal."""
 BACKLOG = 512
 
 
 class Connection(H11Protocol):
-    """A connection on which nobody may dawdle over the head of a request, or over reading."""
+    """HTTP connection with limits on the time for request headers and on unread data."""
 
     timeout_s = 600.0
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Begins to wait for a head."""
+        """Starts the timer for request headers and sets the time limit for unread data."""
         super().connection_made(transport)
         connected = transport.get_extra_info("socket")
         if connected is not None and connected.family in (socket.AF_INET, socket.AF_INET6):
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            if hasattr(socket, "TCP_USER_TIMEOUT"):  # else what is not read stays until it is
+            if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; elsewhere unread data never times out
                 milliseconds = min(int(1e3 * self.timeout_s), (1 << 31) - 1)
                 connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
         self._wait_for_head()
 
     def data_received(self, data: bytes) -> None:
-        """Takes a part of a request."""
+        """Passes received bytes on. The header timer runs only between requests."""
         was_idle = self.cycle is None or self.cycle.response_complete
         super().data_received(data)
         is_idle = self.cycle is None or self.cycle.response_complete
@@ -52,7 +52,7 @@ class Connection(H11Protocol):
             self._wait_for_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Ends."""
+        """Stops the header timer of a closed connection."""
         self._stop_waiting()
         super().connection_lost(exc)
 
@@ -71,11 +71,11 @@ class Connection(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """A server that ends by itself on a signal, with the exit code of who runs it."""
+    """uvicorn server that returns after a signal, where uvicorn would raise the signal again."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Ends on SIGINT and SIGTERM."""
+        """Handles SIGINT and SIGTERM while the server runs."""
         loop = asyncio.get_running_loop()
         numbers = (signal.SIGINT, signal.SIGTERM)
         for number in numbers:
@@ -88,10 +88,7 @@ class Server(uvicorn.Server):
 
 
 def server(app: ASGIApp, key_file: str | None, cert_file: str | None, timeout_s: float) -> Server:
-    """A server of an application; `serve(sockets=...)` runs it.
-
-    timeout_s: what a client may take to read what is sent to it.
-    """
+    """Returns an HTTP server. timeout_s: seconds until a client that reads nothing is cut off."""
     return Server(
         uvicorn.Config(
             app,
@@ -112,11 +109,7 @@ def server(app: ASGIApp, key_file: str | None, cert_file: str | None, timeout_s:
 
 
 def bind(hosts: Sequence[str], port: int) -> list[socket.socket]:
-    """Listening sockets on every address of the hosts.
-
-    Raises:
-        OSError: an unknown host, or an address that cannot be had.
-    """
+    """Returns a listening socket per host; port 0 takes any free port. Raises OSError."""
     sockets: list[socket.socket] = []
     try:
         for host in hosts:
@@ -130,7 +123,7 @@ def bind(hosts: Sequence[str], port: int) -> list[socket.socket]:
                     one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
                 one.bind(address)
                 one.listen(BACKLOG)
-                if port == 0:  # the other addresses get the same
+                if port == 0:  # all hosts share the port chosen for the first
                     port = one.getsockname()[1]
                 break
     except OSError as error:
@@ -141,7 +134,7 @@ def bind(hosts: Sequence[str], port: int) -> list[socket.socket]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only programs of this machine reach a host's addresses."""
+    """True if a host is a loopback address, which other machines cannot reach."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,7 +1,4 @@
-"""What the HTTP process and an engine process tell each other, over a socket.
-
-A frame is its length, four bytes, little-endian, and one message in MessagePack.
-"""
+"""Messages between the HTTP process and an engine process: MessagePack after a 4-byte length."""
 
 from __future__ import annotations
 
@@ -18,15 +15,11 @@ MAX_FRAME = 1 << 30
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Base of all messages; the class's name tells them apart on the wire."""
+    """Base class of all messages; the class name is the tag on the wire."""
 
 
 class Load(Message, frozen=True):
-    """To the engine, first of all: what to load.
-
-    options: flags of dflash-serve by their names. config: fields of the DecodeConfig that holds
-    where requests do not say.
-    """
+    """First message to the engine: load a model. config: fields of the default DecodeConfig."""
 
     model: str
     drafter: str | None
@@ -36,10 +29,11 @@ class Load(Message, frozen=True):
 
 
 class Run(Message, frozen=True):
-    """To the engine: answer a prompt.
+    """Message to the engine: generates one answer to a prompt.
 
-    config: fields of a DecodeConfig. reasoning: name of the format of thoughts and whether they
-    have begun. wants_account: with every step. turns: see ChatPrompt.
+    config: fields of a DecodeConfig. reasoning: name of the format that marks thoughts, and True if
+    the prompt has opened them; None without thoughts. wants_stats: each Stepped has statistics.
+    turn_boundaries: positions in the prompt where a later prompt may diverge.
     """
 
     id: int
@@ -51,13 +45,13 @@ class Run(Message, frozen=True):
 
 
 class Cancel(Message, frozen=True):
-    """To the engine: end an answer. `Ended` follows, unless it ended by itself."""
+    """Message to the engine: cancels an answer, for which an Ended follows if none was sent."""
 
     id: int
 
 
 class SlotAction(Message, frozen=True):
-    """To the engine: save what a slot's last text left behind to a file, restore or erase it."""
+    """Message to the engine: saves a slot's cached prefix to a file, restores or erases it."""
 
     id: int
     slot: int
@@ -66,7 +60,7 @@ class SlotAction(Message, frozen=True):
 
 
 class SlotDone(Message, frozen=True):
-    """From the engine: it is done. n_tokens: 0 where there was nothing."""
+    """Reply to a SlotAction. n_tokens: length of the prefix, 0 if an erased slot held none."""
 
     id: int
     n_tokens: int
@@ -75,14 +69,14 @@ class SlotDone(Message, frozen=True):
 
 
 class Loading(Message, frozen=True):
-    """From the engine: bytes loaded so far, and in all."""
+    """Message from the engine while it loads: bytes loaded so far, and bytes in total."""
 
     done: int
     total: int
 
 
 class Ready(Message, frozen=True):
-    """From the engine: the model is loaded. notes: lines for the log."""
+    """Message from the engine: the model is loaded. notes: warnings for the log."""
 
     model: str
     drafter: str | None
@@ -96,13 +90,13 @@ class Ready(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """From the engine, which ends: why the model cannot be loaded."""
+    """Last message from the engine: the model cannot be loaded. sentence: the reason."""
 
     sentence: str
 
 
 class ResultStats(Message, frozen=True):
-    """What an answer took so far; see Result."""
+    """Statistics of an answer so far; the fields have the meanings of those of Result."""
 
     n_prompt: int
     n_prefilled: int
@@ -122,19 +116,19 @@ class ResultStats(Message, frozen=True):
 
     @classmethod
     def of(cls, result: Result) -> ResultStats:
-        """The account of a result."""
+        """Returns the statistics of a result."""
         return cls(*(getattr(result, name) for name in cls.__struct_fields__))
 
 
 class Started(Message, frozen=True):
-    """From the engine: a prompt is being computed, in this place of n_parallel."""
+    """Message from the engine: the prompt of a run is being computed in this slot."""
 
     id: int
     slot: int
 
 
 class Prefilled(Message, frozen=True):
-    """From the engine: tokens of a prompt computed, of those that no cache held."""
+    """Message from the engine: `done` of `total` uncached prompt tokens are computed."""
 
     id: int
     done: int
@@ -142,7 +136,7 @@ class Prefilled(Message, frozen=True):
 
 
 class Stepped(Message, frozen=True):
-    """From the engine: what one round added; see Step."""
+    """Message from the engine: tokens and text that one round added to an answer; see Step."""
 
     id: int
     tokens: list[int]
@@ -152,24 +146,24 @@ class Stepped(Message, frozen=True):
 
     @property
     def text(self) -> str:
-        """The new text of the answer, without reasoning."""
+        """Text that the round added to the answer, without reasoning."""
         return joined(self.parts, "text")
 
     @property
     def reasoning(self) -> str:
-        """The new reasoning."""
+        """Reasoning that the round added to the answer."""
         return joined(self.parts, "reasoning")
 
 
 class Ended(Message, frozen=True):
-    """From the engine: an answer is over."""
+    """Message from the engine: an answer has ended."""
 
     id: int
     stats: ResultStats
 
 
 class Failed(Message, frozen=True):
-    """From the engine: an answer cannot be, or cannot go on. status: of HTTP."""
+    """Message from the engine: an answer or SlotAction failed. status: the HTTP status."""
 
     id: int
     status: int
@@ -185,13 +179,13 @@ _from_engine = msgspec.msgpack.Decoder(FromEngine)
 
 
 def frame(message: Message) -> bytes:
-    """A message as it goes over the wire."""
+    """Returns a message with its length in front, as sent over the socket."""
     data = _encoder.encode(message)
     return len(data).to_bytes(4, "little") + data
 
 
 def length(header: bytes) -> int:
-    """Bytes of the message behind a frame's first four. ValueError for what is no frame."""
+    """Returns a message's length from its 4-byte header. Raises ValueError above MAX_FRAME."""
     n = int.from_bytes(header, "little")
     if n > MAX_FRAME:
         raise ValueError(f"a frame of {n} bytes, the limit is {MAX_FRAME}")
@@ -199,7 +193,7 @@ def length(header: bytes) -> int:
 
 
 def from_engine(data: bytes) -> FromEngine:
-    """The message of a frame that an engine sent."""
+    """Returns the decoded message of a frame from the engine."""
     message: FromEngine = _from_engine.decode(data)
     return message
 
@@ -212,7 +206,7 @@ class Channel:
         self._file = end.makefile("rb")
 
     def read(self) -> ToEngine | None:
-        """Waits for a message; None once the other side has gone."""
+        """Waits for the next message; returns None if the HTTP process closed the socket."""
         header = self._file.read(4)
         if len(header) < 4:
             return None
@@ -221,5 +215,5 @@ class Channel:
         return _to_engine.decode(data) if len(data) == n else None
 
     def write(self, *messages: Message) -> None:
-        """Sends messages, waiting while the other side is behind. OSError if it has gone."""
+        """Sends messages, waiting while the buffer is full. Raises OSError on a closed socket."""
         self._socket.sendall(b"".join(map(frame, messages)))

@@ -1,4 +1,4 @@
-"""Counters and gauges in Prometheus's text form, by llama-server's names."""
+"""Counters and gauges in Prometheus's text format, with llama-server's names."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ COUNTERS: tuple[tuple[str, str, Count], ...] = (
     ("spec_decode_num_accepted_tokens", "Drafted tokens accepted", lambda x: x.n_accepted),
     ("spec_decode_num_drafts", "Passes that verified a draft", _n_rounds_drafted),
 )
-"""Name and meaning of each counter, and its part of one answer."""
+"""Each counter: name, help text, and a function of the statistics of one answer."""
 
 
 class Metrics(Collector):
-    """Sums over all answers since the start."""
+    """Statistics summed over all answers since the server started."""
 
     def __init__(self) -> None:
         self.started = time.time()
@@ -49,18 +49,18 @@ class Metrics(Collector):
         self._registry.register(self)
 
     def add(self, stats: ResultStats) -> None:
-        """Counts an answer that ended."""
+        """Adds the statistics of an ended answer to the counters."""
         self._max_context = max(self._max_context, stats.n_prompt + stats.n_tokens)
         for name, _, count in COUNTERS:
             self._sums[name] += count(stats)
 
     def text(self, engines: Iterable[EngineClient]) -> bytes:
-        """Returns the body of /metrics."""
+        """Returns the body of GET /metrics."""
         self._engines = list(engines)
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
-        """Yields the metrics, for the registry."""
+        """Yields all counters and gauges to the Prometheus registry."""
         for name, about, _ in COUNTERS:
             yield CounterMetricFamily(f"llamacpp:{name}", about, value=self._sums[name])
         processing = sum(engine.n_processing for engine in self._engines)
@@ -76,9 +76,13 @@ class Metrics(Collector):
                 "Generated tokens a second",
                 self._rate("tokens_predicted", "tokens_predicted_seconds"),
             ),
-            ("requests_processing", "Answers being made", processing),
-            ("requests_deferred", "Answers that wait", sum(e.n_deferred for e in self._engines)),
-            ("n_busy_slots_per_decode", "Answers being made at once", processing),
+            ("requests_processing", "Answers being generated", processing),
+            (
+                "requests_deferred",
+                "Answers that wait for a slot",
+                sum(e.n_deferred for e in self._engines),
+            ),
+            ("n_busy_slots_per_decode", "Answers being generated at once", processing),
         )
         for name, about, value in gauges:
             yield GaugeMetricFamily(f"llamacpp:{name}", about, value=value)

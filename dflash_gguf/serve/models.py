@@ -1,4 +1,4 @@
-"""The models that may be asked for, and which of them are loaded."""
+"""Models that the server offers, and loading and unloading of their engines."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .prompts import PromptBuilder
 from .schemas import BadRequestError
 
 LAST_USED = "any"
-"""The name of whichever model was used last."""
+"""Model name in a request that stands for the model used last."""
 
 
 @dataclass
 class ServedModel:
-    """A model that may be asked for. names: the first is the one that answers name."""
+    """A model that the server offers. names: aliases; responses use the first."""
 
     names: list[str]
     path: Path
@@ -34,17 +34,17 @@ class ServedModel:
 
     @property
     def name(self) -> str:
-        """What answers call it."""
+        """Name of the model in responses."""
         return self.names[0]
 
     @property
     def state(self) -> str:
-        """Of its engine."""
+        """State of the engine process: unloaded, loading, ready or closed."""
         return "unloaded" if self.engine is None else self.engine.state
 
 
 class ModelRegistry:
-    """Gives a request the model it asks for, loading it first and unloading another if need be."""
+    """Finds the model of a request and loads it; unloads another if max_loaded are loaded."""
 
     def __init__(
         self,
@@ -53,7 +53,6 @@ class ModelRegistry:
         builder_of: Callable[[Tokenizer | None], PromptBuilder],
         max_loaded: int = 1,
     ) -> None:
-        """max_loaded: models that are loaded at once."""
         self.all = list(models)
         self._new_engine = new_engine
         self._builder_of = builder_of
@@ -62,16 +61,16 @@ class ModelRegistry:
 
     @property
     def engines(self) -> Iterable[EngineClient]:
-        """Those that are there."""
+        """Engine clients of all models that are loaded or being loaded."""
         return [model.engine for model in self.all if model.engine is not None]
 
     @property
     def is_one(self) -> bool:
-        """Whether there is one model, whatever a request calls it."""
+        """True if the server offers a single model; requests may then name any model."""
         return len(self.all) == 1
 
     def find(self, name: str | None) -> ServedModel:
-        """The model of a name; the last used for none. BadRequestError for an unknown one."""
+        """Returns the model of a name; None: the last used. Raises BadRequestError (404)."""
         if self.is_one:
             return self.all[0]
         if not name or name == LAST_USED:
@@ -80,19 +79,16 @@ class ModelRegistry:
             if name in model.names:
                 return model
         raise BadRequestError(
-            f"model: there is no {name!r}, /v1/models lists those there are",
+            f"model {name!r} is not served: /v1/models lists all",
             status=404,
             kind="not_found_error",
         )
 
     async def take(self, name: str | None) -> tuple[ServedModel, EngineClient, PromptBuilder]:
-        """The model of a name, loaded.
+        """Returns a loaded model, its engine and its prompt builder.
 
-        With several models a request waits while its own is loaded; with one, NotReadyError says
-        that it is not there yet.
-
-        Raises:
-            BadRequestError, NotReadyError.
+        With several models, waits while the model is loaded. Raises BadRequestError for an unknown
+        name, NotReadyError if loading fails or the single model is still being loaded.
         """
         model = self.find(name)
         model.last_used = time.time()
@@ -118,7 +114,7 @@ class ModelRegistry:
             raise
 
     async def _unload_one(self) -> None:
-        """Unloads the one not used for longest, once nothing runs on it."""
+        """Unloads the least recently used model after its last request has ended."""
         loaded = [model for model in self.all if model.engine is not None]
         model = min(loaded, key=lambda one: one.last_used or 0.0)
         engine = model.engine
@@ -129,7 +125,7 @@ class ModelRegistry:
         await engine.close()
 
     async def open(self, model: ServedModel) -> None:
-        """Begins to load a model."""
+        """Starts the engine process of a model; reads the tokenizer if that was not done before."""
         if model.prompt_builder is None:
             tokenizer = await asyncio.to_thread(Tokenizer.from_file, model.path)
             model.prompt_builder = self._builder_of(tokenizer)
@@ -137,18 +133,15 @@ class ModelRegistry:
         model.engine.start()
 
     async def close(self) -> None:
-        """Ends all engines."""
+        """Ends all engine processes."""
         for engine in self.engines:
             await engine.close()
 
 
 def models_in_folder(folder: str | os.PathLike[str]) -> list[ServedModel]:
-    """The models of a folder: its GGUF files, and a folder in it with a file and its drafter.
+    """Returns the models in a folder: GGUF files, and subfolders with a model and a drafter.
 
-    Their names are those of the files without the ending, or of the folders.
-
-    Raises:
-        ValueError: no model is there, or a folder has several.
+    Raises ValueError if there is no model, or if a subfolder holds several models or drafters.
     """
     models = []
     root = Path(folder)
@@ -160,13 +153,13 @@ def models_in_folder(folder: str | os.PathLike[str]) -> list[ServedModel]:
             targets = [file for file in files if file not in drafters and not _is_later_part(file)]
             if len(targets) != 1 or len(drafters) > 1:
                 raise ValueError(
-                    f"{path}: holds {len(targets)} models and {len(drafters)} drafters, must hold "
-                    "one model, and one drafter at most"
+                    f"--models: {path} holds {len(targets)} models and {len(drafters)} drafters, "
+                    "must hold one model, and one drafter at most"
                 )
             models.append(ServedModel([path.name], targets[0], drafters[0] if drafters else None))
     models = [model for model in models if not _is_later_part(model.path)]
     if not models:
-        raise ValueError(f"{root}: holds no GGUF file of a model")
+        raise ValueError(f"--models {root}: holds no GGUF file of a model")
     return models
 
 
@@ -176,6 +169,6 @@ def _is_drafter(path: Path) -> bool:
 
 
 def _is_later_part(path: Path) -> bool:
-    """Whether a file is not the first of a model that was split into several."""
+    """True for the second and later files of a model that is split into several files."""
     part = path.stem.rpartition("-of-")[0].rpartition("-")[2]
     return part.isdigit() and int(part) > 1

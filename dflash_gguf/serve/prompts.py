@@ -1,4 +1,4 @@
-"""From a request to token ids: prompts in all their forms, and conversations by a template."""
+"""Token ids of the prompts of a request: given prompts, or conversations by a chat template."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TEXT_PARTS = ("text", "input_text", "output_text")
 
 
 class PromptBuilder:
-    """The tokenizer and chat template of a model, as requests use them."""
+    """Builds prompts with a model's tokenizer and chat template."""
 
     def __init__(
         self,
@@ -22,39 +22,39 @@ class PromptBuilder:
         think: bool | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> None:
-        """template: in place of the model's own.
-
-        think, variables of the template: where a request does not say.
-        """
+        """template: replaces the model's chat template. think, variables: defaults of requests."""
         self.tokenizer = tokenizer
         self.template = template
         self._think = think
         self._variables = dict(variables or {})
 
     def require_tokenizer(self) -> Tokenizer:
-        """The tokenizer. BadRequestError if the model has none."""
+        """Returns the tokenizer. Raises BadRequestError if the model has none."""
         if self.tokenizer is None:
-            raise BadRequestError("the model file has no tokenizer, give token ids")
+            raise BadRequestError("the model file has no tokenizer: give token ids, not texts")
         return self.tokenizer
 
     @property
     def has_template(self) -> bool:
-        """Whether conversations can be answered."""
+        """True if there is a chat template, without which conversations cannot be answered."""
         tokenizer = self.tokenizer
         return tokenizer is not None and bool(self.template or tokenizer.templates.get(""))
 
     @property
     def template_text(self) -> str:
-        """The template of the model, for who wants to read it."""
+        """Text of the model's own chat template; empty if there is none."""
         return (self.tokenizer.templates.get("") or "") if self.tokenizer else ""
 
     def prompts(self, value: Any) -> list[list[int]]:
-        """Token ids of every prompt of a `prompt` field.
+        """Returns the token ids of each prompt in a `prompt` field.
 
-        A prompt is a text, token ids, a list of both, or an object with a prompt_string.
+        A prompt is a text, a list of token ids and texts, or an object with a prompt_string. Raises
+        BadRequestError for other values.
         """
         if value is None:
-            raise BadRequestError("prompt is missing")
+            raise BadRequestError(
+                "prompt is missing, must be a text, token ids, or a list of these"
+            )
         if not isinstance(value, list) or not value or not _is_many(value):
             return [self._prompt(value)]
         if len(value) > MAX_CHOICES:
@@ -64,14 +64,16 @@ class PromptBuilder:
     def _prompt(self, value: Any) -> list[int]:
         if isinstance(value, dict):
             if value.get("multimodal_data"):
-                raise BadRequestError("multimodal_data is not supported: image input is refused")
+                raise BadRequestError("prompt: multimodal_data is not supported, leave it out")
             value = value.get("prompt_string")
             if not isinstance(value, str):
-                raise BadRequestError("prompt is an object without a prompt_string, a text")
+                raise BadRequestError("prompt is an object, its prompt_string must be a text")
         if isinstance(value, str):
             return self.require_tokenizer().tokenize(value)
         if not isinstance(value, list):
-            raise BadRequestError("prompt must be a text, token ids, or a list of those")
+            raise BadRequestError(
+                f"prompt must be a text, token ids, or a list of these, not {type(value).__name__}"
+            )
         tokens: list[int] = []
         for place, part in enumerate(value):
             if isinstance(part, str):
@@ -79,19 +81,22 @@ class PromptBuilder:
             elif isinstance(part, int) and not isinstance(part, bool):
                 tokens.append(part)
             else:
-                raise BadRequestError("prompt must be a text, token ids, or a list of those")
+                raise BadRequestError(
+                    f"prompt must be a text, token ids, or a list of these; its part {place} is "
+                    f"of type {type(part).__name__}"
+                )
         return tokens
 
     def chat_text(self, body: ChatBody | TemplateBody) -> str:
-        """The prompt of a conversation as text.
+        """Returns the prompt text of a conversation.
 
-        An assistant's message at the end is continued. Where thinking is off, an open block of
-        thoughts at the end of the prompt is closed.
+        An assistant message at the end is continued. With thinking off, an open block of thoughts
+        at the end is closed. Raises BadRequestError for malformed messages.
         """
         tokenizer = self.require_tokenizer()
         messages = [message_of(message, place) for place, message in enumerate(body.messages)]
         if not messages:
-            raise BadRequestError("messages is empty, it must hold at least one message")
+            raise BadRequestError("messages is empty, must hold at least one message")
         begins = _begins(body, messages)
         last = messages.pop() if begins else None
         think, variables = thinking(body, self._think)
@@ -109,17 +114,18 @@ class PromptBuilder:
         return text + _words_of(last)
 
     def _begun(self, text: str, thoughts: str, words: str) -> str:
-        """What an answer that began with thoughts has after a prompt."""
+        """Returns the begun answer (thoughts and text) in the form that follows the prompt."""
         marks = self.require_tokenizer().chat_format(text, template=self.template)
         if marks is None or not marks.opening:
             raise BadRequestError(
-                "reasoning_content of the last message: the template has no thoughts to continue"
+                "reasoning_content of the last message cannot be continued: "
+                "the template has no thoughts"
             )
         begun = thoughts if marks.is_open else f"{marks.opening}\n{thoughts}"
         return f"{begun}\n{marks.closing}\n\n{words}" if words else begun
 
     def _closed(self, text: str, *, is_off: bool) -> str:
-        """The prompt without an open block of thoughts, if there are to be none."""
+        """Returns the prompt, with its block of thoughts closed if is_off (thinking is off)."""
         marks = self.require_tokenizer().chat_format(text, template=self.template)
         if not is_off or marks is None:
             return text
@@ -129,7 +135,7 @@ class PromptBuilder:
         return text + marks.opening + marks.closing if has_no_switch else text
 
     def chat(self, body: ChatBody) -> ChatPrompt:
-        """Token ids of a conversation."""
+        """Returns token ids, format of thoughts and turn boundaries of a conversation."""
         text = self.chat_text(body)
         messages = [message_of(message, place) for place, message in enumerate(body.messages)]
         asked = last_asked(messages)
@@ -137,11 +143,13 @@ class PromptBuilder:
 
 
 def message_of(message: dict[str, Any], place: int) -> dict[str, Any]:
-    """A message as templates take it: its content one text, the role one that they know."""
+    """Returns a message in the form of chat templates: content is one text, developer is system."""
     role, content = message.get("role"), message.get("content")
     name = f"messages[{place}]"
     if not isinstance(role, str) or not role:
-        raise BadRequestError(f"{name}: role is missing")
+        raise BadRequestError(
+            f"{name}: role is missing or no text, give system, user, assistant or tool"
+        )
     normalised = dict(message)
     normalised["role"] = "system" if role == "developer" else role
     if isinstance(content, list):
@@ -153,10 +161,14 @@ def message_of(message: dict[str, Any], place: int) -> dict[str, Any]:
     ):
         normalised["content"] = ""
     else:
-        raise BadRequestError(f"{name}: content must be a text or a list of parts")
+        raise BadRequestError(
+            f"{name}: content must be a text or a list of parts, not {type(content).__name__}"
+        )
     thoughts = message.get("reasoning_content")
     if thoughts is not None and not isinstance(thoughts, str):
-        raise BadRequestError(f"{name}: reasoning_content must be a text")
+        raise BadRequestError(
+            f"{name}: reasoning_content must be a text, not {type(thoughts).__name__}"
+        )
     return normalised
 
 
@@ -165,34 +177,39 @@ def _part(part: Any, name: str) -> str:
     if kind in TEXT_PARTS and isinstance(part.get("text"), str):
         return str(part["text"])
     if isinstance(kind, str) and "image" in kind:
-        raise BadRequestError(f"{name}: image input is not supported")
-    raise BadRequestError(f"{name}: a part of content must have type text and a text")
+        raise BadRequestError(f"{name}: image input is not supported, give parts of type text")
+    raise BadRequestError(f"{name}: each part of content must have type text and a text")
 
 
 def _begins(body: ChatBody | TemplateBody, messages: Sequence[dict[str, Any]]) -> bool:
-    """Whether the last message is the beginning of the answer."""
+    """True if the last message is an assistant message that the answer continues."""
     is_assistant = messages[-1]["role"] == "assistant"
     if body.continue_final_message:
         if body.add_generation_prompt:
             raise BadRequestError(
-                "continue_final_message and add_generation_prompt contradict each other"
+                "continue_final_message and add_generation_prompt are both true: leave one out"
             )
         if not is_assistant:
-            raise BadRequestError("continue_final_message: the last message is not the assistant's")
+            raise BadRequestError(
+                "continue_final_message is true, but the last message has role "
+                f"{messages[-1]['role']!r:.40}, must be assistant"
+            )
     if not is_assistant:
         return False
     if body.continue_final_message is False:
         return False
     if body.add_generation_prompt and isinstance(body, ChatBody):
         raise BadRequestError(
-            "add_generation_prompt is true, but the last message is the assistant's, which is "
-            "continued"
+            "add_generation_prompt is true, but the last message is the assistant's and would be "
+            "continued: set continue_final_message to false"
         )
     if len(messages) > 1 and messages[-2]["role"] == "assistant":
-        raise BadRequestError("two messages of the assistant at the end cannot both be continued")
+        raise BadRequestError(
+            "messages ends with two assistant messages: only one can be continued, join them"
+        )
     if len(messages) == 1:
         raise BadRequestError(
-            "messages holds only the assistant's own, to which there is no answer"
+            "messages holds one assistant message only: add a user message before it"
         )
     return True
 
@@ -203,10 +220,9 @@ def _thoughts(message: dict[str, Any] | None) -> str:
 
 
 def _words_of(message: dict[str, Any] | None) -> str:
-    """What stands of an answer already."""
     return "" if message is None else str(message["content"])
 
 
 def _is_many(value: list[Any]) -> bool:
-    """Whether a list is one of prompts, and not of token ids and texts of one prompt."""
+    """True if a list holds several prompts; a list with a token id is a single prompt."""
     return not any(isinstance(part, int) and not isinstance(part, bool) for part in value)

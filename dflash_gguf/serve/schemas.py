@@ -1,4 +1,4 @@
-"""The bodies of requests: what fields there are, and what they mean for an answer."""
+"""Fields of request bodies, and their translation to sampling settings."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import msgspec
 from ..config import REASONING_FORMATS, DecodeConfig
 
 MAX_CHOICES = 128
-"""Answers of one request."""
+"""Maximum number of prompts in a request, and of answers to each prompt."""
 MAX_STOPS = 64
 MAX_TOP_LOGPROBS = 20
-"""Of OpenAI's form; `n_probs` may be more."""
+"""Maximum of `top_logprobs` and of OpenAI's `logprobs`; `n_probs` may be larger."""
 MAX_N_PROBS = 1024
 READ_ELSEWHERE = {"logit_bias", "n_probs", "reasoning_format"}
-"""Fields of DecodeConfig that a body may have and that `config_of` does not copy."""
+"""Fields of DecodeConfig that `config_of` does not copy, as other functions read them."""
 RANDOM_SEEDS = (-1, (1 << 32) - 1)
-"""Seeds that stand for a random one, as in llama.cpp."""
+"""Seeds that ask for a random seed, as in llama.cpp."""
 
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "adaptive_target": (),
@@ -47,11 +47,11 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "image_data": ([],),
 }
-"""Fields that do nothing by these values, null among them, and that are refused with any other."""
+"""Fields without effect: accepted with null or one of these values, refused with any other."""
 
 
 class BadRequestError(Exception):
-    """A request that cannot be answered, and why. more: further members of the error body."""
+    """Error response to a request, 400 by default. more: further members of the error object."""
 
     def __init__(
         self,
@@ -66,13 +66,13 @@ class BadRequestError(Exception):
 
 
 class StreamOptions(msgspec.Struct):
-    """include_usage: a last event with the counts of tokens."""
+    """Options of a stream. include_usage: the last event reports the number of tokens."""
 
     include_usage: bool | None = None
 
 
 class Body(msgspec.Struct, kw_only=True):
-    """What all routes that generate take. None: as the command line says."""
+    """Fields of all routes that generate; None takes the value of the command line."""
 
     model: str | None = None
     stream: bool | None = None
@@ -111,14 +111,14 @@ class Body(msgspec.Struct, kw_only=True):
 
 
 class LlamaServerBody(Body, kw_only=True):
-    """llama-server's own /completion."""
+    """Fields of llama-server's /completion."""
 
     prompt: Any = None
     logprobs: int | None = None
 
 
 class CompletionBody(Body, kw_only=True):
-    """OpenAI's /v1/completions."""
+    """Fields of OpenAI's /v1/completions."""
 
     prompt: Any = None
     logprobs: int | None = None
@@ -127,7 +127,7 @@ class CompletionBody(Body, kw_only=True):
 
 
 class ChatBody(Body, kw_only=True):
-    """OpenAI's /v1/chat/completions, with llama-server's, vLLM's and SGLang's additions."""
+    """Fields of /v1/chat/completions: OpenAI's, and additions of llama-server, vLLM and SGLang."""
 
     messages: list[dict[str, Any]]
     logprobs: bool | None = None
@@ -143,14 +143,14 @@ class ChatBody(Body, kw_only=True):
 
 
 class SlotBody(msgspec.Struct, kw_only=True):
-    """/slots/N?action=save and restore."""
+    """Fields of POST /slots/N."""
 
     filename: str | None = None
     model: str | None = None
 
 
 class TemplateBody(msgspec.Struct, kw_only=True):
-    """/apply-template."""
+    """Fields of POST /apply-template."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
@@ -164,7 +164,7 @@ class TemplateBody(msgspec.Struct, kw_only=True):
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
-    """/tokenize."""
+    """Fields of POST /tokenize."""
 
     content: Any = ""
     add_special: bool | None = None
@@ -174,7 +174,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
 
 
 class DetokenizeBody(msgspec.Struct, kw_only=True):
-    """/detokenize."""
+    """Fields of POST /detokenize."""
 
     tokens: list[int] = []
     model: str | None = None
@@ -184,7 +184,7 @@ B = TypeVar("B", bound=msgspec.Struct)
 
 
 def read(data: bytes, kind: type[B]) -> B:
-    """The body of a request. BadRequestError names what is wrong with it."""
+    """Returns a parsed request body. Raises BadRequestError, which names the wrong field."""
     try:
         body = msgspec.json.decode(data or b"{}")
     except RecursionError:
@@ -196,7 +196,7 @@ def read(data: bytes, kind: type[B]) -> B:
     for name, values in NEUTRAL_VALUES.items():
         value = body.get(name)
         if value is not None and name not in kind.__struct_fields__ and value not in values:
-            raise BadRequestError(f"{name}: {_shown(value)} is not supported by this server (yet)")
+            raise BadRequestError(f"{name}: {_shown(value)} is not supported, leave it out")
     try:
         return msgspec.convert(body, kind)
     except msgspec.ValidationError as error:
@@ -206,16 +206,13 @@ def read(data: bytes, kind: type[B]) -> B:
 
 
 def n_choices(body: Body) -> int:
-    """Answers to each prompt."""
+    """Returns the number of answers to each prompt."""
     n = body.n if body.n is not None else body.n_cmpl
     return 1 if n is None else _within("n", n, 1, MAX_CHOICES)
 
 
 def config_of(body: Body, defaults: DecodeConfig, n_ctx: int, n_probs: int | None) -> DecodeConfig:
-    """How answers are drawn. logit_bias is left to `biases`.
-
-    Errors: BadRequestError; ValueError of DecodeConfig.
-    """
+    """Returns a request's sampling settings, except logit_bias. Raises BadRequestError."""
     given: dict[str, Any] = {}
     for name in {x.name for x in fields(DecodeConfig)} - READ_ELSEWHERE:
         if (value := getattr(body, name, None)) is not None:
@@ -239,7 +236,7 @@ def config_of(body: Body, defaults: DecodeConfig, n_ctx: int, n_probs: int | Non
 
 
 def keep_alive_s(body: Body, default: float) -> float:
-    """Silence after which a stream shows that it lives."""
+    """Returns the seconds of silence before a stream sends a keep-alive comment; inf for never."""
     value = body.sse_ping_interval
     if value is None:
         return default
@@ -249,9 +246,9 @@ def keep_alive_s(body: Body, default: float) -> float:
 
 
 def biases(body: Body, tokenize: Callable[[str], list[int]], n_vocab: int) -> dict[int, float]:
-    """The biases by token id: a text stands for each of its tokens, `false` bans.
+    """Returns the logit bias of each token id; a text biases each of its tokens, false bans.
 
-    In an object, whose keys are texts by necessity, digits are an id.
+    JSON objects have text keys only, so a key of digits is a token id.
     """
     given = body.logit_bias
     if given is None:
@@ -264,7 +261,9 @@ def biases(body: Body, tokenize: Callable[[str], list[int]], n_vocab: int) -> di
     by_token: dict[int, float] = {}
     for key, value in pairs:
         if value is True:
-            raise BadRequestError("logit_bias holds true, must hold numbers, or false to ban")
+            raise BadRequestError(
+                f"logit_bias of {key!r:.40} is true, must be a number, or false to ban"
+            )
         bias = -math.inf if value is False else float(value)
         for token in [key] if isinstance(key, int) else tokenize(key):
             if not 0 <= token < n_vocab:
@@ -276,16 +275,16 @@ def biases(body: Body, tokenize: Callable[[str], list[int]], n_vocab: int) -> di
 
 
 def chat_n_probs(body: ChatBody) -> int | None:
-    """Tokens whose log-probabilities a chat answer has beside those drawn; None: it has none."""
+    """Returns how many top log-probabilities a chat answer lists per token; None for no list."""
     if body.top_logprobs is not None and not body.logprobs:
-        raise BadRequestError("top_logprobs needs logprobs to be true")
+        raise BadRequestError("top_logprobs needs logprobs to be true: set logprobs too")
     if body.logprobs:
         return _within("top_logprobs", body.top_logprobs or 0, 0, MAX_TOP_LOGPROBS)
     return body.n_probs or None
 
 
 def completion_n_probs(body: CompletionBody) -> int | None:
-    """The same for OpenAI's completions."""
+    """Returns how many top log-probabilities a completion lists per token; None for no list."""
     if body.logprobs is not None:
         return _within("logprobs", body.logprobs, 0, MAX_TOP_LOGPROBS)
     return body.n_probs or None
@@ -294,17 +293,19 @@ def completion_n_probs(body: CompletionBody) -> int | None:
 def thinking(
     body: ChatBody | TemplateBody, is_on: bool | None
 ) -> tuple[bool | None, dict[str, Any]]:
-    """Whether to think, None: as the template likes; and the values for the template.
-
-    is_on: as the command line says.
-    """
+    """Returns thinking mode (None: the template decides) and template variables of a request."""
     values = dict(body.chat_template_kwargs or {})
     for name in values:
         if name in ("messages", "tools", "documents", "add_generation_prompt"):
-            raise BadRequestError(f"chat_template_kwargs holds {name}, which has its own place")
+            raise BadRequestError(
+                f"chat_template_kwargs holds {name}, which the server sets: leave it out"
+            )
     wanted = values.pop("enable_thinking", None)
     if wanted is not None and not isinstance(wanted, bool):
-        raise BadRequestError("chat_template_kwargs.enable_thinking must be true or false")
+        raise BadRequestError(
+            f"chat_template_kwargs: enable_thinking must be true or false, not "
+            f"{type(wanted).__name__}"
+        )
     if body.enable_thinking is not None:
         wanted = body.enable_thinking
     if body.reasoning_effort is not None:
@@ -322,7 +323,7 @@ def thinking(
 
 
 def reasoning_format(name: str | None, default: str) -> str:
-    """One of REASONING_FORMATS. llama-server's further names stand for auto."""
+    """Returns a name in REASONING_FORMATS; llama-server's deepseek formats become auto."""
     if name is None:
         return default
     name = "auto" if name in ("deepseek", "deepseek-legacy") else name
@@ -343,7 +344,6 @@ def _shown(value: Any) -> str:
 
 
 def _sentence(text: str) -> str:
-    """Says of a field what msgspec says of a place."""
     match = re.fullmatch(r"(.*?)(?: - at `\$\.?(.*)`)?", text, re.DOTALL)
     assert match is not None
     what = match[1].replace("`", "")

@@ -1,4 +1,4 @@
-"""What an answer looks like: OpenAI's forms and llama-server's own, whole or as events."""
+"""Response formats: OpenAI's chat and text completions, llama-server's completions."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ from .completion_choice import CompletionChoice, Event, meta_info, progressed, t
 from .messages import ResultStats, Stepped
 
 FINGERPRINT = "b1-dflash-gguf"
-"""llama-server's begin with a b and a number, which clients look for."""
+"""Value of `system_fingerprint`; clients expect a "b" and a number, as of llama-server builds."""
 SAME_NAMES = (
     *("temperature", "top_k", "top_p", "min_p", "repeat_last_n", "repeat_penalty"),
     *("presence_penalty", "frequency_penalty", "ignore_eos", "post_sampling_probs"),
     *("reasoning_format", "draft"),
 )
-"""Fields of DecodeConfig that llama-server's settings have by the same names."""
+"""Fields of DecodeConfig with the same name in llama-server's generation settings."""
 LOWEST_LOGPROB = -9999.0
-"""In place of minus infinity, which JSON has not."""
+"""Log-probability that stands for minus infinity, which JSON cannot express."""
 
 
 @dataclass
 class ResponseContext:
-    """What every form knows."""
+    """Parts of a response that all formats share: model name, tokenizer, optional fields."""
 
     model: str
     tokenizer: Tokenizer | None
     include_usage: bool = False
     return_tokens: bool = False
     verbose: Event = field(default_factory=dict)
-    """The prompt as it was evaluated, where that is asked for."""
+    """Prompt text for the field `__verbose`, or empty."""
 
     def tokens(self, tokens: Sequence[int]) -> Event:
-        """Token ids, where they are asked for."""
+        """Returns a `tokens` field with token ids if return_tokens is set, else an empty object."""
         return {"tokens": tokens} if self.return_tokens else {}
 
     def named(self, token: int) -> Event:
-        """A token as lists of probabilities have it, with the names of control tokens."""
+        """Returns id, text and bytes of a token for a list of log-probabilities."""
         tokenizer, data = self.tokenizer, b""
         if tokenizer is not None and token < tokenizer.n_tokens:
             data = tokenizer.piece(token, special=True)
         return {"id": token, "token": data.decode("utf-8", "replace"), "bytes": list(data)}
 
     def logprobs(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[Event]:
-        """Log-probabilities of tokens, and of the best beside them."""
+        """Returns the log-probability of each token, with those of the most probable tokens."""
         return [
             {
                 **self.named(token),
@@ -64,14 +64,14 @@ class ResponseContext:
 
 
 class OpenAIFormat:
-    """Base of the formats of chat completions and of text completions."""
+    """Base class of OpenAI's two formats."""
 
     is_openai = True
     KIND, CHUNK_KIND, ID_PREFIX = "", "", ""
     SILENT: ClassVar[Event]
-    """Part of a chunk that is about the prompt."""
+    """Choice object of a stream chunk without text."""
     END: ClassVar[Event]
-    """Part of a chunk that ends an answer."""
+    """Choice object of the last stream chunk of an answer."""
 
     def __init__(self, context: ResponseContext) -> None:
         self._context = context
@@ -79,16 +79,16 @@ class OpenAIFormat:
         self._created = int(time.time())
 
     def progress(self, choice: CompletionChoice, progress: Event) -> Event:
-        """A chunk without words."""
+        """Returns a chunk that reports the progress of a prompt."""
         return self._chunk(choice, self.SILENT) | progressed(choice, progress)
 
     def end(self, choice: CompletionChoice) -> Iterator[Event]:
-        """The chunk with the reason."""
+        """Yields the last chunk of an answer, with finish_reason."""
         chunk = self._chunk(choice, self.END | {"finish_reason": choice.finish_reason})
         yield chunk | _timings(choice.stats) | self._context.verbose
 
     def finish(self, choices: Sequence[CompletionChoice]) -> Iterator[Event]:
-        """The counts, where they are asked for."""
+        """Yields the last chunk of a stream, with `usage`, if include_usage is set."""
         if self._context.include_usage:
             yield self._head(self.CHUNK_KIND) | {"choices": [], "usage": usage(choices)}
 
@@ -114,19 +114,19 @@ class OpenAIFormat:
 
 
 class ChatFormat(OpenAIFormat):
-    """OpenAI's chat completions."""
+    """Format of OpenAI's chat completions."""
 
     KIND, CHUNK_KIND, ID_PREFIX = "chat.completion", "chat.completion.chunk", "chatcmpl"
     SILENT: ClassVar[Event] = {"delta": {"role": "assistant", "content": None}}
     END: ClassVar[Event] = {"delta": {}}
 
     def __init__(self, context: ResponseContext, *, has_meta_info: bool = False) -> None:
-        """has_meta_info: the whole answer says how it was drafted, as SGLang's does."""
+        """has_meta_info: adds SGLang's `meta_info` with drafting statistics to a whole response."""
         super().__init__(context)
         self._has_meta_info = has_meta_info
 
     def whole(self, choices: Sequence[CompletionChoice]) -> Event:
-        """One object."""
+        """Returns the whole chat response."""
         response = self._whole(choices, [self._part(choice) for choice in choices])
         if self._has_meta_info:
             response["meta_info"] = meta_info(choices)
@@ -149,7 +149,7 @@ class ChatFormat(OpenAIFormat):
         return {"content": self._context.logprobs(tokens, logprobs), "refusal": None}
 
     def step(self, choice: CompletionChoice, step: Stepped, *, is_first: bool) -> Iterator[Event]:
-        """A chunk for the thoughts and one for the words; before all, one for the role."""
+        """Yields the chunks of one round: role (first round only), reasoning, text."""
         if is_first:
             yield self._chunk(choice, self.SILENT)
         deltas: list[Event] = []
@@ -158,7 +158,7 @@ class ChatFormat(OpenAIFormat):
         if step.text:
             deltas.append({"content": step.text})
         if not deltas and (step.logprobs or self._context.return_tokens):
-            deltas.append({"content": ""})  # tokens whose text is not certain yet have chances
+            deltas.append({"content": ""})  # tokens of an incomplete character bring no text yet
         for delta in deltas[:-1]:
             yield self._chunk(choice, {"delta": delta})
         for delta in deltas[-1:]:
@@ -167,25 +167,25 @@ class ChatFormat(OpenAIFormat):
             yield self._chunk(choice, part) | _timings(step.stats)
 
     def finish(self, choices: Sequence[CompletionChoice]) -> Iterator[Event]:
-        """The counts, where they are asked for, with speeds."""
+        """Yields the last chunk of a stream, `usage` and `timings`, if include_usage is set."""
         for chunk in super().finish(choices):
             yield chunk | _timings(choices[0].stats)
 
 
 class CompletionFormat(OpenAIFormat):
-    """OpenAI's text completions."""
+    """Format of OpenAI's text completions."""
 
     KIND, CHUNK_KIND, ID_PREFIX = "text_completion", "text_completion", "cmpl"
     SILENT: ClassVar[Event] = {"text": "", "logprobs": None}
     END = SILENT
 
     def __init__(self, context: ResponseContext, echoes: Sequence[str] | None) -> None:
-        """echoes: the prompts, where the answer is to begin with its own."""
+        """echoes: text of each prompt, put before its answers; None without echo."""
         super().__init__(context)
         self._echoes = echoes
 
     def whole(self, choices: Sequence[CompletionChoice]) -> Event:
-        """One object."""
+        """Returns the whole response of a text completion."""
         parts = [
             {
                 "text": self._echo(choice) + choice.text,
@@ -196,7 +196,7 @@ class CompletionFormat(OpenAIFormat):
         return self._whole(choices, parts)
 
     def step(self, choice: CompletionChoice, step: Stepped, *, is_first: bool) -> Iterator[Event]:
-        """A chunk."""
+        """Yields the chunk of one round, if it brings text, log-probabilities or token ids."""
         text = (self._echo(choice) if is_first else "") + step.text
         if not (text or step.logprobs or self._context.return_tokens):
             return
@@ -215,7 +215,6 @@ class CompletionFormat(OpenAIFormat):
         logprobs: Sequence[TokenLogprobs],
         n_before: int,
     ) -> Event | None:
-        """Offsets count characters of the tokens' own texts."""
         if choice.config.n_probs is None:
             return None
         entries = self._context.logprobs(tokens, logprobs)
@@ -238,7 +237,7 @@ class CompletionFormat(OpenAIFormat):
 
 
 class LlamaServerFormat:
-    """llama-server's own completions."""
+    """Format of llama-server's completions."""
 
     is_openai = False
 
@@ -249,14 +248,14 @@ class LlamaServerFormat:
         stop_tokens: Sequence[int],
         fields: Sequence[str] | None,
     ) -> None:
-        """prompts: their text as it is evaluated. fields: those of an answer that are wanted."""
+        """prompts: texts as evaluated. fields: names of response fields to return; None: all."""
         self._context = context
         self._prompts = prompts
         self._stop_tokens = stop_tokens
         self._fields = fields
 
     def whole(self, choices: Sequence[CompletionChoice]) -> Any:
-        """One object, or a list of several."""
+        """Returns the whole response: an object, or a list of objects for several choices."""
         entries = []
         for choice in choices:
             entry = self._final(choice)
@@ -270,11 +269,11 @@ class LlamaServerFormat:
         return entries if len(entries) > 1 else entries[0]
 
     def progress(self, choice: CompletionChoice, progress: Event) -> Event:
-        """An event without words."""
+        """Returns an event that reports the progress of a prompt."""
         return self._event(choice, "", []) | progressed(choice, progress)
 
     def step(self, choice: CompletionChoice, step: Stepped, *, is_first: bool) -> Iterator[Event]:  # noqa: ARG002
-        """An event a token; text that became certain with a round comes with its last one."""
+        """Yields one event per token; the text of a round comes with the round's last token."""
         for number, token in enumerate(step.tokens):
             is_last = number == len(step.tokens) - 1
             chunk = self._event(choice, step.text if is_last else "", [token])
@@ -285,11 +284,11 @@ class LlamaServerFormat:
             yield chunk | _timings(step.stats)
 
     def end(self, choice: CompletionChoice) -> Iterator[Event]:
-        """Everything but the words."""
+        """Yields the last event of an answer: all fields of a whole response except its text."""
         yield select_fields(self._final(choice) | {"content": "", "tokens": []}, self._fields)
 
     def finish(self, choices: Sequence[CompletionChoice]) -> Iterator[Event]:  # noqa: ARG002
-        """Nothing."""
+        """Yields nothing, as llama-server ends a stream without a further event."""
         return iter(())
 
     def _event(self, choice: CompletionChoice, text: str, tokens: Sequence[int]) -> Event:
@@ -344,7 +343,7 @@ WireFormat = ChatFormat | CompletionFormat | LlamaServerFormat
 
 
 def settings_of(config: DecodeConfig, seed: int, stop_tokens: Sequence[int]) -> Event:
-    """Returns the settings of a request, by llama-server's names."""
+    """Returns the settings of a request with llama-server's names."""
     n_predict = -1 if config.max_tokens is None else config.max_tokens
     bans = [{"bias": None, "token": token} for token in stop_tokens] if config.ignore_eos else []
     return {
@@ -366,7 +365,7 @@ def settings_of(config: DecodeConfig, seed: int, stop_tokens: Sequence[int]) -> 
 
 
 def select_fields(answer: Event, fields: Sequence[str] | None) -> Event:
-    """The fields wanted of an answer; "a/b" is field b of field a, by that name."""
+    """Returns the named fields of a response; "a/b" is field b of object a."""
     if not fields:
         return answer
     chosen = {}

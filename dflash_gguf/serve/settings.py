@@ -1,4 +1,4 @@
-"""What the server was told on the command line, as its parts use it."""
+"""Settings of the HTTP server from the command line."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from ..config import DecodeConfig
 
 @dataclass(frozen=True)
 class Settings:
-    """Of the whole server.
+    """Settings of the whole HTTP server.
 
-    keys: one of them is to come with every request; none: no request needs one.
-    cors_origins: "localhost", "*", or origins; where a browser's pages may ask from.
-    decode: what holds where a request does not say.
-    slot_save_path: a folder for files of slots.
-    n_batch: prompt tokens between two reports of progress.
-    timeout_s: what a client may take to send a request, or to read what is sent to it.
-    keep_alive_s: silence after which a stream shows that it lives.
+    keys: API keys; if there are any, each request needs one.
+    cors_origins: origins whose web pages may send requests: "localhost", "*", or exact origins.
+    decode: default sampling settings of requests.
+    slot_save_path: folder for saved prefixes of slots; None switches saving off.
+    n_batch: prompt tokens between two progress events.
+    timeout_s: seconds that a client may take to send a request body or to read a response.
+    keep_alive_s: seconds of silence before a stream sends a keep-alive comment.
     """
 
     decode: DecodeConfig = field(default_factory=DecodeConfig)

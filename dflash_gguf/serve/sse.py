@@ -1,4 +1,4 @@
-"""Sends what an engine answers: whole or as server-sent events, until the client leaves."""
+"""Responses of the generating routes: one JSON object, or a stream of server-sent events."""
 
 from __future__ import annotations
 
@@ -37,19 +37,17 @@ encode = msgspec.json.Encoder().encode
 
 
 class _FailedError(Exception):
-    """The engine could not answer."""
-
     def __init__(self, message: Failed) -> None:
         super().__init__(message.sentence)
         self.status = message.status
 
 
 class _GoneError(Exception):
-    """The client left."""
+    """Raised if the client closed its connection."""
 
 
 class GenerationResponse(Response):
-    """The answer to a request that generates. What it sends depends on what the engine says."""
+    """Response of a generating route, whole or streamed, with a status that the engine decides."""
 
     def __init__(
         self,
@@ -62,10 +60,6 @@ class GenerationResponse(Response):
         timeout_s: float,
         keep_alive_s: float,
     ) -> None:
-        """timeout_s: what a client may take to read what is sent to it.
-
-        keep_alive_s: silence after which a stream shows that it lives.
-        """
         self.background = None
         self.raw_headers = []
         self._engine = engine
@@ -79,7 +73,6 @@ class GenerationResponse(Response):
         self._is_begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers the request."""
         try:
             request = self._engine.submit([choice.run for choice in self._choices])
         except (BusyError, NotReadyError) as error:
@@ -103,7 +96,6 @@ class GenerationResponse(Response):
                 task.cancel()
 
     def _log(self) -> str:
-        """What was answered, for the log."""
         stats = [choice.stats for choice in self._choices if choice.stats is not None]
         n_prompt = sum(stats.n_prompt for stats in stats)
         n_cached = n_prompt - sum(stats.n_prefilled for stats in stats)
@@ -128,7 +120,7 @@ class GenerationResponse(Response):
     async def _stream(
         self, request: Submission, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """An error before the first event has a status of its own, a later one is an event."""
+        """Sends a stream. An error before the first event sets the status, later it is an event."""
         seen: set[int] = set()
         try:
             while request.open or not request.events.empty():
@@ -151,7 +143,6 @@ class GenerationResponse(Response):
         await self._send(send, data + (DONE if self._wire_format.is_openai else b""), is_last=True)
 
     def _written(self, request: Submission, event: Event, seen: set[int]) -> bytes:
-        """The bytes of what the engine says."""
         if isinstance(event, KeepAlive):
             return KEEP_ALIVE
         choice = self._take(request, event)
@@ -170,11 +161,7 @@ class GenerationResponse(Response):
         return data
 
     def _take(self, request: Submission, event: Event) -> CompletionChoice | None:
-        """Keeps what the engine says of a choice; that choice.
-
-        Raises:
-            _GoneError, _FailedError.
-        """
+        """Adds an event of the engine to its choice; returns the choice, None if there is none."""
         if isinstance(event, ClientGone):
             raise _GoneError
         if isinstance(event, Failed):
@@ -200,14 +187,14 @@ class GenerationResponse(Response):
         self._sending_since = time.monotonic()
         await send({"type": "http.response.body", "body": data, "more_body": not is_last})
         self._sending_since = 0.0
-        self._heard = time.monotonic()  # by the client: not all that the engine says is sent
+        self._heard = time.monotonic()  # time when data was last sent to the client
 
     def _is_slow(self) -> bool:
         since = self._sending_since
         return since > 0.0 and time.monotonic() - since >= self._timeout_s
 
     async def _clock(self, request: Submission, sender: asyncio.Task[Any] | None) -> None:
-        """Has a sign of life sent when it is quiet, and gives up a client that does not read."""
+        """Sends comments into a silent stream; cancels the response if nothing is read."""
         self._heard = time.monotonic()
         while True:
             await asyncio.sleep(min(self._keep_alive_s, self._timeout_s) / 2)
@@ -221,7 +208,7 @@ class GenerationResponse(Response):
 
 
 async def _watch(receive: Receive, request: Submission) -> None:
-    """Ends the answers as soon as the client is gone, even while nothing is sent to it."""
+    """Waits for the client to disconnect, then cancels its runs, even if nothing is being sent."""
     with contextlib.suppress(asyncio.CancelledError):
         while (await receive())["type"] != "http.disconnect":
             pass

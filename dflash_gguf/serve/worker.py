@@ -1,7 +1,4 @@
-"""The engine process: owns a decoder, and runs rounds for all answers in turn.
-
-Started by the HTTP process with a socket. It ends when the socket does.
-"""
+"""Engine process: runs a decoder for all requests until the HTTP process closes the socket."""
 
 from __future__ import annotations
 
@@ -51,25 +48,25 @@ from .messages import (
 )
 
 LOADING_S = 0.5
-"""Between two messages about a load."""
+"""Minimum seconds between two messages about the progress of loading."""
 TIDY_S = 1.0
-"""Seconds between two tidyings of the heap."""
+"""Minimum seconds between two calls of malloc_trim."""
 
 _trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 
 
 class Messages(Protocol):
-    """A `Channel`, or what stands in for one."""
+    """Interface of `Channel`, which tests implement without a socket."""
 
     def read(self) -> ToEngine | None:
-        """Waits for a message; None once there will be no more."""
+        """Waits for the next message; returns None if the channel is closed."""
 
     def write(self, *messages: Message) -> None:
-        """Sends messages."""
+        """Sends messages to the HTTP process."""
 
 
 class Job:
-    """A `Run` and the request that answers it."""
+    """A `Run` message and the state of its request in the decoder."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -79,7 +76,7 @@ class Job:
 
 
 class Worker:
-    """Has the decoder answer what comes over a channel."""
+    """Runs the decoder for the messages that arrive over a channel."""
 
     def __init__(self, decoder: Decoder, channel: Messages, n_parallel: int) -> None:
         self._decoder = decoder
@@ -89,13 +86,13 @@ class Worker:
         self._new: deque[Job | SlotAction] = deque()
         self._live: list[Job] = []
         self._slots = range(n_parallel)
-        self._texts: dict[int, list[int]] = {}  # last in each slot, without its last token
+        self._texts: dict[int, list[int]] = {}  # prompt and answer last in each slot
         self._is_over = False
         self._unsaid: list[Message] = []
         self._tidied = 0.0
 
     def run(self) -> None:
-        """Answers until the other side closes the channel."""
+        """Runs rounds until the HTTP process closes the channel."""
         threading.Thread(target=self._listen, daemon=True).start()
         while self._wait():
             while self._new:
@@ -106,7 +103,7 @@ class Worker:
                     self._act(message)
             try:
                 self._decoder.step()
-            except Exception as error:  # no request's own
+            except Exception as error:  # an error of the round fails all its requests
                 for job in list(self._live):
                     self._fail(job, error)
             for job in list(self._live):
@@ -114,7 +111,7 @@ class Worker:
             self._flush()
 
     def _listen(self) -> None:
-        """Takes messages while the core runs, so that a cancellation is seen at once."""
+        """Reads messages in a thread of its own, so that a cancellation is seen during a round."""
         while (message := self._channel.read()) is not None:
             with self._changed:
                 if isinstance(message, Run):
@@ -132,23 +129,21 @@ class Worker:
             self._changed.notify()
 
     def _say(self, message: Message) -> None:
-        """Sends a message with the others of a batch, so that the other side wakes up once."""
+        """Queues a message; `_flush` sends all of them, so that the HTTP process wakes up once."""
         self._unsaid.append(message)
 
     def _flush(self) -> None:
         messages, self._unsaid = self._unsaid, []
         if messages:
-            with contextlib.suppress(OSError):  # nobody listens: `_wait` ends the loop
+            with contextlib.suppress(OSError):  # closed socket: `_wait` ends the loop
                 self._channel.write(*messages)
 
     def _wait(self) -> bool:
-        """Waits for something to do; False once there will be nothing more."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_over or self._new or self._live)
             return not self._is_over
 
     def _act(self, action: SlotAction) -> None:
-        """Does what is asked of a slot, between batches."""
         try:
             self._say(self._done(action))
         except (Error, ValueError, MemoryError, OSError) as error:
@@ -157,10 +152,10 @@ class Worker:
         self._flush()
 
     def _done(self, action: SlotAction) -> SlotDone:
-        """Does it. ValueError, OSError, Error if it cannot be done."""
+        """Saves, restores or erases a cached prefix. Raises Error, ValueError or OSError."""
         began = time.monotonic()
         if any(job.slot == action.slot for job in self._live):
-            raise ValueError(f"slot {action.slot} is answering just now, ask again later")
+            raise ValueError(f"slot {action.slot} is in use: ask again when its answer has ended")
         tokens, path, n_bytes = self._texts.get(action.slot, []), action.path, 0
         if action.action == "restore":
             tokens = self._decoder.load_prefix(path)
@@ -170,7 +165,9 @@ class Worker:
             if tokens:
                 self._decoder.forget_prefix(tokens)
         elif not tokens:
-            raise ValueError(f"slot {action.slot} has answered nothing that could be saved")
+            raise ValueError(
+                f"slot {action.slot} has answered nothing yet: there is no prefix to save"
+            )
         else:
             self._decoder.save_prefix(path, tokens)
         if path:
@@ -195,7 +192,7 @@ class Worker:
 
     def _prefilled(self, job: Job, done: int, total: int) -> None:
         if job.slot < 0:
-            # A request may end and leave its slot to another in one batch.
+            # A request may take the slot of another request that ended in the same batch.
             used = {x.slot for x in self._live if x.state and not x.state.is_finished}
             job.slot = min(slot for slot in self._slots if slot not in used)
             self._say(Started(job.run.id, job.slot))
@@ -203,7 +200,6 @@ class Worker:
         self._flush()
 
     def _advance(self, job: Job) -> None:
-        """Sends the new steps of a request, and its end."""
         state, run = job.state, job.run
         assert state is not None
         steps, state.steps = state.steps, []
@@ -223,10 +219,10 @@ class Worker:
         self._tidy()
 
     def _tidy(self) -> None:
-        """Gives holes in the heap back to the system, which glibc keeps where prefixes have been.
+        """Returns free heap memory to the system, as glibc keeps that of dropped prefixes.
 
-        A fixed MALLOC_MMAP_THRESHOLD_ would too, but makes every draw from a long row ten times as
-        slow: its arrays are then mapped anew each time.
+        A fixed MALLOC_MMAP_THRESHOLD_ would do so too, but slows sampling from long logit rows
+        tenfold, because it maps the arrays of each row anew.
         """
         if _trim is not None and time.monotonic() - self._tidied > TIDY_S:
             _trim(0)
@@ -238,7 +234,6 @@ class Worker:
             del self._jobs[job.run.id]
 
     def _fail(self, job: Job, error: BaseException) -> None:
-        """Ends one request with an error; the others go on."""
         if job.state is not None:
             self._decoder.abort(job.state)
         if not isinstance(error, (Error, ValueError, MemoryError)):
@@ -249,7 +244,7 @@ class Worker:
 
 
 def open_decoder(request: Load, progress: Progress) -> tuple[Decoder, list[str]]:
-    """The decoder that was asked for, and what is to be said about it."""
+    """Loads the decoder of a Load message; returns it with warnings for the log."""
     args = argparse.Namespace(**request.options)
     args.model, args.model_draft = request.model, request.drafter
     settings = load_config(args, training_context(request.model) if args.n_ctx == 0 else None)
@@ -258,7 +253,7 @@ def open_decoder(request: Load, progress: Progress) -> tuple[Decoder, list[str]]
     with warnings.catch_warnings(record=True) as caught:
         warnings.filterwarnings("always", category=UserWarning)
         decoder = load(request.model, drafter=request.drafter, config=settings, progress=progress)
-    gc.freeze()  # what exists by now stays: no need to look at it within an answer
+    gc.freeze()  # spares later collections a scan of the loaded model
     try:
         decoder.check(DecodeConfig(**request.config))
     except ValueError:
@@ -271,7 +266,7 @@ def open_decoder(request: Load, progress: Progress) -> tuple[Decoder, list[str]]
 
 
 def ready(decoder: Decoder, n_parallel: int, notes: list[str]) -> Ready:
-    """What the HTTP process has to know about a decoder."""
+    """Returns the message that describes a loaded decoder to the HTTP process."""
     drafter = decoder.engine.drafter
     return Ready(
         model=os.path.basename(decoder.model.path),
@@ -287,8 +282,8 @@ def ready(decoder: Decoder, n_parallel: int, notes: list[str]) -> Ready:
 
 
 def main(descriptor: int) -> int:
-    """Runs on an inherited socket until it is closed; returns the exit code."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # the HTTP process ends us, when it is done
+    """Runs the engine on an inherited socket until it is closed; returns the exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # the HTTP process closes the socket instead
         signal.signal(number, signal.SIG_IGN)
     channel = Channel(socket.socket(fileno=descriptor))
     request = channel.read()
@@ -318,6 +313,6 @@ def main(descriptor: int) -> int:
 if __name__ == "__main__":
     try:
         code = main(int(sys.argv[1]))
-    except OSError:  # the HTTP process has gone
+    except OSError:
         code = 1
-    os._exit(code)  # a listener may still wait in a read
+    os._exit(code)  # do not wait for the thread that reads the socket

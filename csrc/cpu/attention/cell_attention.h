@@ -1,10 +1,9 @@
-// Attention of rows over the cells of a K/V cache.
+// Attention of query rows over the cells of a K/V cache, batch-invariant.
 //
-// A row's sums depend on its own cells and their positions alone. Blocks of CELL_BLOCK absolute
-// positions are taken one after the other with a running maximum; those of a segment of
-// CELL_SEGMENT positions begin anew, and segments are merged in their order. So threads may share
-// the segments of a few rows, and a row has the same bits in a prefill, in a verify and alone. A
-// cell that a row does not see changes nothing, whatever it holds.
+// Blocks of CELL_BLOCK absolute positions are added in order, with a running maximum. Segments of
+// CELL_SEGMENT positions are computed separately and merged in order, so that threads may share the
+// segments of a row, and a row has the same bits in a prefill, in a verify and alone. Cells that a
+// row does not see change nothing, whatever they hold.
 #pragma once
 
 #include "dflash.h"
@@ -18,57 +17,56 @@ namespace dfl::cpu {
 
 constexpr int64_t CELL_BLOCK = DFL_PAGE, CELL_SEGMENT = 2048;
 
-// Cells side by side that hold positions one after another.
+// A run of n adjacent cells that hold consecutive positions.
 struct CellSpan {
     int64_t position, cell, n;
 };
 
-// The cell of a node of a tree, beside the spans.
+// Cell of a tree node in a pending verify; no span has it.
 struct PendingCell {
     int64_t position, cell;
 };
 
-// What a row sees in a layer without a window: positions of the spans before `end`, then the open
-// cells of its path, one for each position from `end` to its own.
+// Positions that a row sees in a layer without a window: positions of the spans before `end`, then
+// pending cells of the row's path, one for each position from `end` to `position`.
 struct RowView {
     int64_t position, end;
-    int64_t path; // where these begin in VisibleCells::paths
+    int64_t path; // index in VisibleCells::paths where the row's tree path starts
 };
 
-// What the rows of a sequence see in a pass.
+// Cells that one sequence's rows see in a pass; spans and pending cells ascend by position.
 struct VisibleCells {
-    std::vector<CellSpan> spans;      // ascending
-    std::vector<PendingCell> pending; // ascending
+    std::vector<CellSpan> spans;
+    std::vector<PendingCell> pending;
     std::vector<RowView> rows;
-    std::vector<int32_t> paths; // indices of open cells
+    std::vector<int32_t> paths; // each row's tree path, as indices into `pending`
 };
 
-// The rows of one K/V head in a cache: head_dim values of `type`, whole blocks, cell_bytes apart.
+// Rows of one K/V head in a cache: head_dim values of `type`, in whole blocks, cell_bytes apart.
 struct CellRows {
     const char * first;
     size_t cell_bytes;
     ggml_type type;
 };
 
-// Queries that share one K/V head. Query i is head i % n_group of row i / n_group.
+// Attention of queries that share one K/V head. Query i is head i % n_group of row i / n_group.
 struct CellAttention {
     int64_t head_dim, n_group;
-    const float * q; // [head_dim] at row * q_row + head * q_head
+    const float * q; // query: [head_dim] at row * q_row + head * q_head
     int64_t q_row, q_head;
     CellRows k, v;
     const VisibleCells * visible;
-    int64_t window; // positions a row may see, its own included; 0: all
-    bool causal;    // false: also those of the spans after its own, as far as the window reaches
+    int64_t window; // positions that a row may see, its own included; 0: all
+    bool causal;    // false: rows also see later positions of the spans, up to the window
     float scale;
-    const float * sinks; // [n_group] scores of nothing, or NULL
-    float * out;         // [head_dim] at row * out_row + head * head_dim
+    const float * sinks; // [n_group] scores of attention sinks, which have no values; or NULL
+    float * out;         // result: [head_dim] at row * out_row + head * head_dim
     int64_t out_row;
-    // What is attended to after this, whose first cells are asked for meanwhile; or NULL.
+    // The thread's next attention, whose first cells are prefetched during this one; or NULL.
     const CellAttention * next = nullptr;
-    bool is_fetched = false; // as somebody's next
+    bool is_fetched = false; // true if the previous attention prefetched the first cells
 };
 
-// Most queries of one call.
 constexpr int64_t MAX_QUERIES = 96;
 
 struct SegmentRange {
@@ -76,24 +74,24 @@ struct SegmentRange {
 };
 
 struct CellAttentionKernel {
-    // Floats of scratch, n_pending being the most open cells.
+    // Returns the scratch size in floats; n_pending: largest number of pending cells of a sequence.
     int64_t (*scratch_size)(int64_t head_dim, int64_t n_pending);
-    // Floats of what a segment leaves of a query.
+    // Returns the floats of a query's partial result of one segment.
     int64_t (*part_size)(int64_t head_dim);
-    // Queries [first, first + n), n at most MAX_QUERIES, over all that they see.
+    // Computes attention of queries [first, first + n) over all visible cells; n <= MAX_QUERIES.
     void (*attend)(const CellAttention & work, int64_t first, int64_t n, float * scratch);
-    // The same in two steps: a segment's part of each query, [n][part_size], and all parts of one
-    // query, part_stride apart, in the order of their segments.
+    // segment() writes each query's partial result of a segment, [n][part_size]; merge() joins one
+    // query's partial results, part_stride floats apart, in segment order.
     void (*segment)(const CellAttention & work, int64_t first, int64_t n, int64_t segment,
                     float * parts, float * scratch);
     void (*merge)(const CellAttention & work, int64_t query, const float * parts, int64_t n_parts,
                   int64_t part_stride, float * scratch);
 };
 
-// Segments that queries [first, first + n) see cells of.
+// Returns the segments that hold cells visible to queries [first, first + n).
 SegmentRange visible_segments(const CellAttention & work, int64_t first, int64_t n);
 
-// The best one for this CPU.
+// Returns the best attention kernel for this CPU.
 const CellAttentionKernel * cell_attention();
 
 } // namespace dfl::cpu

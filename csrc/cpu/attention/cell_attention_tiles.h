@@ -1,5 +1,4 @@
-// A CellAttentionKernel over vectors of V::T floats: how it goes through the cells that queries
-// see, a block of positions at a time.
+// CellAttentionKernel for vectors of V::T floats: visits visible cells in blocks of positions.
 #pragma once
 
 #include "cpu/attention/cell_attention.h"
@@ -26,17 +25,17 @@ struct CellAttentionTiles {
 
     static int64_t n_tiles(int64_t n_cells) { return (n_cells + BLOCK - 1) / BLOCK; }
 
-    // A query's largest score, its weights' sum, and the weighted sum of values [padded(d)].
+    // Running softmax of each query: largest score, sum of weights, weighted sum of values.
     struct State {
         float *maximum, *total, *sum;
     };
 
     struct Scratch {
-        int64_t d, width; // of a head, and padded
-        int64_t stride;   // of scores
+        int64_t d, width;
+        int64_t stride;
         float *q, *keys, *values, *rows, *scores, *zeros;
-        const char ** pending; // where sums read the values of a block's open cells
-        State part, all;       // of a segment, and of those merged
+        const char ** pending; // addresses of the values of a block's pending cells
+        State part, all;
 
         Scratch(int64_t head_dim, int64_t n_pending, float * at)
             : d(head_dim), width(Values::padded(head_dim)),
@@ -64,22 +63,20 @@ struct CellAttentionTiles {
         const int64_t width = Values::padded(head_dim), stride = BLOCK * (1 + n_tiles(n_pending));
         const int64_t of_queries = MAX_QUERIES * (head_dim + 2 * width + 4);
         return of_queries + stride * width + (BLOCK + n_pending + T + 1) * width +
-               QUERIES * stride + n_pending * PER_POINTER + 16 * 16; // the last is what aligns them
+               QUERIES * stride + n_pending * PER_POINTER + 16 * 16; // 16 * 16: alignment of parts
     }
 
     static int64_t part_size(int64_t head_dim) { return Values::padded(head_dim) + 2; }
 
-    // ---- a block's keys and values
-
-    // How the values of a head are kept for n queries: as they lie, or as floats. To widen values
-    // of 16 bits beforehand takes as long as to do it on the way for some fifty queries.
+    // Returns the type in which keys or values of a block are held for n queries: stored, or float.
+    // From about 50 queries on, widening 16-bit values beforehand is faster.
     static ggml_type kept_type(const CellRows & rows, const Scratch & s, int64_t n_queries) {
         const bool is_narrow = rows.type == GGML_TYPE_F16 || rows.type == GGML_TYPE_BF16;
         const bool stays = s.d == s.width && is_narrow && n_queries <= 8 * QUERIES;
         return stays ? rows.type : GGML_TYPE_F32;
     }
 
-    // Keys of T cells: [width][T] at to, BLOCK apart. cells: where each one's values begin.
+    // Transposes keys of T cells to [width][T] at `to`, in rows BLOCK apart. cells: key addresses.
     template <class Row, class To, class Read>
     static void transpose(const char * const * cells, int64_t width, To * to, Read && read) {
         for (int64_t j = 0; j < width; j += T) {
@@ -94,8 +91,7 @@ struct CellAttentionTiles {
         }
     }
 
-    // Keys of cells [first, end) of a tile, NULL for none, and others beside them, as `kept`:
-    // [width][BLOCK] at keys.
+    // Copies keys of cells [first, end), transposed to [width][BLOCK]; NULL cells become zeros.
     static void load_keys(const CellRows & k, const char * const * cells, int64_t first,
                           int64_t end, ggml_type kept, const Scratch & s, float * keys) {
         const bool is_read_first = s.d != s.width || ggml_is_quantized(k.type);
@@ -129,7 +125,7 @@ struct CellAttentionTiles {
         }
     }
 
-    // Where sums read the values of cells [first, end) of a tile: there, or as floats at `values`.
+    // Sets rows[c] to the address of cell c's values: in the cache if in_place, else in `values`.
     static void load_values(const CellRows & v, const char * const * cells, int64_t first,
                             int64_t end, bool in_place, const Scratch & s, float * values,
                             const char ** rows) {
@@ -147,30 +143,27 @@ struct CellAttentionTiles {
         }
     }
 
-    // ---- a segment
-
-    // Cells of a block of positions.
     struct Block {
         int64_t position;
-        int64_t first, end; // places of those in the spans that some row sees
+        int64_t first, end; // places [first, end) of span cells that some row sees
         bool has_gaps;
-        int64_t first_pending, end_pending; // indices
+        int64_t first_pending, end_pending; // range of the block in VisibleCells::pending
         const char *k[BLOCK], *v[BLOCK];
         const char * rows[BLOCK];
-        const char * const * values; // where sums read: `rows`, or `v`
+        const char * const * values; // addresses of the cells' values: `rows` or `v`
     };
 
     struct PendingTile {
         const char *k[BLOCK], *v[BLOCK];
     };
 
-    // How keys and values are kept for the queries at work, and whether values stay where they are.
+    // Types in which a block's keys and values are held; whether values are read in place.
     struct Kept {
         ggml_type k, v;
         bool v_in_place;
     };
 
-    // A query's places in a block, and those from `own` on are open cells.
+    // A query's visible places [first, end) in a block; from `own` on they are pending cells.
     struct Places {
         int64_t first, own, end;
         bool empty() const { return first >= end; }
@@ -184,7 +177,7 @@ struct CellAttentionTiles {
         return {place(range.first, block), place(range.spans_end, block), place(range.end, block)};
     }
 
-    // The block at a position, of which positions from `low` on and before `last` are visible.
+    // Fills in the block at a position, with span cells of the visible positions [low, last).
     static void find_block(const CellAttention & work, int64_t position, int64_t low, int64_t last,
                            Block & block, size_t & span) {
         block.position = position;
@@ -193,20 +186,18 @@ struct CellAttentionTiles {
         find_cells(work, block, span);
     }
 
-    // Finds the first block that the first row sees.
     static void find_first_block(const CellAttention & work, Block & block) {
         const VisibleRange range = visible_range(work, 0);
         size_t span = 0;
         find_block(work, range.first / BLOCK * BLOCK, range.first, range.spans_end, block, span);
     }
 
-    // Finds a block's cells in the spans; `span` is the first that may hold any, and moves on.
     static void find_cells(const CellAttention & work, Block & block, size_t & span) {
         const auto & spans = work.visible->spans;
         while (span < spans.size() && spans[span].position + spans[span].n <= block.position) {
             ++span;
         }
-        int64_t done = 0; // places that are filled
+        int64_t done = 0;
         const auto leave_out = [&](int64_t end) {
             std::fill(block.k + done, block.k + end, nullptr);
             std::fill(block.v + done, block.v + end, nullptr);
@@ -266,7 +257,6 @@ struct CellAttentionTiles {
         }
     }
 
-    // Queries that share registers.
     struct Tile {
         int64_t n, first_query;
         Places places[QUERIES];
@@ -276,7 +266,7 @@ struct CellAttentionTiles {
     static void add_tile(const CellAttention & work, const Block & block, const Tile & tile,
                          const VisibleRange * ranges, int64_t first_row, const Scratch & s,
                          float * sums, Fetch & fetch) {
-        // Cells that all see, among the spans, are read for all at once.
+        // Span cells that every query of the tile sees are read once for all queries.
         int64_t first = 0, end = BLOCK;
         for (int64_t r = 0; r < tile.n; ++r) {
             first = std::max(first, tile.places[r].first);
@@ -324,20 +314,20 @@ struct CellAttentionTiles {
         });
     }
 
-    // The open cell of a path at a place of a block.
+    // Returns the index in VisibleCells::pending of the path's cell at a place of a block.
     static int64_t pending_cell(const CellAttention & work, const VisibleRange & range,
                                 const Block & block, int64_t place) {
         return work.visible->paths[range.path + block.position + place - range.spans_end];
     }
 
-    // Cells that come after those of a block, as many at most, whose keys and values are asked for
-    // while the block is at work.
+    // Up to BLOCK later cells, whose keys and values are prefetched while a block is computed.
     struct Ahead {
         int64_t n = 0;
         const char *k_cells[BLOCK], *v_cells[BLOCK];
         Fetch k, v;
 
-        // Cells of a block from `first` on, as far as there is room. Returns how many.
+        // Adds a block's cells from place `first` on until full. Returns the number of places
+        // taken.
         int64_t add(const Block & block, int64_t first) {
             const int64_t here = std::min(BLOCK - n, block.end - first);
             if (!block.has_gaps) {
@@ -370,7 +360,7 @@ struct CellAttentionTiles {
         return {kept_type(work.k, s, n_queries), v, s.d == s.width && work.v.type == v};
     }
 
-    // Positions [from, to) of queries [first, first + n), which s.q holds, to s.part.
+    // Attends queries [first, first + n), held in s.q, to positions [from, to); writes s.part.
     static void attend_range(const CellAttention & work, int64_t first, int64_t n, int64_t from,
                              int64_t to, const Scratch & s) {
         const int64_t first_row = first / work.n_group, last_row = (first + n - 1) / work.n_group;
@@ -388,7 +378,7 @@ struct CellAttentionTiles {
         const int64_t last = std::min(high, spans_end), stop = std::min(high, to);
         size_t span = 0;
         Block blocks[2], after;
-        int64_t n_after = -1; // cells of `after`, of what is next, that were asked for
+        int64_t n_after = -1; // prefetched places of `after`, the first block of work.next
         int64_t at = std::max(low, from) / BLOCK * BLOCK;
         if (at < stop) {
             find_block(work, at, low, last, blocks[0], span);
@@ -439,7 +429,7 @@ struct CellAttentionTiles {
         const auto range_of = [&](int64_t i) -> const VisibleRange & {
             return ranges[(first + i) / work.n_group - first_row];
         };
-        // Rows that see none of it may be the first or the last.
+        // Drops leading and trailing queries of the tile that see no position of the block.
         while (n > 0 && places(range_of(r), block).empty()) {
             ++r;
             --n;
@@ -499,8 +489,6 @@ struct CellAttentionTiles {
             add_tile<decltype(of)>(work, block, tile, ranges, first_row, s, sums, ahead.v);
         });
     }
-
-    // ---- the kernel
 
     static Scratch start(const CellAttention & work, int64_t first, int64_t n, float * scratch) {
         const Scratch s(work.head_dim, static_cast<int64_t>(work.visible->pending.size()), scratch);

@@ -1,6 +1,6 @@
-// The products of attention: scores of some queries with a block of keys, and the sums of a block's
-// values that they weigh. Lanes are cells for the scores and values of a head for the sums, so a
-// score does not depend on where its cell lies in a tile, and no sum of values crosses lanes.
+// Products of attention: scores of queries with a block's keys, and weighted sums of its values.
+// Vector lanes are cells for scores and values of a head for sums: a score does not depend on its
+// cell's place in a tile, and no sum of values crosses lanes.
 #pragma once
 
 #include "cpu/attention/cell_attention.h"
@@ -11,15 +11,15 @@
 namespace dfl::cpu {
 namespace {
 
-// Lines that are asked for while other work goes on, a few at each of its steps: a burst of them
-// would stop the core until the first came. Into the second cache, as far more fetches stay in
-// flight there than into the first. A core does not foresee them, as heads lie beside each other in
-// a cell, and the weights of a pass drive them out of all caches.
+// Prefetches lines of keys or values into L2, a few at each step of other work: a burst would stall
+// the core, and L2 has more fetches in flight than L1. The hardware does not predict these lines,
+// because the rows of a head lie apart, and the weights of a pass have evicted all lines from the
+// caches.
 struct Fetch {
     static constexpr int LINE = 64;
-    const char * const * cells; // where values of a head begin
+    const char * const * cells; // addresses of a head's values in each cell
     int64_t cell, end;
-    int64_t bytes; // of a head
+    int64_t bytes; // bytes of a head in one cell
     int64_t at = 0;
 
     void lines(int64_t n) {
@@ -40,7 +40,7 @@ struct CellProducts {
     using F = typename V::F;
     static constexpr int T = V::T;
     static constexpr int BLOCK = CELL_BLOCK;
-    static constexpr int QUERIES = 6; // in registers, with V::WIDE vectors of cells or values
+    static constexpr int QUERIES = 6; // queries whose sums fit in registers, V::WIDE vectors each
     static_assert(BLOCK % (V::WIDE * T) == 0);
 
     template <int N = QUERIES, class Body>
@@ -52,8 +52,8 @@ struct CellProducts {
         }
     }
 
-    // A loop over i in [first, end) of products, which asks for lines on its way: for all of a
-    // block's by the time that those of a block have been made, where values take 16 bits.
+    // Runs body(i) for i in [first, end) and prefetches on the way: with 16-bit values, the
+    // products of one block prefetch all of the next block.
     template <class Body>
     static void loop(int64_t first, int64_t end, Fetch & fetch, Body && body) {
         constexpr int64_t step = 8, lines = step * V::WIDE * T / 32;
@@ -65,7 +65,6 @@ struct CellProducts {
         }
     }
 
-    // Scores of N queries with W vectors of keys.
     template <int N, int W, class Key>
     static void score(const float * q, int64_t d, const Key * keys, float * scores, int64_t stride,
                       Fetch & fetch) {
@@ -101,7 +100,7 @@ struct CellProducts {
         }
     }
 
-    // Scores of n queries with keys [first, end) of a tile, and others beside them.
+    // Computes scores of n queries with keys [first, end), rounded out to whole vectors.
     template <class Key>
     static void score_all(int64_t n, const float * q, int64_t d, const Key * keys, int64_t first,
                           int64_t end, float * scores, int64_t stride, Fetch & fetch) {
@@ -117,7 +116,7 @@ struct CellProducts {
         });
     }
 
-    // Adds the weighted values of cells [first, end) to the sums of N queries, W vectors of them.
+    // Adds weighted values of cells [first, end) to W vectors of the sums of N queries.
     template <int N, int W, class Value>
     static void add_values(const float * weights, int64_t stride, const char * const * rows,
                            int64_t first, int64_t end, int64_t j, float * sums, int64_t width,

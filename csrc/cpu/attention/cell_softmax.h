@@ -1,5 +1,4 @@
-// The softmax of attention, a block of scores at a time with a running maximum, and how what
-// segments leave of a query becomes its result.
+// Online softmax of attention, with a running maximum; merges segments' partial results.
 #pragma once
 
 #include "cpu/attention/cell_attention.h"
@@ -31,11 +30,10 @@ struct CellSoftmax {
         }
     }
 
-    // What is subtracted from scores: minus infinity less itself would not be a number.
+    // Returns the maximum to subtract from scores; 0 for a maximum of -inf, as -inf - -inf is NaN.
     static float top_of(float maximum) { return maximum == -INFINITY ? 0.0f : maximum; }
 
-    // The largest of a block's scores of a query for cells [first, end), which is not empty. What
-    // shares vectors with these becomes minus infinity.
+    // Returns the largest of scores [first, end); sets other scores in the same vectors to -inf.
     static float largest_of(float * scores, int64_t first, int64_t end) {
         const int64_t begin = first / T * T, stop = CellValues<V>::padded(end);
         std::fill(scores + begin, scores + first, -INFINITY);
@@ -47,7 +45,7 @@ struct CellSoftmax {
         return V::largest(largest);
     }
 
-    // These scores to weights.
+    // Turns scores [first, end) into softmax weights; rescales total and sum if the maximum grows.
     static void weigh(float * scores, int64_t first, int64_t end, float largest, float & maximum,
                       float & total, float * sum, int64_t width) {
         if (largest > maximum) {
@@ -62,7 +60,7 @@ struct CellSoftmax {
         for (int c = 0; c < BLOCK; c += 4 * T) {
             for (int i = 0; i < 4; ++i) {
                 const int64_t at = c + i * T;
-                if (at >= begin && at < stop) { // the others would add nothing
+                if (at >= begin && at < stop) {
                     const F weight = V::exp(V::sub(V::load(scores + at), top));
                     V::store(scores + at, weight);
                     sums[i] = V::add(sums[i], weight);
@@ -78,7 +76,7 @@ struct CellSoftmax {
         return maximum == -INFINITY && total == 0.0f;
     }
 
-    // One more segment.
+    // Merges a segment's partial result into the result of earlier segments.
     static void fold(float maximum, float total, const float * sum, float & all_maximum,
                      float & all_total, float * all_sum, int64_t width) {
         if (is_empty(maximum, total)) {

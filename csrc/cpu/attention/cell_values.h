@@ -1,4 +1,4 @@
-// Values of a K/V cache of any type as floats.
+// Reads values of a K/V cache of any type as floats.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 namespace dfl::cpu {
 namespace {
 
-// Values of 16 bits as they lie in a cache: F16 and BF16.
+// Bits of a cached 16-bit value: F16 (Half), BF16 (Brain).
 struct Half {
     uint16_t bits;
 };
@@ -16,7 +16,7 @@ struct Brain {
     uint16_t bits;
 };
 
-// Calls body with a value of the type that values of `type` lie as, or as float.
+// Calls body with a value of the C++ type for a cache type: Half, Brain, or float.
 template <class Body>
 inline void with_type(ggml_type type, Body && body) {
     switch (type) {
@@ -33,9 +33,8 @@ template <class V>
 struct CellValues {
     using F = typename V::F;
 
-    static constexpr int BLOCK = 32; // values of a quantised block
+    static constexpr int BLOCK = 32;
 
-    // n values in whole vectors.
     static int64_t padded(int64_t n) { return (n + V::T - 1) / V::T * V::T; }
 
     static uint16_t half_at(const uint8_t * block, int offset) {
@@ -52,7 +51,7 @@ struct CellValues {
         }
     }
 
-    // Nibbles less `middle`: the low ones, then the high ones.
+    // Unpacks 4-bit codes to scale * (code - middle) + offset: low nibbles, then high nibbles.
     static void nibbles(const uint8_t * codes, float scale, float offset, int middle, float * to) {
         for (int i = 0; i < BLOCK / 2; ++i) {
             to[i] = scale * static_cast<float>((codes[i] & 15) - middle) + offset;
@@ -62,7 +61,7 @@ struct CellValues {
         }
     }
 
-    // The same with a fifth bit each.
+    // Unpacks 5-bit codes, with fifth bits in `high`, to scale * (code - middle) + offset.
     static void fives(const uint8_t * high, const uint8_t * codes, float scale, float offset,
                       int middle, float * to) {
         uint32_t bits;
@@ -85,12 +84,11 @@ struct CellValues {
         }
     }
 
-    // V::T values.
     static F read(const float * from) { return V::load(from); }
     static F read(const Half * from) { return V::halves(&from->bits); }
     static F read(const Brain * from) { return V::brains(&from->bits); }
 
-    // n values, of whole blocks.
+    // Reads n cached values as floats; n is a multiple of the block size of the type.
     static void read(ggml_type type, const void * from, int64_t n, float * to) {
         switch (type) {
         case GGML_TYPE_F32:

@@ -8,10 +8,10 @@
 namespace dfl::cpu {
 namespace {
 
-// Positions [first, end): those before `spans_end` lie in the spans, the others are open cells.
+// Visible positions [first, end) of a row: in spans up to `spans_end`, then in pending cells.
 struct VisibleRange {
     int64_t first, spans_end, end;
-    int64_t path; // of position spans_end
+    int64_t path; // index in VisibleCells::paths of position spans_end
 };
 
 inline VisibleRange visible_range(const CellAttention & work, int64_t row) {

@@ -1,4 +1,4 @@
-// The loops of DeltaHeadKernel over vectors of V::T floats.
+// DeltaHeadKernel for vectors of V::T floats.
 #pragma once
 
 #include "cpu/delta_net/delta_scan_any.h"
@@ -17,7 +17,6 @@ struct DeltaHeadTiles {
     using Part = PartsOfRows<V>;
     static constexpr int T = V::T;
 
-    // x * sigmoid(x)
     static F silu(F x) {
         const F e = falling(x), one = V::spread(1.0f);
         return V::divide(V::mul(x, V::where_negative(x, e, one)), V::add(one, e));
@@ -25,7 +24,7 @@ struct DeltaHeadTiles {
 
     static void convolve(const DeltaConvolution & work) {
         const int64_t d = work.d, before = work.d_conv - 1;
-        float kernel[MAX_DELTA_TAPS * MAX_DELTA_HEAD]; // tap by tap
+        float kernel[MAX_DELTA_TAPS * MAX_DELTA_HEAD];
         for (int64_t c = 0; c < d; ++c) {
             for (int64_t t = 0; t < work.d_conv; ++t) {
                 kernel[t * d + c] = work.kernel[c * work.d_conv + t];
@@ -78,7 +77,7 @@ struct DeltaHeadTiles {
         }
     }
 
-    // ln(1 + u) for u in [0, 1], by the series of 2 artanh(u / (2 + u)).
+    // Returns ln(1 + u) for u in [0, 1], by the series of 2 artanh(u / (2 + u)).
     static F log_1_plus(F u) {
         const F s = V::divide(u, V::add(V::spread(2.0f), u)), s2 = V::mul(s, s);
         F sum = V::spread(1.0f / 15);
@@ -88,7 +87,7 @@ struct DeltaHeadTiles {
         return V::mul(V::add(s, s), sum);
     }
 
-    // exp(-|x|)
+    // Returns exp(-|x|), which cannot overflow.
     static F falling(F x) { return V::exp(V::where_negative(x, x, V::sub(V::zero(), x))); }
 
     static void gates(const DeltaGates & work) {
@@ -103,12 +102,12 @@ struct DeltaHeadTiles {
     }
 
     static int64_t scratch_size(int64_t d, int64_t n) {
-        return T * d * n; // rows of the state, or lanes, of every node
+        return T * d * n; // T values of the state per node
     }
 
     template <int N>
     static void scan_heads(const DeltaScan & work, float * scratch) {
-        constexpr int64_t worth_turning = 4; // the state, for so many nodes
+        constexpr int64_t worth_turning = 4; // node count from which transposing the state pays
         if (work.n < worth_turning) {
             DeltaScanRows<V, N>::scan(work, scratch);
         } else {
@@ -117,7 +116,7 @@ struct DeltaHeadTiles {
     }
 
     static void scan(const DeltaScan & work, float * scratch) {
-        if constexpr (V::HAS_REGISTERS) { // which whole rows of a state fit into
+        if constexpr (V::HAS_REGISTERS) { // whole state rows fit into registers
             switch (work.d) {
             case T:
                 return scan_heads<1>(work, scratch);

@@ -1,4 +1,4 @@
-// A scan along heads of any size, a few rows of the state at a time.
+// Delta rule scan for heads of any size, R rows of the state at a time.
 #pragma once
 
 #include "cpu/delta_net/delta_head.h"
@@ -14,9 +14,8 @@ struct DeltaScanAny {
     using F = typename V::F;
     using Part = PartsOfRows<V>;
     static constexpr int T = V::T;
-    static constexpr int R = 4; // state rows at once
+    static constexpr int R = 4;
 
-    // Each row's product with x.
     static void products(const float * rows, const float * x, int64_t d, float (&to)[R]) {
         F sum[R] = {V::zero(), V::zero(), V::zero(), V::zero()};
         for (int64_t j = 0; j < d; j += T) {
@@ -28,8 +27,7 @@ struct DeltaScanAny {
         V::sums(sum, to);
     }
 
-    // Rows [row, row + n) of the state. m: room for R rows; seen: for R rows of every node's, where
-    // there are parents.
+    // Scans state rows [row, row + n). m: R rows; states: R rows of each node if there are parents.
     static void scan_rows(const DeltaScan & work, int64_t row, int64_t n, float * m,
                           float * states) {
         const int64_t d = work.d;

@@ -1,6 +1,5 @@
-// A scan of many nodes: a vector register holds one key's weights in T values, so that no sum
-// crosses lanes, which is what a scan row by row waits for. The sums are those of DeltaScanRows, in
-// the same order: the bits are the same.
+// Delta rule scan of many nodes: a vector holds one key's weights in T values, so that no sum
+// crosses lanes, the bottleneck of a scan by rows. Sums have the order and bits of DeltaScanRows.
 #pragma once
 
 #include "cpu/delta_net/delta_head.h"
@@ -10,17 +9,16 @@
 namespace dfl::cpu {
 namespace {
 
-// For heads of N vectors.
 template <class V, int N>
 struct DeltaScanLanes {
     using F = typename V::F;
     static constexpr int T = V::T;
     static constexpr int D = N * T;
-    static constexpr int SLICE = D * T;         // floats: every key's weights in T values
-    static constexpr int SUMS = N <= 4 ? 1 : 2; // of a row in DeltaScanRows
+    static constexpr int SLICE = D * T;         // T values of every key
+    static constexpr int SUMS = N <= 4 ? 1 : 2; // partial sums of a state row, as in DeltaScanRows
     static constexpr int HALF = T / 2;
 
-    // A node's change of its parent's weights.
+    // A node's update of its parent's state: weights <- decay * weights + delta * k.
     struct Change {
         F decay, delta;
         const float * k;
@@ -63,7 +61,7 @@ struct DeltaScanLanes {
                           V::mul(change.decay, V::load(slice + i * T)));
     }
 
-    // Half of the lanes' sums of one of the SUMS.
+    // Returns the products with k and q over half of the keys, added in the order of V::sums().
     template <bool CHANGES, bool ANSWERS>
     static Products half_products(float * slice, const Change & change, const float * k,
                                   const float * q, int sum, int half) {
@@ -90,7 +88,7 @@ struct DeltaScanLanes {
         return {V::sum_of_half(key), V::sum_of_half(query)};
     }
 
-    // Products of a slice, changed before if CHANGES, with k and q.
+    // Returns the products of a slice with k and q; CHANGES: first applies `change` to the slice.
     template <bool CHANGES, bool ANSWERS>
     static Products products(float * slice, const Change & change, const float * k,
                              const float * q) {
@@ -112,7 +110,7 @@ struct DeltaScanLanes {
         }
     }
 
-    // Node i, given the products of its parent's weights; values [value, value + T).
+    // Computes node i from the products `on` of its parent's state, for values [value, value + T).
     template <bool ANSWERS>
     static Change node(const DeltaScan & work, int64_t i, int64_t value, const Products & on) {
         const F decay = V::spread(work.decay[i * work.gate_row]);
@@ -130,7 +128,7 @@ struct DeltaScanLanes {
         return work.q != nullptr ? work.q + i * work.qk_row : nullptr;
     }
 
-    // A node's change is made when the next one reads the weights.
+    // Applies a node's change while the next node reads the slice, which saves a pass over it.
     template <bool ANSWERS>
     static void scan_chain(const DeltaScan & work, int64_t value, float * slice) {
         Change change = none();
@@ -146,7 +144,6 @@ struct DeltaScanLanes {
         }
     }
 
-    // seen: a slice for each node.
     template <bool ANSWERS>
     static void scan_tree(const DeltaScan & work, int64_t value, float * slice, float * states) {
         for (int64_t i = 0; i < work.n; ++i) {

@@ -1,5 +1,5 @@
-// A scan of few nodes: rows of the state, which are the keys' weights in one value, do not touch
-// each other, so a few of them scan the whole tree in registers.
+// Delta rule scan of few nodes. Rows of the state (the keys' weights in one value) are independent,
+// so R rows scan the whole tree in registers.
 #pragma once
 
 #include "cpu/delta_net/delta_head.h"
@@ -9,12 +9,11 @@
 namespace dfl::cpu {
 namespace {
 
-// For heads of N vectors.
 template <class V, int N>
 struct DeltaScanRows {
     using F = typename V::F;
     static constexpr int D = N * V::T;
-    static constexpr int R = N <= 4 ? 4 : 2; // state rows at once
+    static constexpr int R = N <= 4 ? 4 : 2;
     using Rows = F[R][N];
 
     static void load(Rows & m, const float * from) {
@@ -33,14 +32,13 @@ struct DeltaScanRows {
         }
     }
 
-    // Each row's product with x.
     static void products(const Rows & m, const float * x, float * to) {
         static_assert(R == 2 || R == 4);
         F sum[4];
         std::fill(sum, sum + 4, V::zero());
         for (int i = 0; i < N; ++i) {
             const F value = V::load(x + i * V::T);
-            // Two sums a row where there are few rows: a sum waits for the one before.
+            // Two sums a row if R is 2, because each addition waits for the previous one.
             for (int r = 0; r < R; ++r) {
                 F & at = sum[R == 4 ? r : 2 * r + i % 2];
                 at = V::mul_add(m[r][i], value, at);
@@ -53,7 +51,7 @@ struct DeltaScanRows {
         }
     }
 
-    // Rows [row, row + R) of the state. seen: room for R rows of every node's.
+    // Scans state rows [row, row + R). states: room for R rows of each node.
     template <bool ANSWERS>
     static void scan_rows(const DeltaScan & work, int64_t row, float * states) {
         Rows m;

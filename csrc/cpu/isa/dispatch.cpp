@@ -1,4 +1,4 @@
-// Selects, for each kernel, the best instruction set that this CPU and the compiler have.
+// Selects for each kernel the best instruction set that this CPU and the compiler have.
 #include "cpu/isa/kernels.h"
 #include "error.h"
 
@@ -28,8 +28,10 @@ static std::vector<const KernelSet *> available_sets() {
         for (const KernelSet * set : sets) {
             names += (names.empty() ? "" : ", ") + std::string(set->name);
         }
-        DFL_CHECK(first != sets.end(), DFL_STATUS_ARGUMENT,
-                  "DFLASH_CPU is \"%.32s\", this CPU has kernels for %s", wanted, names.c_str());
+        DFL_CHECK(
+            first != sets.end(), DFL_STATUS_ARGUMENT,
+            "DFLASH_CPU is \"%.32s\"; unset it, or set it to an instruction set of this CPU: %s",
+            wanted, names.c_str());
         sets.erase(sets.begin(), first);
     }
     return sets;
@@ -92,7 +94,7 @@ static const Kernel * best() {
     static const Kernel * const found = [] {
         const auto & sets = kernels();
         const auto has_kernel = [](const Kernels & set) { return set.*kernel != nullptr; };
-        return (*std::find_if(sets.begin(), sets.end(), has_kernel)).*kernel; // portable has all
+        return (*std::find_if(sets.begin(), sets.end(), has_kernel)).*kernel;
     }();
     return found;
 }
@@ -105,7 +107,7 @@ const DeltaHeadKernel * delta_head() { return best<DeltaHeadKernel, &Kernels::de
 
 const RowKernel * row_kernel() { return best<RowKernel, &Kernels::rows>(); }
 
-// Models of AMD's family 0x19 that are Zen 4; the others are Zen 3.
+// Models of AMD family 0x19 that are Zen 4; other models are Zen 3.
 // Source: Linux, arch/x86/kernel/cpu/amd.c.
 struct ModelRange {
     unsigned first, last;

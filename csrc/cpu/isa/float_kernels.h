@@ -1,5 +1,5 @@
-// The kernels that are written for vectors of floats of any width. Everything in here has internal
-// linkage: each instruction set compiles its own, and none may stand in for another's.
+// Kernels for vectors of floats of any width. Everything has internal linkage: the linker must not
+// merge copies for different instruction sets.
 #pragma once
 
 #include "cpu/delta_net/delta_head_tiles.h"

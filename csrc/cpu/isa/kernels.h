@@ -1,5 +1,5 @@
-// The kernels of each instruction set, in source files compiled for it. A set that the compiler
-// lacks, or the machine built for, is not in the library.
+// Kernels of each instruction set, from source files compiled for it. Sets that the compiler or the
+// target architecture lacks are left out of the library.
 #pragma once
 
 #include "cpu/attention/cell_attention.h"
@@ -12,7 +12,8 @@
 
 namespace dfl::cpu {
 
-// NULL for kernels that a set does not have better than another one.
+// Kernels of one instruction set; NULL where the kernel of a later set in the list is as good. The
+// last set, portable, has all kernels but products of quantised weights.
 struct Kernels {
     std::vector<PackedProducts> products;
     const CellAttentionKernel * attention = nullptr;
@@ -26,19 +27,17 @@ struct KernelSet {
     Kernels (*kernels)();
 };
 
-// Rows of sets.def that were compiled, best first.
+// Returns the rows of sets.def that were compiled, best first.
 const std::vector<KernelSet> & kernel_sets();
 
-// Kernels in files of their own: beside others GCC 12 inlines less of them, and a row alone took
-// 3 % longer.
+// Attention kernels, in files of their own because GCC 12 inlines less beside other kernels.
 const CellAttentionKernel * avx512_attention();
 const CellAttentionKernel * avx2_attention();
 const CellAttentionKernel * portable_attention();
 
-// Returns the kernels of the sets that this CPU runs, best first; with DFLASH_CPU in the
-// environment from the set of that name on. Throws DFL_STATUS_ARGUMENT for another name.
+// Returns the kernels of the sets that this CPU supports, best first. The environment variable
+// DFLASH_CPU names the first set to use; throws DFL_STATUS_ARGUMENT for an unknown name.
 const std::vector<Kernels> & kernels();
-// Returns the names of these sets.
 std::vector<std::string> kernel_set_names();
 
 } // namespace dfl::cpu

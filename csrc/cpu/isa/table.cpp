@@ -10,14 +10,14 @@ namespace dfl::cpu {
 #define HAS_AVX2 (HAS("avx2") && HAS("fma") && HAS("f16c"))
 
 #if defined(__x86_64__)
-// Not every compiler's __builtin_cpu_supports knows this one.
+// Reads CPUID, as not every compiler's __builtin_cpu_supports knows avxvnni.
 [[maybe_unused]] static bool has_avxvnni() {
     unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
     return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax & 16) != 0;
 }
 #endif
 
-// The compiled rows, which CMake takes from sets.def.
+// kernel_sets.inc: rows of sets.def that are compiled, written by CMake.
 #define KERNEL_SET(name, flags, is_available) Kernels name##_kernels();
 #include "kernel_sets.inc"
 #undef KERNEL_SET

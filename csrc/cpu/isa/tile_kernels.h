@@ -1,5 +1,5 @@
-// The products of quantised weights, by vectors of bytes of any width. Everything in here has
-// internal linkage: each instruction set compiles its own, and none may stand in for another's.
+// Products of quantised weights for byte vectors of any width. Everything has internal linkage: the
+// linker must not merge copies for different instruction sets.
 #pragma once
 
 #include "cpu/isa/kernels.h"

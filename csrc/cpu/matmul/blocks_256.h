@@ -1,5 +1,5 @@
-// Types in blocks of 256 weights, cut into parts with a scale each. A block of a tile has a row's
-// scale [T] at HALVES_AT; each format says where the rest lies.
+// Quantised types with blocks of 256 weights, in PARTS parts with a scale each. In a tile, a block
+// has its rows' F16 scales, [T], at HALVES_AT; each format defines the rest of the block.
 #pragma once
 
 #include "cpu/matmul/tiles.h"
@@ -7,14 +7,14 @@
 namespace dfl::cpu {
 namespace {
 
-// The common part of formats of PARTS parts. The scales of one with MINIMA have no sign.
+// Common part of formats with blocks of 256 weights. Scales are unsigned if there are minima.
 template <class V, class Format, int PARTS>
 struct Blocks256 {
     using Vector = V;
     using F = typename V::F;
     static constexpr int BLOCK = 256, T = V::T, MAX_ROWS = V::MAX_ROWS;
     static constexpr int UNFETCHED_ROWS = 2;
-    static constexpr int SCALE_BYTES = PARTS * T; // the block's scales, a byte each
+    static constexpr int SCALE_BYTES = PARTS * T;
     static constexpr bool MINIMA = false;
 
     static size_t tile_size(int64_t n_in) { return n_in / 256 * Format::TILE_BLOCK; }
@@ -30,20 +30,20 @@ struct Blocks256 {
         quantize_blocks_256(x, n_in, dst);
     }
 
-    // All at once: the hardware's fetches do not follow loads that go back.
+    // Reads all scales at once: loads that go back would stop the hardware prefetcher.
     static void read_scales(const uint8_t * block, uint8_t * scales) {
         for (int i = 0; i < PARTS * T; i += 4 * T) {
             V::store_bytes(scales + i, V::load(block + i));
         }
     }
 
-    // Adds the minimum of part I, unless minima are summed by whole blocks.
+    // Adds the minimum of part I, unless the format sums minima by whole blocks.
     template <int I>
     static F add_minimum(F minima, const uint8_t *, const Block256 &) {
         return minima;
     }
 
-    // total[r] += what part I adds, in units of the block's scale.
+    // Adds products of part I to total[r], in units of the block's scale.
     template <int I, int R>
     static void add_part(F (&total)[R], F (&minima)[R], const uint8_t * block,
                          const uint8_t * scales, const Rows<R> & x) {

@@ -1,8 +1,7 @@
-// Types in blocks of 32 weights. ggml stores a scale, for some types a minimum, and the weights. A
-// tile is its blocks in groups, whose scales and minima fill a vector so that no load crosses a
-// cache line: the scales and minima of all, [GROUP][1 or 2][T], then the weights of all. One
-// stream: the hardware's own fetches, which do not follow two, then read one row of Q8_0 at 23 GB/s
-// in place of 18, and Q4_0 at 24 in place of 19.
+// Quantised types with blocks of 32 weights: a scale, for some types a minimum, and the weights. A
+// tile has groups of blocks: scales and minima of a group, [GROUP][1 or 2][T], which fill a vector
+// so that no load crosses a cache line, then its weights. A tile is read as one stream, because the
+// hardware prefetcher does not follow two.
 #pragma once
 
 #include "cpu/matmul/tiles.h"
@@ -20,15 +19,15 @@ struct Blocks32 {
     static constexpr ggml_type TYPE = W::TYPE;
     static constexpr int BLOCK = 32, T = V::T, MAX_ROWS = V::MAX_ROWS;
     static constexpr int SCALES = W::MINIMA ? 2 : 1;
-    static constexpr int SCALE = W::SCALE;                          // bytes of one
-    static constexpr int ROW_BLOCK = SCALE * SCALES + 4 * W::FOURS; // bytes of a block of one row
-    // And of a tile, of its scales and its weights.
+    static constexpr int SCALE = W::SCALE;
+    static constexpr int ROW_BLOCK = SCALE * SCALES + 4 * W::FOURS;
+    // Bytes of a block in a tile: of its scales and minima, and of its weights.
     static constexpr int SCALES_BLOCK = SCALE * SCALES * T, WEIGHTS_BLOCK = 4 * W::FOURS * T;
     static constexpr int GROUP = 4 * T / SCALES_BLOCK;
     static constexpr int GROUP_SIZE = GROUP * (SCALES_BLOCK + WEIGHTS_BLOCK);
     static constexpr int UNFETCHED_ROWS = 3;
 
-    // The last group has the weights of its blocks alone: a gap would end the hardware's fetches.
+    // Returns a tile's bytes. Padding of the last group's weights would stop hardware prefetches.
     static size_t tile_size(int64_t n_in) {
         const int64_t n = n_in / 32, n_groups = (n + GROUP - 1) / GROUP;
         return n_groups * GROUP * SCALES_BLOCK + n * WEIGHTS_BLOCK;

@@ -1,4 +1,4 @@
-// What the nibbles of IQ4_NL, IQ4_XS and MXFP4 stand for.
+// Values of the 4-bit codes of IQ4_NL, IQ4_XS and MXFP4.
 #pragma once
 
 #include "cpu/matmul/tiles.h"
@@ -8,10 +8,10 @@ namespace {
 
 constexpr int8_t CODES_NL[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
                                  1,    13,   25,  38,  53,  69,  89,  113};
-// Twice the values of 4-bit floats.
+// Values of 4-bit floats (E2M1), times 2.
 constexpr int8_t CODES_FP4[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
-// As V stores signed weights.
+// Code table with V::SIGNED_OFFSET added, as V stores signed weights.
 template <class V>
 struct Codes {
     uint8_t bytes[16];
@@ -23,9 +23,8 @@ struct Codes {
     }
 };
 
-// sum[r] += the products of 32 weights, nibbles as ggml pairs them, [4][T][4], with inputs from at
-// on: the lower nibbles are the first 16, the upper ones the last. Always inlined: a call takes the
-// sums through memory, which halves the speed of 8 rows.
+// Adds products of 32 weights with the inputs from `at` on to sum[r]. pairs: codes in ggml's nibble
+// order, [4][T][4]. Always inlined: a call passes sums through memory.
 template <class V, int R>
 [[gnu::always_inline]] inline void dot_codes(typename V::I (&sum)[R], const Codes<V> & codes,
                                              const uint8_t * pairs, const Rows<R> & x, int64_t at) {

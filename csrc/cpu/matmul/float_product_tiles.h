@@ -1,6 +1,6 @@
-// A PackedProduct of float weights, which are read where they lie: rows as ggml stores them, at any
-// address. Lanes are inputs, each added up by itself over the whole row, and their sums are added
-// in one order, so an output has the same bits whatever rows and outputs are computed beside it.
+// PackedProduct of float weights, read in place: rows as ggml stores them, at any address. Each
+// lane is summed over the whole row and lanes are added in one order, so that an output's bits do
+// not depend on the rows and outputs computed beside it.
 #pragma once
 
 #include "cpu/matmul/rows_in_place.h"
@@ -11,13 +11,12 @@
 namespace dfl::cpu {
 namespace {
 
-// Weights of a type as vectors of V, multiplied with float32.
 template <class V, ggml_type OF>
 struct FloatWeights {
     using F = typename V::F;
     static constexpr ggml_type TYPE = OF;
     static constexpr int LANES = V::T, MAX_ROWS = V::PRODUCT_ROWS;
-    static constexpr int X_SIZE = sizeof(float), SIZE = OF == GGML_TYPE_F32 ? 4 : 2; // of an input
+    static constexpr int X_SIZE = sizeof(float), SIZE = OF == GGML_TYPE_F32 ? 4 : 2;
     using Weights = F;
     using Inputs = F;
 
@@ -47,15 +46,14 @@ struct FloatProduct : RowsInPlace<W::TYPE, 1> {
 #else
     static constexpr int MAX_ROWS = W::MAX_ROWS;
 #endif
-    // Of x, in bytes: rows that stay in the shared cache while block after block passes.
+    // Bytes of x (rows of inputs) that stay in the shared L3 cache while blocks of weights pass.
     static constexpr int64_t CHUNK = 4 * 1024 * 1024;
-    // Of weights, in bytes: rows that stay in a core's second cache while the rows of x pass.
+    // Bytes of weights that stay in a core's L2 cache while the rows of x pass.
     static constexpr int64_t WEIGHTS_CHUNK = 192 * 1024;
 
     static size_t quantized_row_size(int64_t n_in) { return n_in * W::X_SIZE; }
     static void quantize_row(const float * x, int64_t n_in, void * dst) { W::take(x, n_in, dst); }
 
-    // The last n inputs as a whole vector.
     template <class Load>
     static auto padded(Load load, const uint8_t * p, int64_t n, int size) {
         uint8_t bytes[LANES * sizeof(float)] = {};
@@ -63,18 +61,17 @@ struct FloatProduct : RowsInPlace<W::TYPE, 1> {
         return load(bytes);
     }
 
-    // So few rows wait for memory, which comes fastest where the hardware sees it read on and on:
-    // weight rows that are multiplied side by side then lie far apart, each the next of a stream.
-    // More rows wait for each other's sums, and for weights that they share.
+    // True for up to 2 rows, which wait for memory: weight rows multiplied together then lie far
+    // apart, each in a stream that the hardware prefetches. More rows wait for sums and weights.
     template <int R>
     static constexpr bool STREAMS = R <= 2;
 
-    // Adds up N weight rows, `apart` bytes from each other, with R rows.
+    // Multiplies N weight rows, `stride` bytes apart, with R rows of x.
     template <int R, int N>
     static void add_up(const uint8_t * w, int64_t stride, int64_t n_in, const uint8_t * x,
                        F (&sum)[R][COLUMNS]) {
-        // The hardware does not fetch on from the end of neighbours that are read side by side:
-        // without this, some rows took twice as long. Fetched from where they end on, or later.
+        // Prefetches from the end of the N weight rows on, at least min_ahead bytes ahead: the
+        // hardware prefetcher stops at the end of rows that are read side by side.
         constexpr int64_t min_ahead = 8192;
         const int64_t size = n_in * W::SIZE, x_size = n_in * W::X_SIZE;
         const uint8_t * next = w + (min_ahead + N * size - 1) / (N * size) * (N * size);
@@ -116,7 +113,7 @@ struct FloatProduct : RowsInPlace<W::TYPE, 1> {
         }
     }
 
-    // R rows with N weight rows, the outputs from dst on, `apart` of them from each other.
+    // Computes N outputs, `stride` apart, of R rows of x.
     template <int R, int N>
     static void multiply_columns(const uint8_t * w, int64_t n_in, int64_t stride, const uint8_t * x,
                                  float * dst, int64_t dst_stride) {
@@ -131,7 +128,6 @@ struct FloatProduct : RowsInPlace<W::TYPE, 1> {
         }
     }
 
-    // R rows with the outputs [first, last).
     template <int R>
     static void multiply_group(const uint8_t * weights, int64_t n_in, int64_t first, int64_t last,
                                const uint8_t * x, float * dst, int64_t dst_stride) {
@@ -160,7 +156,7 @@ struct FloatProduct : RowsInPlace<W::TYPE, 1> {
         const int64_t x_size = n_in * W::X_SIZE, max_rows = MAX_ROWS;
         const int64_t chunk = std::max<int64_t>(CHUNK / x_size / max_rows, 1) * max_rows;
         const int64_t last_out = std::min(last_tile * TILE, n_out);
-        // One group of rows reads its weights once, whole streams of them.
+        // A single group of rows reads all weights once, as long streams.
         const int64_t block = std::max<int64_t>(WEIGHTS_CHUNK / (n_in * W::SIZE) / TILE, 1) * TILE;
         const int64_t step = n_rows <= max_rows ? std::max<int64_t>(last_out, 1) : block;
         for (int64_t first = 0; first < n_rows; first += chunk) {

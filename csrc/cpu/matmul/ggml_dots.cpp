@@ -1,6 +1,5 @@
-// Products by ggml's own dot products, one row with one output at a time: the order of a sum is
-// then that of the dot product, whatever rows there are. For types without kernels of ours, and for
-// weights that are to stay where they lie.
+// Products by ggml's dot product, one row with one output at a time: the order of a sum does not
+// depend on the number of rows. For types without kernels here, and for weights that stay in place.
 #include "cpu/matmul/rows_in_place.h"
 
 #include <algorithm>
@@ -21,14 +20,14 @@ namespace {
 
 using TraitsOf = decltype(&ggml_get_type_traits_cpu);
 
-// The function of the CPU backend in this process, which we are not linked with; NULL: not found.
+// Finds ggml_get_type_traits_cpu in the loaded CPU backend, which dflash does not link; or NULL.
 TraitsOf find_traits() {
 #if !defined(_WIN32)
     ggml_backend_dev_t device = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
     if (device == nullptr) {
         return nullptr;
     }
-    // Any function of that library tells which it is.
+    // Any function's address identifies the library of the backend.
     void * any_function = ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(device),
                                                             "ggml_backend_set_n_threads");
     Dl_info info;
@@ -40,7 +39,7 @@ TraitsOf find_traits() {
         return nullptr;
     }
     void * function = dlsym(library, "ggml_get_type_traits_cpu");
-    dlclose(library); // the registry keeps it
+    dlclose(library); // ggml's registry keeps the library loaded
     return reinterpret_cast<TraitsOf>(function);
 #else
     return nullptr;
@@ -53,18 +52,18 @@ const ggml_type_traits_cpu * traits_of(ggml_type type) {
 }
 
 bool all_finite(const float * x, int64_t n) {
-    int n_not_finite = 0; // counted, as a loop that may end early uses no vector registers
+    int n_not_finite = 0;
     for (int64_t i = 0; i < n; ++i) {
         n_not_finite += !(std::fabs(x[i]) <= FLT_MAX);
     }
     return n_not_finite == 0;
 }
 
-// INPUTS: in a block of the weights, and in whole blocks of x.
+// Product by ggml's dot product. INPUTS: a multiple of the block sizes of weights and inputs.
 template <ggml_type OF, int INPUTS>
 struct Dots : RowsInPlace<OF, INPUTS> {
     using RowsInPlace<OF, INPUTS>::TILE;
-    // Of x, in bytes: rows that stay in a core's second cache while output after output passes.
+    // Bytes of x that stay in a core's L2 cache while all outputs pass.
     static constexpr int64_t CHUNK = 256 * 1024;
 
     static const ggml_type_traits_cpu & traits() {
@@ -87,8 +86,8 @@ struct Dots : RowsInPlace<OF, INPUTS> {
     }
     static void quantize_row(const float * x, int64_t n_in, void * dst) {
         traits_of(traits().vec_dot_type)->from_float(x, dst, n_in);
-        if (!all_finite(x, n_in)) {                // of NaNs ggml makes any numbers
-            std::memset(dst, 0xff, sizeof(float)); // the first block's scale, half or whole: NaN
+        if (!all_finite(x, n_in)) {                // ggml quantises NaN to arbitrary numbers
+            std::memset(dst, 0xff, sizeof(float)); // makes the first block's scale NaN (F16 or F32)
         }
     }
 

@@ -1,4 +1,4 @@
-// IQ4_NL and MXFP4: 32 nibbles as ggml pairs them, [4][T][4], that stand for other numbers.
+// IQ4_NL and MXFP4: 32 weights as 4-bit codes of a table, in ggml's order, [4][T][4].
 #pragma once
 
 #include "cpu/matmul/blocks_32.h"

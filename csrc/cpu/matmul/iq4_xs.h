@@ -1,6 +1,6 @@
-// IQ4_XS: 256 nibbles that stand for other numbers, in eighths with a scale of 6 bits less 32 each.
-// A block of a tile is the eighths' scales as bytes, [8][T], the nibbles as ggml pairs them,
-// [32][T][4], the scale [T], and what fills a vector.
+// IQ4_XS: 256 weights as 4-bit codes of a table, in 8 parts with a 6-bit scale, less 32, each. A
+// block of a tile has the parts' scales as bytes, [8][T], the codes in ggml's order, [32][T][4],
+// the scale, [T], and padding to a vector.
 #pragma once
 
 #include "cpu/matmul/blocks_256.h"
@@ -16,8 +16,6 @@ struct IQ4_XS : Blocks256<V, IQ4_XS<V>, 8> {
     static constexpr int ROW_BLOCK = 136, TILE_BLOCK = HALVES_AT + 4 * T;
     static constexpr Codes<V> CODES{CODES_NL};
 
-    // A row's block is the scale, the upper 2 bits of the eighths' scales, their lower 4, and the
-    // nibbles.
     static void pack_block(const uint8_t * row, int lane, uint8_t * tile) {
         std::memcpy(tile + HALVES_AT + 2 * lane, row, 2);
         for (int i = 0; i < 8; ++i) {

@@ -1,8 +1,7 @@
-// Products of weights with rows of float32 on this CPU. One row is bound by the memory's bandwidth;
-// these kernels unpack a weight once for many rows, so that a verify of 8 rows costs hardly more.
-// Quantised weights are kept in tiles: a vector register holds 4 inputs of every output of the
-// tile, and no sum ever crosses its lanes. Floats, and types without kernels of ours, stay as they
-// lie.
+// Products of weights with float32 rows. One row is limited by memory bandwidth; kernels unpack a
+// weight once for many rows, so that a verify of 8 rows costs little more. Quantised weights are
+// packed in tiles: a vector holds 4 inputs of every output, and no sum crosses lanes. Float
+// weights, and types without kernels here, stay as ggml stores them.
 #pragma once
 
 #include <cstddef>
@@ -12,42 +11,41 @@
 
 namespace dfl::cpu {
 
-// A way to multiply weights of one ggml type, in tiles of rows, with rows of float32.
+// Functions that multiply weights of one ggml type with rows of float32.
 struct PackedProduct {
-    const char * set; // instruction set: "avx512vnni"
-    ggml_type type;   // type of the weights
-    int tile;         // weight rows (outputs) of a tile: 16 or 8
-    int block;        // inputs that are quantised together; n_in is a multiple of it
+    const char * set; // instruction set, such as "avx512vnni"
+    ggml_type type;
+    int tile;  // weight rows (outputs) of a tile: 16 or 8
+    int block; // inputs that are quantised together; n_in is a multiple of it
 
-    // Bytes of the packed form of [n_in, n_out]; 0 where the shape does not fit.
+    // Returns the bytes of packed weights [n_in, n_out]; 0 if the shape does not fit.
     size_t (*packed_size)(int64_t n_in, int64_t n_out);
 
-    // Rearranges tiles [first_tile, last_tile) of rows stored as ggml does. rows and packed point
-    // to the whole tensors. A last partial tile is padded with zero rows.
+    // Packs tiles [first_tile, last_tile). rows (as ggml stores them) and packed point to the whole
+    // tensors. A partial last tile is padded with zero rows.
     void (*pack)(const void * rows, int64_t n_in, int64_t n_out, int64_t first_tile,
                  int64_t last_tile, void * packed);
 
-    // Bytes of a row of x, quantised to the values ggml quantises it to for this type.
+    // Returns the bytes of a row of x that quantize_row() writes, with the same values as ggml.
     size_t (*quantized_row_size)(int64_t n_in);
     void (*quantize_row)(const float * x, int64_t n_in, void * dst);
 
-    // dst[r * dst_stride + o] for rows r in [0, n_rows) and outputs o of tiles
-    // [first_tile, last_tile) up to n_out. x: n_rows quantised rows, one after the other. Every
-    // output is summed in one order whatever n_rows, tiles or threads are: equal inputs give equal
-    // bits.
+    // Computes dst[r * dst_stride + o] for rows r < n_rows and outputs o < n_out of tiles
+    // [first_tile, last_tile). x: n_rows contiguous quantised rows. The order of an output's sum is
+    // always the same: equal inputs give equal bits.
     void (*multiply)(const void * packed, int64_t n_in, int64_t n_out, const void * x,
                      int64_t n_rows, int64_t first_tile, int64_t last_tile, float * dst,
                      int64_t dst_stride);
 
-    bool in_place; // the packed form is the rows as ggml stores them, at any address
+    bool in_place; // true if packed weights are as ggml stores them, at any address
 
-    // "q8_0 avx512vnni"
+    // Returns type and instruction set, such as "q8_0 avx512vnni".
     std::string name() const;
 };
 
-// The best one for this type on this CPU, or NULL.
+// Returns the best product for a weight type on this CPU, or NULL.
 const PackedProduct * packed_product(ggml_type type);
-// The best one that takes the weights as ggml stores them.
+// Returns the best product that reads weights as ggml stores them, or NULL.
 const PackedProduct * product_in_place(ggml_type type);
 
 } // namespace dfl::cpu

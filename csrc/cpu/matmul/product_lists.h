@@ -1,4 +1,4 @@
-// Lists of products.
+// Lists of products with weights.
 #pragma once
 
 #include "cpu/matmul/packed_product.h"
@@ -10,10 +10,9 @@ struct PackedProducts {
     int n;
 };
 
-// By the dot products of ggml's CPU backend, where they are found in the process.
+// Returns products that ggml's CPU backend computes; none if the backend is not found.
 PackedProducts ggml_dots();
 
-// A product with the functions and constants of `All`.
 template <class All>
 constexpr PackedProduct product_of(const char * set) {
     return {set,
@@ -28,7 +27,6 @@ constexpr PackedProduct product_of(const char * set) {
             All::IN_PLACE};
 }
 
-// Returns true on AMD's Zen 4.
 bool on_zen4();
 
 } // namespace dfl::cpu

@@ -1,8 +1,8 @@
-// Q2_K and Q3_K: 256 weights of 2 or 3 bits in sixteenths. Q2_K has a scale and a minimum of 4 bits
-// for each, Q3_K a scale of 6 bits less 32, and weights less 4. A block of a tile is the
-// sixteenths' scales as bytes, [16][T], the lower two bits as ggml keeps four of them in a byte,
-// [16][T][4], with Q3_K's upper bits, [8][T][4], before each of the first eight, the scale [T], for
-// Q2_K that of the minima [T], and what fills a vector.
+// Q2_K and Q3_K: 256 weights of 2 or 3 bits in 16 parts. Parts of Q2_K have a 4-bit scale and a
+// 4-bit minimum; those of Q3_K have a 6-bit scale, less 32, and weights less 4. A block of a tile
+// has the parts' scales as bytes, [16][T], the lower 2 bits in ggml's order, four a byte,
+// [16][T][4], with Q3_K's upper bits, [8][T][4], before each of the first eight, the scale, [T],
+// Q2_K's scale of minima, [T], and padding to a vector.
 #pragma once
 
 #include "cpu/matmul/blocks_256.h"
@@ -20,8 +20,7 @@ struct Q23K : Blocks256<V, Q23K<V, THREE>, 16> {
     static constexpr int ROW_BLOCK = THREE ? 110 : 84;
     static constexpr int FOURS_AT = 16 * T, HALVES_AT = FOURS_AT + 4 * (HIGH + 16) * T;
     static constexpr int TILE_BLOCK = HALVES_AT + 4 * T;
-    static constexpr int SCALE_BYTES = 32 * T; // minima, too
-    // Places in a row's block.
+    static constexpr int SCALE_BYTES = 32 * T; // bytes of unpacked scales and minima
     static constexpr int ROW_SCALES = THREE ? 96 : 0, ROW_HALVES = THREE ? 108 : 80;
     static constexpr int ROW_LOW = THREE ? 32 : 16;
 
@@ -30,8 +29,8 @@ struct Q23K : Blocks256<V, Q23K<V, THREE>, 16> {
         return FOURS_AT + 4 * T * (i < HIGH ? 2 * i + 1 : HIGH + i);
     }
 
-    // Of Q3_K's 12 bytes the first 8 have the lower 4 bits of two scales each, the last 4 the upper
-    // 2 of four.
+    // Returns the scale of part i. Q3_K stores the lower 4 bits of two scales in each of 8 bytes,
+    // then the upper 2 bits of four scales in each of 4 bytes.
     static uint8_t scale_of(const uint8_t * row, int i) {
         if constexpr (THREE) {
             const int low = row[i % 8] >> i / 8 * 4 & 15, high = row[8 + i % 4] >> i / 4 * 2 & 3;
@@ -64,8 +63,8 @@ struct Q23K : Blocks256<V, Q23K<V, THREE>, 16> {
         }
     }
 
-    // 4 inputs of the sixteenth I, from 4 * k on. Of 128 inputs ggml keeps each fourth of 32 in two
-    // bits of 32 bytes.
+    // Returns the weights of 4 inputs of part I, from input 4 * k on. Of 128 weights ggml keeps
+    // each quarter in 2 bits of the same 32 bytes.
     template <int I>
     [[gnu::always_inline]] static typename V::I weights(const uint8_t * block, int k) {
         constexpr int HALF = I / 8, FOURTH = I / 2 % 4, SIDE = I % 2;
@@ -78,7 +77,7 @@ struct Q23K : Blocks256<V, Q23K<V, THREE>, 16> {
         return low;
     }
 
-    // Sums of x's sixteenths as Block256 has them: times this.
+    // Block256::biases are this factor times the sums of x's parts.
     static constexpr int32_t BIASES = -32;
 
     template <int I>
@@ -91,7 +90,7 @@ struct Q23K : Blocks256<V, Q23K<V, THREE>, 16> {
             sum, [&](int k) { return weights<I>(block, k); }, x, 16 * I);
     }
 
-    // Adds a minimum in units of the minima's scale, times BIASES: whole numbers that floats hold.
+    // Adds part I's minimum times BIASES, in units of the scale of minima: an exact integer.
     template <int I>
     static F add_minimum(F minima, const uint8_t * scales, const Block256 & x) {
         return THREE ? minima

@@ -1,5 +1,5 @@
-// Q4_0, Q4_1, Q5_0 and Q5_1: 32 nibbles as ggml pairs them, [4][T][4], after their fifth bits
-// [1][T][4] where they have such.
+// Q4_0, Q4_1, Q5_0 and Q5_1: nibbles of 32 weights in ggml's order, [4][T][4], after the fifth bits
+// of 5-bit types, [1][T][4].
 #pragma once
 
 #include "cpu/matmul/blocks_32.h"
@@ -15,8 +15,7 @@ struct Nibbles32 {
     static constexpr int SCALE = 2;
     static constexpr int32_t OFFSET = MINIMA ? 0 : FIVE ? 16 : 8;
 
-    // ggml's bit i is of input i. Here bit i / 4 of byte i % 4 is, as byte i % 4 of a vector of 4
-    // inputs is what it belongs to.
+    // Moves bit i of ggml's fifth bits to bit i / 4 of byte i % 4, the byte of input i in a vector.
     static uint32_t transposed(uint32_t bits) {
         uint32_t moved = 0;
         for (int i = 0; i < 32; ++i) {
@@ -48,7 +47,7 @@ struct Nibbles32 {
         return four;
     }
 
-    // The lower nibbles are the first 16 inputs, the upper ones the last.
+    // Multiplies the first 16 inputs (SIDE 0, low nibbles) or the last 16 (SIDE 1, high nibbles).
     template <int SIDE, int R>
     static void half(typename V::I (&sum)[R], const uint8_t * block, const Rows<R> & x) {
         typename V::I high{};

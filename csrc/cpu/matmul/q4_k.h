@@ -1,6 +1,6 @@
-// Q4_K and Q5_K: 256 weights of 4 or 5 bits in eighths with a scale and a minimum of 6 bits each.
-// A block of a tile is Scales6, the nibbles as ggml pairs them, [32][T][4], with Q5_K's fifth bits,
-// [8][T][4], before each of the first eight, the scales [T] and the scales of the minima [T].
+// Q4_K and Q5_K: 256 weights of 4 or 5 bits in 8 parts with a 6-bit scale and minimum each. A block
+// of a tile has Scales6, the nibbles in ggml's order, [32][T][4], with Q5_K's fifth bits,
+// [8][T][4], before each of the first eight, the scales, [T], and the scales of minima, [T].
 #pragma once
 
 #include "cpu/matmul/blocks_256.h"
@@ -16,17 +16,17 @@ struct Q45K : Blocks256<V, Q45K<V, FIVE>, 8> {
     static constexpr int T = V::T, HIGH = FIVE ? 8 : 0, FOURS = HIGH + 32;
     static constexpr int ROW_BLOCK = 16 + 4 * FOURS, TILE_BLOCK = ROW_BLOCK * T;
     static constexpr int FOURS_AT = 12 * T, HALVES_AT = FOURS_AT + 4 * FOURS * T;
-    static constexpr int SCALE_BYTES = 16 * T; // minima, too
+    static constexpr int SCALE_BYTES = 16 * T; // bytes of unpacked scales and minima
     static constexpr bool MINIMA = true;
 
-    // Where the fours of a row's block lie in a tile's: the upper bits, then the nibbles.
+    // Returns the offset in a tile's block of the i-th 4 bytes of fifth bits, then of nibbles.
     static constexpr int four_at(int i) {
         const bool is_paired = i < 2 * HIGH;
         return FOURS_AT + 4 * T * (is_paired ? i % 8 * 2 + i / 8 : i);
     }
 
-    // copy(first, stride, n) for fours of a row that are as far apart in a tile. One loop over
-    // four_at(i) would do, but GCC 12 makes wrong code of it at -O3.
+    // Calls copy(first, stride, n) for 4-byte groups with equal stride in a tile. GCC 12
+    // miscompiles a single loop over four_at(i) at -O3.
     template <class Copy>
     static void for_fours(Copy && copy) {
         if constexpr (FIVE) {
@@ -49,7 +49,6 @@ struct Q45K : Blocks256<V, Q45K<V, FIVE>, 8> {
         Scales6<V>::to_bytes(block, scales);
     }
 
-    // 4 inputs of the eighth I, from 4 * k on.
     template <int I>
     static typename V::I weights(const uint8_t * block, int k) {
         const auto pair = V::load(block + four_at(HIGH + I / 2 * 8 + k));

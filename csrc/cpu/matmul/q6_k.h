@@ -1,7 +1,6 @@
-// Q6_K: 256 weights of 6 bits less 32, in sixteenths with a scale of 8 bits each. A block of a tile
-// is the scales of the sixteenths, [16][T], the nibbles as ggml pairs them, [32][T][4], among which
-// the upper bits, [16][T][4], lie in the order in which they are needed, and the scales [T], padded
-// to whole vectors. One stream: the hardware's own fetches do not follow two.
+// Q6_K: 256 weights of 6 bits, less 32, in 16 parts with an 8-bit scale each. A block of a tile has
+// the parts' scales, [16][T], the nibbles in ggml's order, [32][T][4], mixed with the upper bits,
+// [16][T][4], in order of use (one stream, for hardware prefetches), the scale, [T], and padding.
 #pragma once
 
 #include "cpu/matmul/blocks_256.h"
@@ -15,8 +14,8 @@ struct Q6_K : Blocks256<V, Q6_K<V>, 16> {
     static constexpr int T = V::T, HALVES_AT = 208 * T;
     static constexpr int ROW_BLOCK = 210, TILE_BLOCK = 212 * T;
 
-    // Where the fours i of the nibbles and of the upper bits lie in a block: in each half 8 pairs
-    // of both, then the other 8 of the nibbles.
+    // Offsets in a tile's block of the i-th 4 bytes of nibbles and of upper bits: each half has 8
+    // pairs of both, then 8 more groups of nibbles.
     static constexpr int low_at(int i) {
         return four_at(i / 16, i % 16 < 8 ? 2 * (i % 16) : i % 16 + 8);
     }
@@ -36,8 +35,8 @@ struct Q6_K : Blocks256<V, Q6_K<V>, 16> {
         std::memcpy(tile + HALVES_AT + 2 * lane, row + 208, 2);
     }
 
-    // 4 inputs of the sixteenth I, from 4 * k on. Of 128 inputs ggml pairs the first 64 nibbles
-    // with the last 64, and the upper bits of all four 32.
+    // Returns the weights of 4 inputs of part I, from input 4 * k on. Of 128 weights ggml pairs the
+    // first 64 nibbles with the last 64, and keeps the upper bits of all four quarters in one byte.
     template <int I>
     [[gnu::always_inline]] static typename V::I weights(const uint8_t * block, int k) {
         constexpr int HALF = I / 8, QUARTER = I / 2 % 4, SIDE = I % 2;

@@ -1,4 +1,4 @@
-// Q8_0: 32 signed bytes, [8][T][4].
+// Q8_0: 32 signed bytes, [8][T][4] in a tile.
 #pragma once
 
 #include "cpu/matmul/blocks_32.h"
@@ -13,7 +13,7 @@ struct Q8_0 {
     static constexpr int32_t OFFSET = V::SIGNED_OFFSET;
     static constexpr bool MINIMA = false;
     static constexpr int SCALE = 2;
-    static constexpr uint8_t FLIP = V::SIGNED_OFFSET; // the top bit: adds 128 to a signed byte
+    static constexpr uint8_t FLIP = V::SIGNED_OFFSET; // xor with 128 adds 128 to a signed byte
 
     static void pack(const uint8_t * row, uint8_t * tile) {
         copy_fours(row, 4, tile, 4 * V::T, FOURS, FLIP);

@@ -1,5 +1,5 @@
-// Rows of x quantised for products with quantised weights. Everything in here has internal linkage:
-// each instruction set compiles its own, and none may stand in for another's.
+// Rows of x quantised for products with quantised weights. Everything has internal linkage: the
+// linker must not merge copies for different instruction sets.
 #pragma once
 
 #include <cstdint>
@@ -9,23 +9,22 @@
 namespace dfl::cpu {
 namespace {
 
-// 32 values of x: value = d * q. bias is what a sum over q starts from, to make up for weights that
-// are stored with an offset.
+// 32 values of x as in Q8_0: value = d * q. bias: start of sums, for weights stored with an offset.
 struct Block32 {
     int8_t q[32];
     float d;
     int32_t bias;
 };
 
-// The same for weights with minima, which are multiplied with the sum of the values.
+// 32 values of x as in Q8_1: value = d * q. sum: of the values, to multiply with minima of weights.
 struct Block32Sum {
     int8_t q[32];
     float d;
     float sum;
 };
 
-// 256 values of x: value = d * q. sums: of each 32 q. biases: -32 times the sums of each 16 q, what
-// sums over weights that are stored plus 32 start from.
+// 256 values of x as in Q8_K: value = d * q. sums: of each 32 q. biases: -32 times the sum of each
+// 16 q, the start of sums over weights stored with an offset of 32.
 struct Block256 {
     int8_t q[256];
     float d;
@@ -37,20 +36,19 @@ inline float half_to_float(uint16_t half) {
     return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(half)));
 }
 
-// As ggml keeps it.
+// Rounds to F16 and back, because ggml stores scales in F16.
 inline float through_half(float x) {
     const __m128i half = _mm_cvtps_ph(_mm_set_ss(x), _MM_FROUND_TO_NEAREST_INT);
     return half_to_float(static_cast<uint16_t>(_mm_extract_epi16(half, 0)));
 }
 
-// The magnitude of a value, as bits: these ascend with it, and a NaN's are above infinity's. Floats
-// would not do, as a maximum of floats forgets NaNs.
+// Returns magnitudes as integers, which order NaN last; a maximum of floats would lose NaN.
 inline __m256i magnitudes(const float * x) {
     return _mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(x)),
                             _mm256_set1_epi32(0x7fffffff));
 }
 
-// Of N values; a NaN among them is the largest.
+// Returns the largest magnitude of N values; NaN if a value is NaN.
 template <int N>
 inline float largest_magnitude(const float * x) {
     __m256i all = magnitudes(x);
@@ -63,8 +61,7 @@ inline float largest_magnitude(const float * x) {
     return _mm_cvtss_f32(_mm_castsi128_ps(m));
 }
 
-// 32 values times scale, to the nearest integers. Returns their sum: small, unless a value is not
-// finite, when it may be any number.
+// Rounds 32 values times scale to integers. Returns the sum, arbitrary if a value is not finite.
 inline int64_t quantize_32(const float * x, float scale, int8_t * q) {
     __m256i v[4];
     for (int i = 0; i < 4; ++i) {
@@ -83,15 +80,14 @@ inline int64_t quantize_32(const float * x, float scale, int8_t * q) {
     return _mm_cvtsi128_si32(s);
 }
 
-// Quantises 32 values; *d is their scale before it is rounded to a half, NaN if a value is. Returns
-// the sum of q.
+// Quantises 32 values; *d: scale before rounding to F16, NaN if a value is. Returns the sum of q.
 inline int64_t quantize_block_32(const float * x, int8_t * q, float * d) {
     const float top = largest_magnitude<32>(x);
     *d = top / 127.0f;
     return quantize_32(x, top != 0.0f ? 127.0f / top : 0.0f, q);
 }
 
-// A row as ggml's Q8_0 has it. offset: of the weights that it will multiply.
+// Quantises a row as ggml does; offset: added to the stored weights that the row multiplies.
 inline void quantize_blocks_32(const float * x, int64_t n_in, int32_t offset, void * dst) {
     auto * block = static_cast<Block32 *>(dst);
     for (int64_t i = 0; i < n_in; i += 32, ++block) {
@@ -101,7 +97,6 @@ inline void quantize_blocks_32(const float * x, int64_t n_in, int32_t offset, vo
     }
 }
 
-// A row as ggml's Q8_1 has it.
 inline void quantize_blocks_32_sum(const float * x, int64_t n_in, void * dst) {
     auto * block = static_cast<Block32Sum *>(dst);
     for (int64_t i = 0; i < n_in; i += 32, ++block) {
@@ -112,7 +107,7 @@ inline void quantize_blocks_32_sum(const float * x, int64_t n_in, void * dst) {
     }
 }
 
-// The first value whose magnitude no other of the 256 exceeds; NaN if there is one.
+// Returns the first of 256 values with the largest magnitude; NaN if a value is NaN.
 inline float first_largest_256(const float * x) {
     const float top = largest_magnitude<256>(x);
     const __m256i wanted = _mm256_set1_epi32(_mm_cvtsi128_si32(_mm_castps_si128(_mm_set_ss(top))));
@@ -126,7 +121,6 @@ inline float first_largest_256(const float * x) {
     return top;
 }
 
-// A row in blocks of 256 as ggml's Q8_K has them.
 inline void quantize_blocks_256(const float * x, int64_t n_in, void * dst) {
     auto * block = static_cast<Block256 *>(dst);
     for (int64_t i = 0; i < n_in; i += 256, ++block) {

@@ -1,6 +1,5 @@
-// Weights multiplied in the file's layout: rows as ggml stores them, at any address. Everything
-// in here has internal linkage: each instruction set compiles its own, and none may stand in for
-// another's.
+// Weights multiplied as ggml stores them: rows at any address. Everything has internal linkage: the
+// linker must not merge copies for different instruction sets.
 #pragma once
 
 #include "cpu/matmul/product_lists.h"
@@ -11,7 +10,7 @@
 namespace dfl::cpu {
 namespace {
 
-// Rows of whole blocks of INPUTS.
+// Packs weights by a copy; a row is whole blocks of INPUTS weights.
 template <ggml_type OF, int INPUTS>
 struct RowsInPlace {
     static constexpr ggml_type TYPE = OF;

@@ -1,4 +1,4 @@
-// The scales and minima of Q4_K and Q5_K: 8 and 8 numbers of 6 bits for every 256 weights.
+// 6-bit scales and minima of Q4_K and Q5_K: 8 of each for every 256 weights.
 #pragma once
 
 #include "cpu/matmul/tiles.h"
@@ -6,19 +6,19 @@
 namespace dfl::cpu {
 namespace {
 
-// In a tile: 12 bytes a row. As bytes they would be 16 * T: the scales [8][T], then the minima
-// [4][T][2]. Of those the four quarters are kept as nibbles of two vectors, and their upper two
-// bits in a third one.
+// Scales and minima of a tile in 12 bytes a row. Unpacked they are 16 * T bytes: scales [8][T],
+// then minima [4][T][2]. Packed, two vectors hold the low 4 bits of the four quarters, a third
+// vector holds the upper 2 bits.
 template <class V>
 struct Scales6 {
     static constexpr int T = V::T, QUARTER = 4 * T;
 
-    // Place of the number i of a row in the bytes: scales 0 to 7, minima 8 to 15.
+    // Returns the unpacked place of number i of a row: scales are 0 to 7, minima 8 to 15.
     static int place(int i, int lane) {
         return i < 8 ? i * T + lane : 8 * T + (i - 8) / 2 * 2 * T + 2 * lane + i % 2;
     }
 
-    // Both of number i % 8 of ggml's 12 bytes: where its lower 4 and its upper 2 bits are.
+    // Byte and shift of the lower 4 and of the upper 2 bits of a number in ggml's 12 bytes.
     struct Bits {
         int low, low_shift, high, high_shift;
     };

@@ -1,4 +1,4 @@
-// A PackedProduct of a Format: the loops over tiles and rows of x that all formats share.
+// PackedProduct of a Format: loops over tiles and rows of x that all formats share.
 #pragma once
 
 #include "cpu/matmul/product_lists.h"
@@ -10,7 +10,7 @@
 namespace dfl::cpu {
 namespace {
 
-// n groups of 4 bytes from one stride to another, each byte xor flip.
+// Copies n groups of 4 bytes from one stride to another, and xors each byte with flip.
 inline void copy_fours(const uint8_t * src, int64_t src_stride, uint8_t * dst, int64_t dst_stride,
                        int n, uint8_t flip) {
     for (int i = 0; i < n; ++i) {
@@ -21,13 +21,8 @@ inline void copy_fours(const uint8_t * src, int64_t src_stride, uint8_t * dst, i
     }
 }
 
-// Returns true if the hardware alone fetches better than that: up to so many rows on a Zen 4
-// core. Where a plain read loop has 28 GB/s there, one row of a format that is read in the
-// order in which it lies has 24 to 31 so and 18 to 21 with fetches, and passes of two rows are 1.07
-// (Q4_1) to 1.11 times (Q8_0) as fast so. Passes of three rows of Q8_0 are 1.08 times as fast so,
-// of four 0.93 times; products of three rows of Q6_K are 0.93 times, and more rows lost up to half.
-// On two cores of an Intel Sapphire Rapids one row took 1.2 (Q8_0) to 1.5 times (Q4_1) as long so,
-// more than two rows did.
+// True if hardware prefetching alone is faster than prefetches in code: up to unfetched_rows rows
+// on Zen 4, where one row then reads 24 to 31 instead of 18 to 21 GB/s.
 inline bool leaves_fetches(int unfetched_rows, int64_t n_rows) {
     static const bool is_zen4 = on_zen4();
     return n_rows <= unfetched_rows && is_zen4;
@@ -54,12 +49,12 @@ struct Tiles : Format {
 #else
     static constexpr int MAX_ROWS = Format::MAX_ROWS;
 #endif
-    // Of x, in bytes: rows that stay in a core's second cache while tile after tile passes.
+    // Bytes of x that stay in a core's L2 cache while all tiles pass.
     static constexpr int64_t CHUNK = 256 * 1024;
 
     static int64_t n_tiles(int64_t n_out) { return (n_out + T - 1) / T; }
 
-    // Whole cache lines, so that no load crosses one.
+    // Returns the bytes of a tile, in whole cache lines, so that no load crosses one.
     static size_t tile_size(int64_t n_in) { return (Format::tile_size(n_in) + 63) / 64 * 64; }
 
     static size_t packed_size(int64_t n_in, int64_t n_out) {
@@ -80,7 +75,6 @@ struct Tiles : Format {
         }
     }
 
-    // R rows with one tile, of which n outputs count.
     template <int R>
     static void multiply_tile(const uint8_t * tile, int64_t n_in, const uint8_t * x, int64_t x_size,
                               int64_t ahead, float * dst, int64_t dst_stride, int n) {
@@ -116,7 +110,7 @@ struct Tiles : Format {
         }
     }
 
-    // Rows in groups as equal as can be: each group unpacks the tile anew.
+    // Splits rows into groups of nearly equal size, because each group unpacks the tile again.
     static void multiply_rows(const void * packed, int64_t n_in, int64_t n_out, const uint8_t * x,
                               int64_t n_rows, int64_t first_tile, int64_t last_tile, float * dst,
                               int64_t dst_stride) {

@@ -1,12 +1,12 @@
-// The Walsh-Hadamard transform of rows on their way into quantised K/V, and back.
+// Walsh-Hadamard transform of rows before they enter a quantised K/V cache, and back.
 #pragma once
 
 #include <cstdint>
 
 namespace dfl::cpu {
 
-// Multiplies each block of x [n] with the orthonormal matrix whose entry (i, j) has the sign of
-// popcount(i & j). block: a power of two that divides n. Twice is no change, but for rounding.
+// Multiplies each block of x [n] by the orthonormal matrix of signs (-1)^popcount(i & j). block: a
+// power of two that divides n. The transform is its own inverse, except for rounding.
 void hadamard(float * x, int64_t n, int64_t block);
 
 } // namespace dfl::cpu

@@ -1,4 +1,4 @@
-// The loops of RowKernel over vectors of V::T floats.
+// RowKernel for vectors of V::T floats.
 #pragma once
 
 #include "cpu/rows/row_kernel.h"
@@ -17,7 +17,7 @@ struct RowTiles {
     static constexpr int T = V::T;
 
     static float sum_of_squares(const float * x, int64_t n) {
-        F sum[4] = {V::zero(), V::zero(), V::zero(), V::zero()}; // that do not wait for each other
+        F sum[4] = {V::zero(), V::zero(), V::zero(), V::zero()}; // independent sums hide latency
         for (int64_t i = 0; i < n; i += T) {
             const F value = Part::load(x, i, n);
             F & at = sum[i / T % 4];
@@ -38,7 +38,7 @@ struct RowTiles {
     }
 
     static F sigmoid(F x) {
-        const F e = V::exp(V::where_negative(x, x, V::sub(V::zero(), x))); // exp(-|x|)
+        const F e = V::exp(V::where_negative(x, x, V::sub(V::zero(), x)));
         const F one = V::spread(1.0f);
         return V::divide(V::where_negative(x, e, one), V::add(one, e));
     }
@@ -102,12 +102,13 @@ struct RowTiles {
         }
     }
 
-    // To 3e-7 of it; NaN for NaN.
+    // Returns tanh(x) with a relative error of at most 3e-7; NaN for NaN.
     static F tanh(F x) {
         const F size = V::where_negative(x, V::sub(V::zero(), x), x), one = V::spread(1.0f);
         const F e = V::exp(V::mul(size, V::spread(-2.0f)));
         const F far = V::divide(V::sub(one, e), V::add(one, e));
-        // Near 0 that loses digits. Fitted to (tanh(x) / x - 1) / x^2 up to the bound.
+        // The quotient above loses digits near 0. Below `bound`, a polynomial fitted to (tanh(x) /
+        // x - 1) / x^2 is used.
         constexpr float bound = 0.6f;
         const F square = V::mul(x, x);
         F p = V::spread(-0.0062763877f);
@@ -126,7 +127,7 @@ struct RowTiles {
         }
     }
 
-    // The largest of [x, x + n), n a multiple of T; minus infinity among NaNs.
+    // Returns the largest of n values, n a multiple of T; -inf if all are NaN.
     static float largest(const float * x, int64_t n) {
         F maximum = V::spread(-INFINITY);
         for (int64_t i = 0; i < n; i += T) {
@@ -140,7 +141,7 @@ struct RowTiles {
     static int64_t first_largest(const float * x, int64_t n) {
         constexpr int64_t block = 32 * T;
         float maximum = -INFINITY;
-        int64_t at = 0, size = 0; // the first block that holds it
+        int64_t at = 0, size = 0;
         for (int64_t i = 0; i < n; i += block) {
             const int64_t here = std::min(block, n - i), whole = here / T * T;
             float top = largest(x + i, whole);
@@ -180,7 +181,7 @@ struct RowTiles {
 
     static bool maxima(const float * x, int64_t n, float * max) {
         const int64_t whole = n / BLOCK * BLOCK;
-        int n_not_finite = 0; // counted, as a loop that may end early uses no vector registers
+        int n_not_finite = 0; // counted: a loop with an early exit would not be vectorised
         for (int64_t i = 0; i < whole; i += BLOCK) {
             max[i / BLOCK] = largest(x + i, BLOCK);
             for (int64_t j = i; j < i + BLOCK; ++j) {
@@ -199,7 +200,7 @@ struct RowTiles {
     }
 
     static double sum_exp(const float * x, int64_t n, float max) {
-        constexpr int64_t part = 64 * T; // few enough for sums of floats
+        constexpr int64_t part = 64 * T; // values per float sum, to limit rounding errors
         double total = 0.0;
         for (int64_t from = 0; from < n; from += part) {
             const int64_t end = std::min(n, from + part), whole = from + (end - from) / T * T;

@@ -1,15 +1,14 @@
-// The exponential function in lanes of a vector of floats.
+// The exponential function for vectors of floats.
 #pragma once
 
 namespace dfl::cpu {
 namespace {
 
-// exp(x) for x <= 0 in lanes; 0 below the smallest normal number, and NaN for NaN. Largest relative
-// error about 2e-7.
+// Returns exp(x) for x <= 0; 0 below -87, NaN for NaN. The largest relative error is about 2e-7.
 template <class V>
 typename V::F exp_lanes(typename V::F x) {
     using F = typename V::F;
-    const F low = V::max(V::spread(-87.0f), x); // the second, if one is NaN
+    const F low = V::max(V::spread(-87.0f), x); // max() returns x if x is NaN
     const F n = V::round(V::mul(low, V::spread(1.44269504f)));
     F r = V::mul_add(n, V::spread(-0.693359375f), low);
     r = V::mul_add(n, V::spread(2.12194440e-4f), r);

@@ -1,4 +1,4 @@
-// 8 floats with the operations that kernels written for vectors of any width use.
+// 8 floats in AVX2, with the operations of kernels for vectors of any width.
 #pragma once
 
 #include "cpu/simd/exp_lanes.h"
@@ -13,9 +13,9 @@ namespace {
 struct Floats256 {
     static constexpr const char * NAME = "avx2";
     static constexpr int T = 8;
-    static constexpr int WIDE = 2;              // vectors of values summed at once
-    static constexpr bool HAS_REGISTERS = true; // of this width, for certain
-    static constexpr int PRODUCT_ROWS = 3;      // times 4 outputs, in registers
+    static constexpr int WIDE = 2; // vectors of keys or values that attention multiplies at once
+    static constexpr bool HAS_REGISTERS = true; // F is one register of the CPU
+    static constexpr int PRODUCT_ROWS = 3;      // rows whose sums with 4 outputs fit in registers
     using F = __m256;
 
     static F zero() { return _mm256_setzero_ps(); }
@@ -26,12 +26,11 @@ struct Floats256 {
     static F halves(const uint16_t * p) {
         return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
     }
-    static F brains(const uint16_t * p) { // bfloat16
+    static F brains(const uint16_t * p) { // converts BF16 values to floats
         const __m256i wide =
             _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
         return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
     }
-    // T values of 16 bits, whatever they mean.
     using H = __m128i;
     static H load(const uint16_t * p) {
         return _mm_loadu_si128(reinterpret_cast<const __m128i *>(p));
@@ -47,11 +46,12 @@ struct Floats256 {
     static F divide(F a, F b) { return _mm256_div_ps(a, b); }
     static F max(F a, F b) { return _mm256_max_ps(a, b); }
     static F mul_add(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
-    // Of pairs of lanes: the first in both, the second in both, each in the other's place.
+    // Copies the first (even) or second (odd) lane of each pair to both; or exchanges them
+    // (swapped).
     static F even(F x) { return _mm256_moveldup_ps(x); }
     static F odd(F x) { return _mm256_movehdup_ps(x); }
     static F swapped(F x) { return _mm256_permute_ps(x, 0xb1); }
-    // a - b in the first of a pair, a + b in the second.
+    // Returns a - b in the first lane of each pair, a + b in the second lane.
     static F sub_add(F a, F b) { return _mm256_addsub_ps(a, b); }
     static F round(F x) {
         return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -64,24 +64,24 @@ struct Floats256 {
         return _mm256_and_ps(_mm256_cmp_ps(x, spread(limit), _CMP_NLT_UQ), y);
     }
     static F exp(F x) { return exp_lanes<Floats256>(x); }
-    // a where x < 0, else b
+    // Selects a where x < 0, else b.
     static F where_negative(F x, F a, F b) {
         return _mm256_blendv_ps(b, a, _mm256_cmp_ps(x, zero(), _CMP_LT_OQ));
     }
 
-    // The largest of all lanes; which of them counts if one is no number is left open.
+    // Returns the largest lane; unspecified if a lane is NaN.
     static float largest(F x) {
         const __m128 four = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
         const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
         return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
     }
-    // The sums of four.
+    // Sums the lanes of each of four vectors.
     static void sums(const F (&x)[4], float * to) {
         const F all = _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
         _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
     }
 
-    // sums() adds lanes in two halves, each in this order.
+    // Lane m of a half, in the order in which sums() adds the lanes of each half.
     static constexpr int lane_of_half(int half, int m) { return 4 * half + m; }
     static F sum_of_half(const F (&x)[4]) { return add(add(x[0], x[1]), add(x[2], x[3])); }
 

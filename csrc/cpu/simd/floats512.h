@@ -1,4 +1,4 @@
-// 16 floats with the operations that kernels written for vectors of any width use.
+// 16 floats in AVX-512, with the operations that floats256.h describes.
 #pragma once
 
 #include "cpu/simd/exp_lanes.h"
@@ -13,9 +13,9 @@ namespace {
 struct Floats512 {
     static constexpr const char * NAME = "avx512";
     static constexpr int T = 16;
-    static constexpr int WIDE = 4;              // vectors of values summed at once
-    static constexpr bool HAS_REGISTERS = true; // of this width, for certain
-    static constexpr int PRODUCT_ROWS = 6;      // times 4 outputs, in registers
+    static constexpr int WIDE = 4;
+    static constexpr bool HAS_REGISTERS = true;
+    static constexpr int PRODUCT_ROWS = 6;
     using F = __m512;
 
     static F zero() { return _mm512_setzero_ps(); }
@@ -26,12 +26,11 @@ struct Floats512 {
     static F halves(const uint16_t * p) {
         return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
     }
-    static F brains(const uint16_t * p) { // bfloat16
+    static F brains(const uint16_t * p) {
         const __m512i wide =
             _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
         return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
     }
-    // T values of 16 bits, whatever they mean.
     using H = __m256i;
     static H load(const uint16_t * p) {
         return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p));
@@ -47,11 +46,9 @@ struct Floats512 {
     static F divide(F a, F b) { return _mm512_div_ps(a, b); }
     static F max(F a, F b) { return _mm512_max_ps(a, b); }
     static F mul_add(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
-    // Of pairs of lanes: the first in both, the second in both, each in the other's place.
     static F even(F x) { return _mm512_moveldup_ps(x); }
     static F odd(F x) { return _mm512_movehdup_ps(x); }
     static F swapped(F x) { return _mm512_permute_ps(x, 0xb1); }
-    // a - b in the first of a pair, a + b in the second.
     static F sub_add(F a, F b) { return _mm512_mask_sub_ps(add(a, b), 0x5555, a, b); }
     static F round(F x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT); }
     static F times_power_of_two(F x, F n) { return _mm512_scalef_ps(x, n); }
@@ -59,13 +56,10 @@ struct Floats512 {
         return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, spread(limit), _CMP_NLT_UQ), y);
     }
     static F exp(F x) { return exp_lanes<Floats512>(x); }
-    // a where x < 0, else b
     static F where_negative(F x, F a, F b) {
         return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, zero(), _CMP_LT_OQ), b, a);
     }
-    // The largest of all lanes; which of them counts if one is no number is left open.
     static float largest(F x) { return _mm512_reduce_max_ps(x); }
-    // The sums of four.
     static void sums(const F (&x)[4], float * to) {
         const __m256 low = _mm256_hadd_ps(folded(x[0]), folded(x[1]));
         const __m256 high = _mm256_hadd_ps(folded(x[2]), folded(x[3]));
@@ -78,7 +72,6 @@ struct Floats512 {
         return _mm256_add_ps(_mm512_castps512_ps256(x), _mm256_castpd_ps(upper));
     }
 
-    // sums() adds lanes in two halves, each in this order.
     static constexpr int lane_of_half(int half, int m) {
         return m < 4 ? 4 * half + m : 8 + 4 * half + m - 4;
     }
@@ -105,7 +98,6 @@ struct Floats512 {
             r[i + 2] = low(t[i + 1], t[i + 3]);
             r[i + 3] = high(t[i + 1], t[i + 3]);
         }
-        // r[4 i + j]: in 128-bit lane l, column 4 l + j of rows 4 i to 4 i + 3.
         for (int j = 0; j < 4; ++j) {
             const F even0 = _mm512_shuffle_f32x4(r[j], r[4 + j], 0x88);
             const F even1 = _mm512_shuffle_f32x4(r[8 + j], r[12 + j], 0x88);

@@ -1,5 +1,5 @@
-// 8 floats in plain C++, for CPUs without kernels of their own. A compiler makes vectors of them
-// where it can; it may not join products and sums, nor take a sum's parts in another order.
+// 8 floats in plain C++, with the operations that floats256.h describes. Compilers may vectorise
+// the loops, but must not fuse products and sums nor reorder sums.
 #pragma once
 
 #include "cpu/simd/exp_lanes.h"
@@ -16,8 +16,8 @@ namespace {
 struct FloatsPortable {
     static constexpr const char * NAME = "portable";
     static constexpr int T = 8;
-    static constexpr int WIDE = 1;               // vectors of values summed at once
-    static constexpr bool HAS_REGISTERS = false; // of this width, for certain
+    static constexpr int WIDE = 1;
+    static constexpr bool HAS_REGISTERS = false;
     static constexpr int PRODUCT_ROWS = 2;
     struct F {
         float at[T];
@@ -54,7 +54,6 @@ struct FloatsPortable {
 #endif
     }
     static void store(float * p, F x) { std::memcpy(p, x.at, sizeof x.at); }
-    // T values of 16 bits, whatever they mean.
     struct H {
         uint16_t at[T];
     };
@@ -69,7 +68,7 @@ struct FloatsPortable {
             p[i] = ggml_fp32_to_fp16(x.at[i]);
         }
     }
-    static F brains(const uint16_t * p) { // bfloat16
+    static F brains(const uint16_t * p) {
         uint16_t bits[T];
         std::memcpy(bits, p, sizeof bits);
         return each([&](int i) {
@@ -91,7 +90,7 @@ struct FloatsPortable {
     static F divide(F a, F b) {
         return each([&](int i) { return a.at[i] / b.at[i]; });
     }
-    static F max(F a, F b) { // b where one is no number
+    static F max(F a, F b) { // returns b if either is NaN
         return each([&](int i) { return a.at[i] > b.at[i] ? a.at[i] : b.at[i]; });
     }
     static F round(F x) {
@@ -104,11 +103,9 @@ struct FloatsPortable {
         return each([&](int i) { return x.at[i] < limit ? 0.0f : y.at[i]; });
     }
     static F exp(F x) { return exp_lanes<FloatsPortable>(x); }
-    // a where x < 0, else b
     static F where_negative(F x, F a, F b) {
         return each([&](int i) { return x.at[i] < 0.0f ? a.at[i] : b.at[i]; });
     }
-    // Of pairs of lanes: the first in both, the second in both, each in the other's place.
     static F even(F x) {
         return each([&](int i) { return x.at[i & ~1]; });
     }
@@ -118,7 +115,6 @@ struct FloatsPortable {
     static F swapped(F x) {
         return each([&](int i) { return x.at[i ^ 1]; });
     }
-    // a - b in the first of a pair, a + b in the second.
     static F sub_add(F a, F b) {
         return each([&](int i) { return i % 2 == 0 ? a.at[i] - b.at[i] : a.at[i] + b.at[i]; });
     }
@@ -139,7 +135,6 @@ struct FloatsPortable {
             }
         }
     }
-    // The largest of all lanes; which of them counts if one is no number is left open.
     static float largest(F x) {
         float maximum = x.at[0];
         for (int i = 1; i < T; ++i) {
@@ -147,7 +142,6 @@ struct FloatsPortable {
         }
         return maximum;
     }
-    // The sums of four.
     static void sums(const F (&x)[4], float * to) {
         for (int i = 0; i < 4; ++i) {
             const float * v = x[i].at;

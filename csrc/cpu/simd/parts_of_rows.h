@@ -11,7 +11,7 @@ template <class V>
 struct PartsOfRows {
     using F = typename V::F;
 
-    // x[i], ...; zeros from n on.
+    // Loads x[i] and the values after it; zeros from x[n] on.
     static F load(const float * x, int64_t i, int64_t n) {
         if (i + V::T <= n) {
             return V::load(x + i);

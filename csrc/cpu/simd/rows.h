@@ -1,5 +1,5 @@
-// Pointers to rows of equal length, and loops over constants. Everything in here has internal
-// linkage: each instruction set compiles its own, and none may stand in for another's.
+// Pointers to rows of equal length, and loops over constants. Everything has internal linkage: the
+// linker must not merge copies for different instruction sets.
 #pragma once
 
 #include <cstdint>
@@ -11,19 +11,18 @@ template <class Body, int... I>
 inline void for_each(std::integer_sequence<int, I...>, Body && body) {
     (body(std::integral_constant<int, I>()), ...);
 }
-// body(0) to body(N - 1), with arguments that are constants.
+// Calls body(0) to body(N - 1), with compile-time constants.
 template <int N, class Body>
 inline void for_each(Body && body) {
     for_each(std::make_integer_sequence<int, N>(), body);
 }
 
-// Reads the place of one row out of R. One pointer for three rows: the others are reached by the
-// addressing modes of x86, so that 12 rows take 5 registers.
+// Pointers to R rows. One pointer serves three rows by x86 addressing modes, to save registers.
 template <int R>
 struct Rows {
     const uint8_t * base[(R + 2) / 3];
     int64_t stride;
-    int64_t ahead; // bytes before their use that weights are fetched; 0: they are not
+    int64_t ahead; // distance in bytes of weight prefetches; 0: none
 
     Rows(const uint8_t * first, int64_t stride, int64_t ahead) : stride(stride), ahead(ahead) {
         for (int i = 0; i < (R + 2) / 3; ++i) {

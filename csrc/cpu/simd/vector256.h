@@ -1,4 +1,4 @@
-// Vectors of 8 outputs in AVX2: what it does the same with and without VNNI.
+// Vectors of 8 outputs in AVX2: operations shared by the sets with and without VNNI.
 #pragma once
 
 #include "cpu/simd/floats256.h"
@@ -10,7 +10,7 @@ namespace dfl::cpu {
 namespace {
 
 struct Vector256 : Floats256 {
-    using I = __m256i; // T int32, or 4 bytes in each place
+    using I = __m256i;
 
     static I load(const void * p) { return _mm256_loadu_si256(static_cast<const I *>(p)); }
     static I spread(int32_t v) { return _mm256_set1_epi32(v); }
@@ -36,7 +36,7 @@ struct Vector256 : Floats256 {
         return to_float(_mm256_cvtepi8_epi32(_mm_loadl_epi64(static_cast<const __m128i *>(p))));
     }
 
-    // 2 * T bytes to int16, two in each place.
+    // Widens 2 * T bytes to int16, two in each lane.
     static I pairs(const void * p) {
         return _mm256_cvtepu8_epi16(_mm_loadu_si128(static_cast<const __m128i *>(p)));
     }
@@ -46,7 +46,7 @@ struct Vector256 : Floats256 {
 
     static void store_bytes(void * p, I v) { _mm256_storeu_si256(static_cast<I *>(p), v); }
     static I both(I a, I b) { return _mm256_or_si256(a, b); }
-    // Bits of every byte, moved right by N or left by -N. mask must not keep a neighbour's bits.
+    // Shifts every byte right by N or left by -N. mask must not keep a neighbouring byte's bits.
     template <int N>
     static I bits(I v, uint8_t mask) {
         const I moved =
@@ -54,12 +54,12 @@ struct Vector256 : Floats256 {
         return _mm256_and_si256(moved, _mm256_set1_epi8(static_cast<char>(mask)));
     }
 
-    // Of every byte, which is below 16, what the table has there.
+    // Looks up every byte, which must be below 16, in the table.
     static I look_up(const uint8_t * table, I v) {
         const __m128i once = _mm_loadu_si128(reinterpret_cast<const __m128i *>(table));
         return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(once), v);
     }
-    // 2^(e - 128) of T bytes e; the two below the normal numbers as ggml has them.
+    // Returns 2^(e - 128) for T bytes e; e = 0 and 1 give subnormal numbers, as in ggml.
     static F half_powers(const void * p) {
         const I e = _mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i *>(p)));
         const I normal = _mm256_slli_epi32(_mm256_sub_epi32(e, spread(1)), 23);
@@ -68,7 +68,6 @@ struct Vector256 : Floats256 {
             _mm256_blendv_epi8(normal, small, _mm256_cmpgt_epi32(spread(2), e)));
     }
 
-    // 4 bytes of x, in every place.
     static I spread_four(const void * x) {
         int32_t four;
         std::memcpy(&four, x, 4);

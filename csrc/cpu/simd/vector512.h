@@ -1,4 +1,4 @@
-// Vectors of 16 outputs in AVX-512 with VNNI.
+// Vectors of 16 outputs in AVX-512 with VNNI; vector256.h describes the common operations.
 #pragma once
 
 #include "cpu/simd/floats512.h"
@@ -12,14 +12,12 @@ namespace {
 struct Vector512 : Floats512 {
     static constexpr const char * NAME = "avx512vnni";
     static constexpr int MAX_ROWS = 8;
-    // Bytes before their use that weights are fetched for the first rows, into the second cache: a
-    // core keeps about twice as many fetches in flight there as into the first. One row on
-    // a Zen 5 core read 11 GB/s with fetches into the first and 23 into the second, where a plain
-    // read loop has 22. The distance was as good as any between 16 and 32 KiB, and also of 8 rows
-    // on a Zen 4.
+    // Distance in bytes at which weights are prefetched for the first group of rows. Into L2,
+    // because a core has about twice as many L2 fetches in flight as L1 fetches. Distances from 16
+    // to 32 KiB were equally fast on Zen 4 and Zen 5.
     static constexpr int64_t FETCH_AHEAD = 16384;
-    static constexpr int32_t SIGNED_OFFSET = 128; // signed weights are stored plus this
-    using I = __m512i;                            // T int32, or 4 bytes in each place
+    static constexpr int32_t SIGNED_OFFSET = 128; // offset that is added to stored signed weights
+    using I = __m512i;
 
     static I load(const void * p) { return _mm512_loadu_si512(p); }
     static I spread(int32_t v) { return _mm512_set1_epi32(v); }
@@ -32,7 +30,7 @@ struct Vector512 : Floats512 {
         _mm512_mask_storeu_ps(dst, static_cast<__mmask16>((1u << n) - 1), v);
     }
 
-    static F mul_sub(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); } // c - a * b
+    static F mul_sub(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }
     static F unsigned_bytes(const void * p) {
         return to_float(_mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i *>(p))));
     }
@@ -40,7 +38,6 @@ struct Vector512 : Floats512 {
         return to_float(_mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i *>(p))));
     }
 
-    // 2 * T bytes to int16, two in each place.
     static I pairs(const void * p) {
         return _mm512_cvtepu8_epi16(_mm256_loadu_si256(static_cast<const __m256i *>(p)));
     }
@@ -50,7 +47,6 @@ struct Vector512 : Floats512 {
 
     static void store_bytes(void * p, I v) { _mm512_storeu_si512(p, v); }
     static I both(I a, I b) { return _mm512_or_si512(a, b); }
-    // Bits of every byte, moved right by N or left by -N. mask must not keep a neighbour's bits.
     template <int N>
     static I bits(I v, uint8_t mask) {
         const I moved =
@@ -58,12 +54,10 @@ struct Vector512 : Floats512 {
         return _mm512_and_si512(moved, _mm512_set1_epi8(static_cast<char>(mask)));
     }
 
-    // Looks up every byte, which is below 16, in the table.
     static I look_up(const uint8_t * table, I v) {
         const __m128i once = _mm_loadu_si128(reinterpret_cast<const __m128i *>(table));
         return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(once), v);
     }
-    // 2^(e - 128) of T bytes e; the two below the normal numbers as ggml has them.
     static F half_powers(const void * p) {
         const I e = _mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i *>(p)));
         const I normal = _mm512_slli_epi32(_mm512_sub_epi32(e, spread(1)), 23);
@@ -72,15 +66,14 @@ struct Vector512 : Floats512 {
             _mm512_mask_mov_epi32(normal, _mm512_cmplt_epi32_mask(e, spread(2)), small));
     }
 
-    // 4 bytes of x, in every place.
     static I spread_four(const void * x) {
         int32_t four;
         std::memcpy(&four, x, 4);
         return _mm512_set1_epi32(four);
     }
 
-    // sum[r] += the products of 4 * N inputs. weights(k): 4 inputs of every output, unsigned and at
-    // most LARGEST. x[r] + at: that row's inputs.
+    // Adds products of 4 * N inputs to sum[r]. weights(k): 4 inputs of every output, unsigned and
+    // at most LARGEST. x[r] + at: the inputs of row r.
     template <int N, int LARGEST, int R, class Weights>
     static void dot(I (&sum)[R], Weights weights, const Rows<R> & x, int64_t at) {
         for_each<N>([&](auto k) {

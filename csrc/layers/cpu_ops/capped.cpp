@@ -7,7 +7,7 @@ namespace dfl {
 
 namespace {
 
-// dst: what it caps. Threads share each row, as one row is what a plain step has.
+// Caps dst in place. Threads share each row, because a step of plain decoding has only one row.
 class Cap : public CpuNode {
   public:
     explicit Cap(float cap) : cap_(cap) {}

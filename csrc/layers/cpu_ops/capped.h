@@ -1,11 +1,11 @@
-// A softcap: what keeps logits between two bounds.
+// Softcap, which limits logits to the range (-cap, cap).
 #pragma once
 
 #include "layers/cpu_ops/graph_context.h"
 
 namespace dfl {
 
-// cap * tanh(logits / cap), in place where it is our own code. logits: f32 [n, n_rows], cap > 0.
+// Returns cap * tanh(logits / cap), in place on the CPU. logits: f32 [n, n_rows]; cap > 0.
 ggml_tensor * capped(GraphContext & g, ggml_tensor * logits, float cap);
 
 } // namespace dfl

@@ -10,8 +10,7 @@ namespace dfl {
 
 namespace {
 
-// src: q, the caches of K and V. dst: the result, scratch for each thread, and what segments leave
-// of queries where there is room for that.
+// CPU node of attention. src: Q, K cache, V cache. dst: result, thread scratch, segment results.
 class Attend : public CpuNode {
   public:
     Attend(const GraphContext & g, int il, const std::vector<VisibleRows> & visible)
@@ -19,19 +18,20 @@ class Attend : public CpuNode {
           rotation_(g.kv.rotation_v(il) != nullptr ? g.kv.rotation_v(il)->ne[0] : 0),
           n_threads_(g.cpu_nodes.max_threads), n_rows_(g.shape.n_rows),
           merged_(shape_.n_head_kv * g.kv.n_sequences()), plans_(n_threads_) {
-        // Rows of a verify may be the nodes of a tree.
+        // Rows of a verify may be tree nodes, whose cells need scratch.
         const int64_t n_pending =
             g.shape.kind == GraphKind::VERIFY ? std::min<int64_t>(n_rows_, DFL_MAX_VERIFY) : 0;
         scratch_ = kernel_.scratch_size(shape_.head_dim, n_pending);
         const int64_t n_kv = g.shape.n_kv[g.kv.group_index(il)];
         if (n_kv > cpu::CELL_SEGMENT) {
-            const int64_t n_segments = n_kv / cpu::CELL_SEGMENT + 2; // begun ones, too
+            // Two segments more than n_kv fills, as visible cells may begin and end within a
+            // segment.
+            const int64_t n_segments = n_kv / cpu::CELL_SEGMENT + 2;
             n_parts_ = n_segments * std::min<int64_t>(n_group() * n_rows_, cpu::MAX_QUERIES);
         }
     }
 
     int64_t result_size() const { return shape_.head_dim * shape_.n_head * n_rows_; }
-    // Floats of dst.
     int64_t size() const {
         return result_size() + n_threads_ * scratch_ + shape_.n_head_kv * n_parts_ * part_size();
     }
@@ -39,7 +39,7 @@ class Attend : public CpuNode {
     void compute(ggml_tensor * dst, int ith, int nth) override {
         const Plan & plan = make_plan(plans_[ith], dst, nth);
         float * scratch = static_cast<float *>(dst->data) + result_size() + ith * scratch_;
-        if (ith == 0) { // padding sees nothing
+        if (ith == 0) { // padding rows see no cell: their result is 0
             const int64_t n = visible_.back().first + visible_.back().n,
                           width = result_size() / n_rows_;
             std::fill_n(static_cast<float *>(dst->data) + n * width, (n_rows_ - n) * width, 0.0f);
@@ -62,28 +62,28 @@ class Attend : public CpuNode {
     }
 
   private:
-    // How the rows of a sequence are cut: each head by the segments of what they see, or the
-    // queries of all heads.
+    // Division of a sequence among threads: by K/V head and segment of visible cells, or by
+    // queries.
     struct Share {
         int64_t first_part;
-        int64_t n; // segments of each head, or parts of all queries
+        int64_t n; // number of segments per K/V head if `splits`, else of parts of all queries
         int64_t first_segment;
         bool splits;
-        int64_t room; // of its segments' parts
+        int64_t room; // index of the sequence's first partial result within a K/V head
     };
     struct Plan {
-        std::vector<Share> shares; // of each sequence
+        std::vector<Share> shares;
         int64_t n_parts;
         bool is_long;
     };
 
-    // Every thread makes the same.
+    // Divides the pass into parts. Each thread computes the same plan, without synchronisation.
     const Plan & make_plan(Plan & plan, const ggml_tensor * dst, int64_t nth) const {
         plan.shares.clear();
         plan.n_parts = 0;
         int64_t room = 0, products = 0;
         bool any_splits = false;
-        // Threads that share the rows of a sequence; of many sequences each is one thread's.
+        // Threads take whole sequences if there are many, and share each sequence otherwise.
         const bool by_sequence = static_cast<int64_t>(visible_.size()) >= 4 * nth;
         const int64_t n_sharing = by_sequence ? 1 : nth;
         for (const VisibleRows & rows : visible_) {
@@ -91,8 +91,7 @@ class Attend : public CpuNode {
             const cpu::SegmentRange range =
                 cpu::visible_segments(work_of(dst, rows, 0), 0, n_queries);
             const int64_t n_segments = range.end - range.first, n_needed = n_segments * n_queries;
-            // Segments are of uneven size. Where there are queries enough for all threads these are
-            // what is shared.
+            // Segments differ in size: threads share queries if there are enough for all threads.
             const bool has_few_queries = n_queries <= cpu::MAX_QUERIES &&
                                          n_queries * shape_.n_head_kv < nth * cpu::MAX_QUERIES;
             const bool splits = n_segments > 1 && has_few_queries && room + n_needed <= n_parts_;
@@ -109,7 +108,7 @@ class Attend : public CpuNode {
         return plan;
     }
 
-    // The last who ends a segment of a head has all of its parts.
+    // Computes a segment of a K/V head; the last thread to finish merges all segments of the head.
     void attend_segment(ggml_tensor * dst, const Share & share, size_t index, int64_t part,
                         float * scratch) {
         const VisibleRows & rows = visible_[index];
@@ -125,7 +124,7 @@ class Attend : public CpuNode {
         if (merged.fetch_add(1, std::memory_order_acq_rel) + 1 < share.n) {
             return;
         }
-        merged.store(0, std::memory_order_relaxed); // for the next run
+        merged.store(0, std::memory_order_relaxed);
         for (int64_t i = 0; i < n_queries; ++i) {
             kernel_.merge(work, i, of_head + i * part_size(), share.n, segment_size, scratch);
             rotate_back(work, i);
@@ -136,7 +135,7 @@ class Attend : public CpuNode {
                      float * scratch) const {
         const VisibleRows & rows = visible_[index];
         const int64_t n_queries = n_group() * rows.n, n = n_queries * shape_.n_head_kv;
-        // Later rows see more: who comes last should have little to do.
+        // Later rows see more cells and come first, so that the part that ends last is short.
         const int64_t end = n * (share.n - part) / share.n;
         int64_t at = n * (share.n - part - 1) / share.n;
         cpu::CellAttention work = work_of(dst, rows, at / n_queries), next;
@@ -147,7 +146,8 @@ class Attend : public CpuNode {
             if (at < end) {
                 next = work_of(dst, rows, at / n_queries);
                 work.next = &next;
-            } else if (share.n == 1 && index + 1 < visible_.size()) { // most likely this thread's
+            } else if (share.n == 1 && index + 1 < visible_.size()) {
+                // Prefetches the next sequence, which this thread probably computes next.
                 next = work_of(dst, visible_[index + 1], 0);
                 work.next = &next;
             }
@@ -161,7 +161,7 @@ class Attend : public CpuNode {
     }
 
     int64_t n_group() const { return shape_.n_head / shape_.n_head_kv; }
-    // Positions that are stored.
+    // Returns the number of positions from the first to the last stored cell.
     static int64_t n_stored(const cpu::VisibleCells & visible) {
         const auto & spans = visible.spans;
         return spans.empty() ? 1 : spans.back().position + spans.back().n - spans.front().position;
@@ -206,12 +206,10 @@ class Attend : public CpuNode {
         }
     }
 
-    // Products of a query's value with a key's, from which on parts are worth fetching.
+    // Multiplications in attention above which idle threads take over parts of other threads.
     static constexpr int64_t LONG = 1 << 22;
 
-    // Parts that the queries of all heads are cut into, one head after another: each part
-    // rearranges the keys of its heads anew, which takes as long as some queries, so there are few
-    // of them.
+    // Returns the number of parts, which is small, as each part rearranges its heads' keys again.
     int64_t parts_for(int64_t n_queries, int64_t nth, bool is_long) const {
         const int64_t n = n_queries * shape_.n_head_kv;
         const int64_t rounds = (n + cpu::MAX_QUERIES * nth - 1) / (cpu::MAX_QUERIES * nth);
@@ -222,12 +220,12 @@ class Attend : public CpuNode {
     LayerShape shape_;
     const ggml_tensor * sinks_;
     const std::vector<VisibleRows> & visible_;
-    int64_t rotation_; // values of a block of V that were rotated; 0: none
+    int64_t rotation_; // values per Hadamard-rotated block of V; 0: V is not rotated
     int64_t n_threads_, n_rows_;
-    int64_t scratch_ = 0;                      // floats of a thread
-    int64_t n_parts_ = 0;                      // of a head's queries there is room for
-    std::vector<std::atomic<int64_t>> merged_; // segments of a sequence's head that are done
-    std::vector<Plan> plans_;                  // of each thread
+    int64_t scratch_ = 0;
+    int64_t n_parts_ = 0;                      // capacity for partial results per K/V head
+    std::vector<std::atomic<int64_t>> merged_; // finished segments of each K/V head and sequence
+    std::vector<Plan> plans_;
 };
 
 } // namespace

@@ -21,7 +21,7 @@ void Barrier::pause() {
 void Barrier::wait_long(int other, unsigned phase) {
     const auto began = std::chrono::steady_clock::now();
     while (!has_arrived(other, phase)) {
-        // Whoever is late waits for a core, and it may be this one.
+        // The late thread may be waiting for the core of this thread.
         std::this_thread::yield();
     }
     const auto waited = std::chrono::steady_clock::now() - began;
@@ -37,7 +37,7 @@ void Barrier::begin_run() {
 }
 
 Barrier::Waits Barrier::waits(int nth) const {
-    constexpr int64_t late_ns = 300000; // a core goes to another process for a millisecond or more
+    constexpr int64_t late_ns = 300000; // a preempted thread is late by at least 1 ms
     Waits waits;
     for (const Arrival & arrival : arrivals_) {
         const int64_t ns =
@@ -68,7 +68,7 @@ static void run(ggml_tensor * dst, int ith, int nth, void * data) {
     }
 }
 
-// make: the tensor of a step that is given to ggml.
+// Registers a CPU node. make: creates the ggml tensor that runs a given step.
 template <class Make>
 static ggml_tensor * add_step(CpuNodes & nodes, std::unique_ptr<CpuNode> node, Make && make) {
     auto step = std::make_unique<CpuStep>();
@@ -86,7 +86,7 @@ static ggml_tensor * add_step(CpuNodes & nodes, std::unique_ptr<CpuNode> node, M
 ggml_tensor * add_cpu_node(ggml_context * ctx, CpuNodes & nodes, ggml_type type, int64_t ne0,
                            int64_t ne1, const std::vector<ggml_tensor *> & args,
                            std::unique_ptr<CpuNode> node) {
-    std::vector<ggml_tensor *> list = args; // ggml takes them as not const
+    std::vector<ggml_tensor *> list = args;
     return add_step(nodes, std::move(node), [&](CpuStep * step) {
         return ggml_custom_4d(ctx, type, ne0, ne1, 1, 1, list.data(), static_cast<int>(list.size()),
                               run, GGML_N_TASKS_MAX, step);
@@ -117,7 +117,7 @@ void join_neighbours(ggml_cgraph * graph, CpuNodes & nodes) {
         steps[step->dst] = step.get();
         step->barrier = nodes.barrier.get();
     }
-    CpuStep * first = nullptr; // of the neighbours passed
+    CpuStep * first = nullptr;
     for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
         ggml_tensor * node = ggml_graph_node(graph, i);
         if (computes_nothing(node)) {

@@ -1,4 +1,4 @@
-// Graph nodes computed by our own code. They run on the CPU backend only.
+// Graph nodes computed by our own code, on the CPU backend only.
 #pragma once
 
 #include <algorithm>
@@ -12,16 +12,15 @@ namespace dfl {
 struct GraphContext;
 struct PackedMatrix;
 
-// Hands out the parts of a node's work, of one node after the other. All threads of a run share out
-// each of them, and none before all are done with the one before.
+// Distributes the parts of each node's work over the threads of a run. All threads take part in
+// every node, and no thread begins a node before all have finished the previous node.
 class WorkShares {
   public:
     explicit WorkShares(int n_threads) : own_(n_threads) {}
 
-    // body(part) for the parts [0, n), by thread ith of nth for those of its share, which are the
-    // same in every run: what they read and write lies in its core's caches then. Where parts are
-    // `long`, whoever has done its share takes of the others', so that a core that is slow or busy
-    // elsewhere holds nobody up.
+    // Calls body(part) for thread ith's share of the parts [0, n), the same in every run. If
+    // `is_long`, threads that have finished take over parts of others, so that a slow core delays
+    // no run.
     template <class Body>
     void share_out(int64_t n, bool is_long, int ith, int nth, Body && body) {
         if (!is_long) {
@@ -32,7 +31,8 @@ class WorkShares {
         }
         const int turn = own_[ith].turn;
         own_[ith].turn = 1 - turn;
-        own_[ith].taken[1 - turn].store(0, std::memory_order_relaxed); // for the node after this
+        // Clears the counter for the next node.
+        own_[ith].taken[1 - turn].store(0, std::memory_order_relaxed);
         for (int i = 0; i < nth; ++i) {
             const int64_t of = (ith + i) % nth, first = n * of / nth, end = n * (of + 1) / nth;
             std::atomic<int64_t> & taken = own_[of].taken[turn];
@@ -43,7 +43,6 @@ class WorkShares {
         }
     }
 
-    // Called before each run by one thread, as the number of threads may change between runs.
     void begin_run() {
         for (Own & own : own_) {
             own.turn = 0;
@@ -52,46 +51,43 @@ class WorkShares {
     }
 
   private:
-    struct alignas(128) Own {               // a core fetches lines in pairs
-        std::atomic<int64_t> taken[2] = {}; // parts of its share, in turns of nodes
+    struct alignas(128) Own { // cores fetch cache lines in pairs: 128 bytes avoid false sharing
+        std::atomic<int64_t> taken[2] = {}; // number of taken parts, for this node and the next
         int turn = 0;
     };
 
     std::vector<Own> own_;
 };
 
-// One node's work, owned by its graph.
+// Work of one graph node, owned by the graph.
 class CpuNode {
   public:
     virtual ~CpuNode() = default;
-    // Thread ith of nth computes its share of dst. All nth are in here at once, and none passes to
-    // the next node before all have left. nth is at most CpuNodes::max_threads, and not always the
-    // same. Must not throw.
+    // Computes thread ith's share of dst. All nth threads call compute() at once and return before
+    // the next node begins. nth <= CpuNodes::max_threads may change between runs. Must not throw.
     virtual void compute(ggml_tensor * dst, int ith, int nth) = 0;
-    // Weights that it multiplies with.
     virtual std::vector<const PackedMatrix *> weights() const { return {}; }
 
     void use(WorkShares & shares) { shares_ = &shares; }
 
   protected:
-    // body(part) for every part that falls to this thread; once a run, by all threads.
+    // Distributes parts as WorkShares::share_out() does. All threads call share_out() once a run.
     template <class Body>
     void share_out(int64_t n, bool is_long, int ith, int nth, Body && body) {
         shares_->share_out(n, is_long, ith, nth, body);
     }
 
   private:
-    WorkShares * shares_ = nullptr; // of its graph
+    WorkShares * shares_ = nullptr;
 };
 
-// Where the threads of a graph wait for each other. They meet every few microseconds, so they spin.
-// Each thread tells the others by a cache line of its own: a line that two cores write takes longer
-// to go back and forth than a small node takes to compute.
+// Barrier for the threads of a graph, which spin, as they meet every few microseconds. A thread
+// signals in its own cache line: moving a line between cores takes longer than a small node.
 class Barrier {
   public:
     explicit Barrier(int n_threads) : arrivals_(n_threads) {}
 
-    // Thread ith of nth, at most as many as it was made for.
+    // Waits until all nth threads have called wait(); nth is at most the constructor's n_threads.
     void wait(int ith, int nth) {
         const unsigned phase = arrivals_[ith].phase.load(std::memory_order_relaxed) + 1;
         arrivals_[ith].phase.store(phase, std::memory_order_release);
@@ -106,24 +102,22 @@ class Barrier {
         }
     }
 
-    // Called before each run by one thread, so that all threads start at the same turn.
     void begin_run();
 
-    // What a run lost to threads that came late, which is what a thread does that waits for a core.
+    // Time that a run lost to late threads. A thread is late if it had to wait for a core.
     struct Waits {
         int64_t lost_ns = 0;
-        int n_late = 0; // threads that were waited for
+        int n_late = 0;
     };
-    // Called with the number of threads of the run that ended.
     Waits waits(int nth) const;
 
   private:
-    struct alignas(128) Arrival { // a core fetches lines in pairs
+    struct alignas(128) Arrival {
         std::atomic<unsigned> phase{0};
-        std::atomic<int64_t> waited_for_ns{0}; // by the others
+        std::atomic<int64_t> waited_for_ns{0}; // time that others waited for the thread
     };
 
-    // Looks before the clock is read, some 20 us: a thread that runs comes sooner.
+    // Polls before a waiting thread reads the clock, about 20 us. A running thread arrives sooner.
     static constexpr int SHORT_WAIT = 1000;
 
     bool has_arrived(int other, unsigned phase) const {
@@ -136,7 +130,7 @@ class Barrier {
     std::vector<Arrival> arrivals_;
 };
 
-// A node of a graph, and the nodes it computes after its own in place of ggml.
+// A graph node, and the adjacent nodes (`then`) that its threads compute in the same call.
 struct CpuStep {
     std::unique_ptr<CpuNode> node;
     ggml_tensor * dst = nullptr;
@@ -145,29 +139,28 @@ struct CpuStep {
 };
 
 struct CpuNodes {
-    int n_threads = 0;   // that compute the graph at most; 0: not the CPU backend's
-    int max_threads = 0; // that compute a node, also of a graph that goes over two devices
+    int n_threads = 0; // most threads of a graph on the CPU alone; 0: the graph uses another device
+    int max_threads = 0; // most threads of a node, also in a graph split over two devices
     std::vector<std::unique_ptr<CpuStep>> list = {};
-    std::unique_ptr<WorkShares> shares = {}; // once there is one
-    std::unique_ptr<Barrier> barrier = {};   // of those that were joined
+    std::unique_ptr<WorkShares> shares = {};
+    std::unique_ptr<Barrier> barrier = {};
 
-    // Called before each run of the graph.
+    // Resets shares and barrier. One thread calls begin_run() before each run of the graph.
     void begin_run();
 };
 
-// A node of shape [ne0, ne1] that reads args.
+// Adds a node of shape [ne0, ne1] that reads args.
 ggml_tensor * add_cpu_node(ggml_context * ctx, CpuNodes & nodes, ggml_type type, int64_t ne0,
                            int64_t ne1, const std::vector<ggml_tensor *> & args,
                            std::unique_ptr<CpuNode> node);
 ggml_tensor * add_cpu_node(GraphContext & g, ggml_type type, int64_t ne0, int64_t ne1,
                            const std::vector<ggml_tensor *> & args, std::unique_ptr<CpuNode> node);
-// One that changes x where it lies: dst is x.
+// Adds a node that changes x in place: dst shares the memory of x.
 ggml_tensor * add_cpu_node_in_place(GraphContext & g, ggml_tensor * x,
                                     std::unique_ptr<CpuNode> node);
 
-// Lets the first of neighbouring nodes compute them all. ggml's threads wait for each other after
-// every node by OpenMP's barrier, which asks the kernel each time and takes as long as a small
-// node.
+// Makes the first of adjacent CPU nodes compute all of them: ggml's OpenMP barrier after each node
+// makes a system call and takes as long as a small node.
 void join_neighbours(ggml_cgraph * graph, CpuNodes & nodes);
 
 } // namespace dfl

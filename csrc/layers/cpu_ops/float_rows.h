@@ -1,4 +1,4 @@
-// Rows of float32 tensors that lie in host memory.
+// Access to rows of float32 tensors in host memory.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +11,12 @@ inline float * row_of(const ggml_tensor * x, int64_t row, int64_t layer = 0) {
                                      layer * x->nb[2]);
 }
 
-// Floats from a row to the next.
+// Returns the number of floats from one row to the next.
 inline int64_t stride(const ggml_tensor * x) {
     return static_cast<int64_t>(x->nb[1] / sizeof(float));
 }
 
-// Asks for n floats that will be read soon. What another core has written takes long to come, but
-// much of it can be on its way at once.
+// Prefetches n floats. Lines written by another core arrive late, but many can be in flight.
 inline void fetch_early(const float * x, int64_t n) {
     constexpr int64_t line = 16;
     for (int64_t i = 0; i < n; i += line) {

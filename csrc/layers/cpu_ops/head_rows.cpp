@@ -25,8 +25,7 @@ static bool turns_pairs(const RopeShape & rope) { return rope.type == GGML_ROPE_
 
 namespace {
 
-// (1, 0) in every pair that rope rotates, [n_dims, 1, n_rows]: rotated, they are its cosines and
-// sines, by ggml's own rope with all its variants.
+// Node that writes pairs (1, 0), which ggml's rope, of any variant, turns into cosines and sines.
 class Units : public CpuNode {
   public:
     explicit Units(bool pairs) : pairs_(pairs) {}
@@ -45,8 +44,8 @@ class Units : public CpuNode {
     bool pairs_;
 };
 
-// src: the rotated units; k, v, cells and the caches of K and V, where something is stored; then q
-// where there is one. dst: the queries.
+// Node of rotate_heads(). src: the rotated units; if keys are stored, also k, v, cells, K cache and
+// V cache; then q, if any. dst: the queries.
 class RotateHeads : public CpuNode {
   public:
     RotateHeads(const GraphContext & g, int il, const HeadRows & rows)
@@ -87,7 +86,7 @@ class RotateHeads : public CpuNode {
         kernel_.rotate({x, d, weight, eps_, angles, rotated->ne[0], pairs_}, to);
     }
 
-    // Keys, then values.
+    // Stores one head of a row: heads below n_head_kv are keys, the next n_head_kv are values.
     void store(const ggml_tensor * dst, int64_t row, int64_t head) const {
         const ggml_tensor *k = dst->src[1], *v = dst->src[2];
         const int64_t d = k->ne[0], n = k->ne[1];
@@ -138,13 +137,13 @@ class RotateHeads : public CpuNode {
     const ggml_tensor * k_norm_;
     float eps_;
     bool pairs_;
-    int64_t block_k_, block_v_; // values that are rotated together; 0: none are
+    int64_t block_k_, block_v_; // values per Hadamard-rotated block; 0: not rotated
     bool norms_values_, stores_;
 };
 
 } // namespace
 
-// Cosines and sines at these positions, [n_dims, 1, n_rows]; layers that rotate alike share them.
+// Returns cosines and sines at the positions, [n_dims, 1, n_rows], shared by layers of equal rope.
 static ggml_tensor * rotated_units(GraphContext & g, int il, ggml_tensor * positions,
                                    int64_t n_rows) {
     const RopeShape & rope_shape = g.hp.layers[il].rope;
@@ -163,7 +162,8 @@ static ggml_tensor * rotated_units(GraphContext & g, int il, ggml_tensor * posit
 
 bool norms_values(const GraphContext & g, int il) {
     const AttentionWeights & w = g.weights.layers[il].attn;
-    return g.hp.layers[il].norms_values || (!w.v && !w.qkv); // these are the keys' projection
+    return g.hp.layers[il].norms_values ||
+           (!w.v && !w.qkv); // v is the projected K if V has no weights
 }
 
 ggml_tensor * rotate_heads(GraphContext & g, int il, const HeadRows & rows) {

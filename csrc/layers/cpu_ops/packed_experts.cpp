@@ -12,17 +12,16 @@ namespace dfl {
 
 namespace {
 
-// One of a row's experts.
 struct ExpertChoice {
     int32_t expert;
     float weight;
 };
 
-// Rows of one expert that are multiplied at once. They bound a thread's scratch, and a step's
-// weights stay in a core's second cache meanwhile.
+// Most rows of an expert multiplied at once, to bound scratch and keep weights of a step in L2
+// cache.
 constexpr int64_t MAX_ROWS = 96;
 
-// src: logits. dst: Choice [n_used, n_rows].
+// Node of route(). src: logits. dst: ExpertChoice [n_used, n_rows].
 class Route : public CpuNode {
   public:
     explicit Route(int64_t n_used) : n_used_(n_used) {}
@@ -36,7 +35,8 @@ class Route : public CpuNode {
     }
 
   private:
-    // The best first; of equal ones the first.
+    // Chooses the n_used largest logits in descending order; among equal logits the lower index
+    // wins.
     void choose(const float * logits, int64_t n_expert, ExpertChoice * best) const {
         for (int64_t expert = 0; expert < n_expert; ++expert) {
             const float logit = logits[expert];
@@ -64,7 +64,7 @@ class Route : public CpuNode {
     int64_t n_used_;
 };
 
-// Pairs of a row and one of its experts, sorted by expert and then by row, in a thread's scratch.
+// Sorts pairs of a row and one of its experts by expert, then by row, in a thread's scratch.
 class Groups {
   public:
     Groups(int64_t n_expert, int64_t n_used, int64_t n_rows)
@@ -76,12 +76,11 @@ class Groups {
     int64_t n_pairs() const { return n_pairs_; }
     int64_t n_used() const { return n_used_; }
 
-    // What one call sorts; it lies in the scratch.
     struct Sorted {
-        const int32_t * active; // experts that have rows, in order
+        const int32_t * active; // experts that have rows, ascending
         int64_t n_active;
-        const int32_t * first; // of each expert the first of its pairs, and one more
-        const int32_t * pairs; // row * n_used + which of its experts
+        const int32_t * first; // index of each expert's first pair, and n_pairs at the end
+        const int32_t * pairs; // row * n_used + index of the expert among the row's choices
 
         int64_t n_of(int64_t expert) const { return first[expert + 1] - first[expert]; }
     };
@@ -100,7 +99,7 @@ class Groups {
                 active[n_active++] = static_cast<int32_t>(expert);
             }
             sum += first[expert];
-            first[expert] = sum; // the end; each pair that is put there moves it down
+            first[expert] = sum; // end of the pairs; the loop below moves it down
         }
         first[n_expert_] = sum;
         for (int64_t i = n_pairs_ - 1; i >= 0; --i) {
@@ -113,8 +112,7 @@ class Groups {
     int64_t n_expert_, n_used_, n_pairs_;
 };
 
-// src: the input's, then the choices. dst: of every pair, as sorted, act(gate x) * up x quantised
-// for `down`, then scratch for each thread.
+// Node of gate and up products. dst: quantised outputs of the sorted pairs, then thread scratch.
 class GatedExperts : public CpuNode {
   public:
     GatedExperts(const ExpertWeights & w, Activation activation, Groups groups, PackedInput input)
@@ -128,7 +126,6 @@ class GatedExperts : public CpuNode {
     std::vector<const PackedMatrix *> weights() const override { return steps_.weights(); }
     int64_t max_rows() const { return std::min(MAX_ROWS, input_.n_rows()); }
 
-    // Bytes of a thread: groups, its input, rows of an expert, and a step's columns of them.
     int64_t scratch_size() const {
         return groups_.scratch_size() + input_.scratch_size() + whole_lines(max_rows() * x_size_) +
                steps_.scratch_size(max_rows());
@@ -151,7 +148,7 @@ class GatedExperts : public CpuNode {
         const int64_t parts = packed_parts(bytes, n, nth);
         share_out(parts, is_long_product(bytes), ith, nth, [&](int64_t part) {
             const int64_t end = (part + 1) * n / parts;
-            for (int64_t i = part * n / parts; i < end;) { // an expert after the other
+            for (int64_t i = part * n / parts; i < end;) {
                 const int64_t last = std::min(end, (i / steps + 1) * steps);
                 run(at, at.sorted.active[i / steps], i % steps, last - i / steps * steps, to);
                 i = last;
@@ -167,7 +164,6 @@ class GatedExperts : public CpuNode {
         char * columns;
     };
 
-    // Steps [first, last) of an expert.
     void run(const Scratch & at, int64_t expert, int64_t first, int64_t last, char * to) const {
         const int64_t begin = at.sorted.first[expert], n_rows = at.sorted.n_of(expert);
         for (int64_t done = 0; done < n_rows; done += max_rows()) {
@@ -179,7 +175,7 @@ class GatedExperts : public CpuNode {
         }
     }
 
-    // The input of pairs [first, first + n), one after the other.
+    // Returns the input rows of pairs [first, first + n) without gaps, copied only if necessary.
     const char * gather(const Scratch & at, int64_t first, int64_t n) const {
         const auto row = [&](int64_t i) {
             return at.x + at.sorted.pairs[first + i] / groups_.n_used() * x_size_;
@@ -199,8 +195,7 @@ class GatedExperts : public CpuNode {
     PackedInput input_;
 };
 
-// src: what GatedExperts made, the choices, and what else is summed. dst: f32 [n_embd, n_rows],
-// then scratch for each thread.
+// Node of down products and their weighted sum. dst: f32 [n_embd, n_rows], then thread scratch.
 class SumExperts : public CpuNode {
   public:
     SumExperts(const ExpertWeights & w, Groups groups, const ExpertSumTerms & terms)
@@ -226,7 +221,8 @@ class SumExperts : public CpuNode {
         const int64_t tiles = down_.n_tiles(), tile = down_.product->tile;
         const auto expert_bytes = static_cast<int64_t>(down_.expert_bytes());
         const int64_t bytes = sorted.n_active * expert_bytes;
-        // Of each expert so much that it is worth fetching ahead.
+        // Parts read at least min_bytes of an expert, for prefetching to pay, unless threads would
+        // idle.
         constexpr int64_t min_bytes = 1 << 16;
         const int64_t max_parts = std::max<int64_t>(nth, expert_bytes / min_bytes);
         const int64_t parts = std::min(packed_parts(bytes, tiles, nth), max_parts);
@@ -243,9 +239,9 @@ class SumExperts : public CpuNode {
     }
 
   private:
-    static constexpr int64_t WIDTH = 256; // outputs at once
+    static constexpr int64_t WIDTH = 256;
 
-    // Columns [first, last) of all rows before the experts are added.
+    // Sets columns [first, last) of all rows to the ExpertSumTerms, before the experts are added.
     void start(const ggml_tensor * dst, int64_t first, int64_t last, float * to) const {
         const ggml_tensor *shared = dst->src[2], *score = dst->src[3];
         const ggml_tensor * added = dst->src[shared_ ? 4 : 2];
@@ -267,7 +263,6 @@ class SumExperts : public CpuNode {
         }
     }
 
-    // An expert's tiles [first, last).
     void add(const ggml_tensor * dst, const Groups::Sorted & sorted, int64_t expert, int64_t first,
              int64_t last, float * values, float * to) const {
         const cpu::PackedProduct & product = *down_.product;

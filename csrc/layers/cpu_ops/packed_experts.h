@@ -1,24 +1,23 @@
-// A mixture of experts with packed weights: rows are grouped by expert, so that each weight is read
-// once for all its rows. What a row gets does not depend on the others: its experts are summed in
-// the order of their numbers.
+// Mixture of experts with packed weights. Rows are grouped by expert, to read each weight once. A
+// row's experts are summed in index order, so that its result does not depend on other rows.
 #pragma once
 
 #include "layers/cpu_ops/graph_context.h"
 
 namespace dfl {
 
-// logits: f32 [n_expert, n_rows]. Chooses each row's n_used best and weighs them by the softmax
-// over these, which is that over all, renormalised.
+// Chooses the n_used best experts of each row by logits, f32 [n_expert, n_rows]. Their weights are
+// the softmax over the chosen logits, which equals the renormalised softmax over all logits.
 ggml_tensor * route(GraphContext & g, ggml_tensor * logits, int64_t n_used);
 
-// What the experts' sum begins with.
+// Terms added to the experts' sum: shared * sigmoid(score [1, n_rows]), and add; each may be NULL.
 struct ExpertSumTerms {
-    ggml_tensor * shared = nullptr; // f32 [n_embd, n_rows], times sigmoid(score); NULL: none
-    ggml_tensor * score = nullptr;  // f32 [1, n_rows]
-    ggml_tensor * add = nullptr;    // f32 [n_embd, n_rows], or NULL
+    ggml_tensor * shared = nullptr;
+    ggml_tensor * score = nullptr;
+    ggml_tensor * add = nullptr;
 };
 
-// x: f32 [n_embd, n_rows] -> same. routed: route()'s.
+// Returns the experts' weighted sum plus terms for x, f32 [n_embd, n_rows]. routed: from route().
 ggml_tensor * packed_experts(GraphContext & g, const ExpertWeights & w, const Rows & x,
                              ggml_tensor * routed, const ExpertSumTerms & terms);
 

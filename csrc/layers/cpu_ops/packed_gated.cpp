@@ -6,10 +6,10 @@
 
 namespace dfl {
 
-// gate <- act(gate) * up. Every activation is x * sigmoid(x) of something.
+// Computes gate <- act(gate) * up. Every activation is rewritten for the kernel's x * sigmoid(x).
 static void activate(Activation kind, float * gate, float * up, int64_t n) {
     if (kind == Activation::GELU) {
-        // The tanh form: g * sigmoid(z), z = 2 sqrt(2 / pi) (g + 0.044715 g^3).
+        // GELU in its tanh form: g * sigmoid(z), z = 2 sqrt(2 / pi) (g + 0.044715 g^3).
         for (int64_t i = 0; i < n; ++i) {
             const float ratio = 1.5957691216f * (1.0f + 0.044715f * gate[i] * gate[i]); // z / g
             gate[i] *= ratio;
@@ -25,7 +25,7 @@ static void activate(Activation kind, float * gate, float * up, int64_t n) {
     cpu::row_kernel()->swiglu(gate, up, n, gate);
 }
 
-// Whole blocks of the quantisation, and enough tiles to be worth a call.
+// Returns the columns of a step: whole quantisation blocks, and enough tiles to be worth a call.
 static int64_t step_for(const cpu::PackedProduct & down) {
     constexpr int64_t enough = 64;
     return std::max<int64_t>(enough, down.block);
@@ -49,7 +49,7 @@ void GatedSteps::run(int64_t step, int64_t expert, const char * x, int64_t n_row
     const int64_t first = step * step_, n = std::min(step_, gate_.packed->n_out - first);
     auto * gates = reinterpret_cast<float *>(scratch);
     float * ups = gates + n_rows * step_;
-    if (n < step_) { // what follows the last columns is computed, too, by whole vectors
+    if (n < step_) { // vector code also reads the columns after the last
         std::fill(gates, ups + n_rows * step_, 0.0f);
     }
     multiply(gate_, expert, x, n_rows, first, gates);
@@ -62,7 +62,6 @@ void GatedSteps::run(int64_t step, int64_t expert, const char * x, int64_t n_row
     }
 }
 
-// A step's columns from `first` on.
 void GatedSteps::multiply(const Linear & l, int64_t expert, const char * x, int64_t n_rows,
                           int64_t first, float * to) const {
     const PackedMatrix & matrix = *l.packed;
@@ -75,7 +74,7 @@ void GatedSteps::multiply(const Linear & l, int64_t expert, const char * x, int6
 
 namespace {
 
-// src: the input's. dst: quantised rows, then scratch for each thread.
+// Node of packed_gated(). dst: quantised rows, then scratch for each thread.
 class Gated : public CpuNode {
   public:
     Gated(const FeedForwardWeights & w, Activation activation, PackedInput input)
@@ -85,7 +84,6 @@ class Gated : public CpuNode {
 
     std::vector<const PackedMatrix *> weights() const override { return steps_.weights(); }
     int64_t bytes() const { return whole_lines(input_.n_rows() * steps_.row_size()); }
-    // Of a thread.
     int64_t scratch_size() const {
         return input_.scratch_size() + steps_.scratch_size(input_.n_rows());
     }
@@ -105,7 +103,7 @@ class Gated : public CpuNode {
 
   private:
     GatedSteps steps_;
-    int64_t bytes_; // of the weights
+    int64_t bytes_;
     PackedInput input_;
 };
 

@@ -9,16 +9,15 @@ namespace dfl {
 
 namespace {
 
-// Bytes of quantised rows that stay in the nearest cache beside what is done with them.
+// Most bytes of quantised rows to prefetch, so that they stay in the L1 cache during a product.
 constexpr int64_t MOST_FETCHED = 1 << 14;
 
-// Bytes in which a thread makes a row.
 int64_t row_scratch(const Rows & rows) {
     return rows.kind == Rows::Kind::PLAIN ? 0 : whole_lines(rows.width() * sizeof(float));
 }
 
-// Rows of x as a product wants them, [quantized_row_size(n), n_rows], then scratch for each thread.
-// src: x and what it is made with.
+// Node that quantises rows. src: x, norm weight or gate. dst: the rows, then scratch for each
+// thread.
 class Quantize : public CpuNode {
   public:
     Quantize(const cpu::PackedProduct & product, const Rows & rows)
@@ -43,9 +42,9 @@ class Quantize : public CpuNode {
 
 } // namespace
 
-// Whether each thread had better quantise all rows than wait for the others to have done theirs.
+// True if quantising all rows in every thread is faster than waiting for rows of other threads.
 static bool is_quantized_alone(const GraphContext & g, const Rows & rows) {
-    constexpr int64_t max_values = 8192; // values, which take about a microsecond
+    constexpr int64_t max_values = 8192; // quantised in about 1 us
     return g.cpu_nodes.n_threads > 0 && rows.width() * rows.n_rows() <= max_values;
 }
 

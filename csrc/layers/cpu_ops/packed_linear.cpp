@@ -9,8 +9,8 @@ namespace dfl {
 
 namespace {
 
-// Products of some weights with the same rows, their outputs side by side: f32
-// [n_out of all, n_rows], then scratch for each thread. src: the input's, then what is added.
+// Node that multiplies several weights with one input. src: sources of the input, then the term to
+// add. dst: outputs of all weights side by side, f32 [n_out, n_rows], then thread scratch.
 class Multiply : public CpuNode {
   public:
     Multiply(const std::vector<const Linear *> & weights, PackedInput input)
@@ -46,11 +46,11 @@ class Multiply : public CpuNode {
     }
 
   private:
-    // Tiles [first, last) of all weights' tiles.
+    // Computes tiles [first, last), counted over all weights.
     void multiply(const ggml_tensor * dst, const char * x, int64_t first, int64_t last,
                   float * to) const {
         const ggml_tensor * added = dst->src[input_.sources().size()];
-        int64_t before = 0, at = 0; // tiles and outputs of the weights passed
+        int64_t before = 0, at = 0;
         for (const Linear & weight : weights_) {
             const PackedMatrix & matrix = *weight.packed;
             const int64_t begin = std::max(first - before, int64_t{0});
@@ -70,7 +70,6 @@ class Multiply : public CpuNode {
         }
     }
 
-    // To outputs [first, first + n).
     void add(const ggml_tensor & added, int64_t first, int64_t n, float * to) const {
         for (int64_t row = 0; row < input_.n_rows(); ++row) {
             const float * from = row_of(&added, row) + first;
@@ -88,7 +87,6 @@ class Multiply : public CpuNode {
 
 } // namespace
 
-// The products of all weights, [n_out of all, n_rows].
 static ggml_tensor * joint_product(GraphContext & g, const std::vector<const Linear *> & weights,
                                    const PackedInput & input, ggml_tensor * add) {
     std::vector<ggml_tensor *> src = input.sources();
@@ -97,7 +95,9 @@ static ggml_tensor * joint_product(GraphContext & g, const std::vector<const Lin
     if (add != nullptr) {
         DFL_CHECK(add->type == GGML_TYPE_F32 && add->nb[0] == sizeof(float) &&
                       add->ne[0] == n_out && add->ne[1] == n_rows,
-                  DFL_STATUS_INTERNAL, "[%lld, %lld] of type %s added to [%lld, %lld]",
+                  DFL_STATUS_INTERNAL,
+                  "a term of shape [%lld, %lld] and type %s cannot be added to a product of "
+                  "shape [%lld, %lld]",
                   (long long)add->ne[0], (long long)add->ne[1], ggml_type_name(add->type),
                   (long long)n_out, (long long)n_rows);
         src.push_back(add);
@@ -114,8 +114,8 @@ static ggml_tensor * joint_product(GraphContext & g, const std::vector<const Lin
 
 static void check_width(const Linear & l, int64_t width) {
     DFL_CHECK(width == l.packed->n_in, DFL_STATUS_INTERNAL,
-              "weights for %lld inputs multiplied with %lld", (long long)l.packed->n_in,
-              (long long)width);
+              "weights for rows of %lld values cannot be multiplied with rows of %lld",
+              (long long)l.packed->n_in, (long long)width);
 }
 
 ggml_tensor * packed_linear(GraphContext & g, const Linear & l, const PackedInput & input,

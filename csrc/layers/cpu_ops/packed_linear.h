@@ -1,4 +1,4 @@
-// Products with packed weights, each with its scale, its bias and what is added to it.
+// Products with packed weights, including scale, bias and an added term.
 #pragma once
 
 #include "layers/cpu_ops/graph_context.h"
@@ -8,13 +8,13 @@
 
 namespace dfl {
 
-// (weight x) * scale + bias + add, [n_out, n_rows]. add: f32 of that shape, or NULL.
+// Returns (weight x) * scale + bias + add, f32 [n_out, n_rows]; add may be NULL.
 ggml_tensor * packed_linear(GraphContext & g, const Linear & l, const PackedInput & input,
                             ggml_tensor * add);
 ggml_tensor * packed_linear(GraphContext & g, const Linear & l, const Rows & x, ggml_tensor * add);
 
-// Several products of the same rows as one node; all take them quantised alike. Their results are
-// columns of one tensor: rows do not follow each other without a gap.
+// Multiplies several weights with the same rows in one node. All weights must take rows in the same
+// quantised form. The results are columns of one tensor, so their rows are not contiguous.
 std::vector<ggml_tensor *>
 packed_linears(GraphContext & g, const std::vector<const Linear *> & weights, const Rows & x);
 

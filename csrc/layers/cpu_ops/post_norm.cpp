@@ -7,7 +7,7 @@ namespace dfl {
 
 namespace {
 
-// src: y, weight, then add and scale where they are.
+// Node of post_normed(). src: y, weight, then `add` and `scale` unless NULL.
 class PostNorm : public CpuNode {
   public:
     PostNorm(float eps, bool adds, bool scales) : eps_(eps), adds_(adds), scales_(scales) {}

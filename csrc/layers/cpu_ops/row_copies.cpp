@@ -8,7 +8,6 @@ namespace dfl {
 
 namespace {
 
-// src: x, picked.
 class Pick : public CpuNode {
   public:
     void compute(ggml_tensor * dst, int ith, int nth) override {
@@ -19,7 +18,6 @@ class Pick : public CpuNode {
     }
 };
 
-// src: x, rows, to. dst: nothing.
 class Put : public CpuNode {
   public:
     void compute(ggml_tensor * dst, int ith, int nth) override {

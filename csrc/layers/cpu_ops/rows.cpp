@@ -34,7 +34,7 @@ ggml_tensor * tensor_of(GraphContext & g, const Rows & rows) {
     if (rows.kind == Rows::Kind::PLAIN) {
         return rows.x;
     }
-    // What is asked for again was made lately.
+    // Repeated requests are mostly for recent rows, so the search starts at the end.
     for (auto made = g.made_rows.rbegin(); made != g.made_rows.rend(); ++made) {
         if (made->rows == rows) {
             return made->tensor;
@@ -48,7 +48,7 @@ static bool lies_as_rows(const ggml_tensor * x) {
     return x->type == GGML_TYPE_F32 && ggml_is_matrix(x) && x->nb[0] == sizeof(float);
 }
 
-// Whether kernels serve these rows. Scratch is counted for graphs of the CPU alone.
+// True if make_row() can make these rows. Only graphs on the CPU alone have scratch for it.
 static bool can_make(const GraphContext & g, const Rows & rows) {
     const int64_t lanes = cpu::row_kernel()->lanes;
     const int64_t part = rows.kind == Rows::Kind::GATED ? rows.operand->ne[0] : rows.width();
@@ -61,7 +61,8 @@ Rows readable(GraphContext & g, const Rows & rows) {
         return rows;
     }
     ggml_tensor * x = tensor_of(g, rows);
-    DFL_CHECK(lies_as_rows(x), DFL_STATUS_INTERNAL, "a product of a [%lld, %lld, %lld] of type %s",
+    DFL_CHECK(lies_as_rows(x), DFL_STATUS_INTERNAL,
+              "a product needs rows of type f32, not a tensor [%lld, %lld, %lld] of type %s",
               (long long)x->ne[0], (long long)x->ne[1], (long long)x->ne[2],
               ggml_type_name(x->type));
     return x;

@@ -1,5 +1,4 @@
-// Rows that a product reads: there as they are, or made on the way into it, so that a norm or a
-// gate before a product of ours needs no node of its own.
+// Input rows of a product. Our own products norm or gate rows while reading, without a node for it.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +11,12 @@ struct GraphContext;
 struct Rows {
     enum class Kind { PLAIN, NORMED, GATED };
 
-    Rows(ggml_tensor * x) : x(x) {} // as they are
+    Rows(ggml_tensor * x) : x(x) {}
 
     Kind kind = Kind::PLAIN;
-    ggml_tensor * x; // f32 [n, n_rows]
-    ggml_tensor * operand =
-        nullptr; // the norm's weight [n], or the gate in heads [d, n / d, n_rows]
+    ggml_tensor * x;
+    // Weight of the norm [n], or gate by heads [d, n / d, n_rows]; NULL for plain rows.
+    ggml_tensor * operand = nullptr;
     float eps = 0;
 
     int64_t width() const { return x->ne[0]; }
@@ -27,20 +26,20 @@ struct Rows {
     }
 };
 
-// rms(x) * weight. x: f32 [n, n_rows]; weight: f32 [n].
+// Returns the rows rms_norm(x) * weight. x: f32 [n, n_rows]; weight: f32 [n].
 Rows normed(const GraphContext & g, ggml_tensor * x, ggml_tensor * weight);
 
-// x * sigmoid(gate), head by head. x: f32 [d * n_head, n_rows]; gate: f32 [d, n_head, n_rows] with
-// any strides.
+// Returns rows x * sigmoid(gate). x: f32 [d * n_head, n_rows]; gate: f32 [d, n_head, n_rows].
 Rows gated_heads(ggml_tensor * x, ggml_tensor * gate);
 
-// The rows as a tensor [n, n_rows], by ggml's operations, which are added once.
+// Returns the rows as a tensor [n, n_rows], made by ggml's operations. Equal rows share the tensor.
 ggml_tensor * tensor_of(GraphContext & g, const Rows & rows);
 
-// The rows as make_row() takes them: those that it cannot make are made a tensor.
+// Returns rows that make_row() can make: `rows` itself, or else the tensor of tensor_of().
 Rows readable(GraphContext & g, const Rows & rows);
 
-// Row `row`, in `scratch` (width() floats) or where it lies. x, with: those of `rows`, with data.
+// Makes row number `row` in `scratch` (width() floats), or returns a plain row in place. x, with:
+// the tensors rows.x and rows.operand, with their data.
 const float * make_row(const Rows & rows, const ggml_tensor * x, const ggml_tensor * with,
                        int64_t row, float * scratch);
 

@@ -12,31 +12,28 @@ namespace dfl {
 
 namespace {
 
-// One layer's cache, weights and sizes.
 struct DeltaLayer {
     const DeltaNetWeights & w;
     const RecurrentPart & cache;
-    const std::vector<RecurrentRows> & pass_rows; // of the next run
+    const std::vector<RecurrentRows> & pass_rows; // rows of each sequence in the next run
     RecurrentShape shape;
     int64_t n_rows;
     bool may_verify;
     int64_t index;
     float eps;
 
-    // The committed convolution inputs of a sequence, [conv_channels] at d_conv - 1 rows.
+    // Returns a sequence's committed convolution inputs, d_conv - 1 rows of conv_channels floats.
     float * past(int32_t sequence) const { return row_of(cache.conv, sequence, index); }
     float * state(int32_t sequence, int64_t head) const {
         return row_of(cache.state, sequence, index) + head * shape.d_state * shape.d_state;
     }
-    // Rows that are not padding.
     int64_t n_real() const { return pass_rows.back().first + pass_rows.back().n; }
 };
 
-// Rows that are asked for before the first is used.
+// Rows that are prefetched before the first is used.
 constexpr int64_t FETCHED_ROWS = 16;
 
-// The rows of a layer as its rule takes them: unit q, unit k, v, exp(g), beta.
-// src: qkv, beta, alpha.
+// CPU node that prepares scaled q and k, v, exp(g) and beta for Scan. src: qkv, beta, alpha.
 class Prepare : public CpuNode {
   public:
     Prepare(const cpu::DeltaHeadKernel & kernel, const DeltaLayer & layer)
@@ -53,9 +50,9 @@ class Prepare : public CpuNode {
     }
 
   private:
-    static constexpr int64_t LONG_ROWS = 1 << 17; // values
+    static constexpr int64_t LONG_ROWS = 1 << 17; // values of a pass above which idle threads help
 
-    // In the order in which Scan takes them: a key's query, the key, and its values' heads.
+    // Returns the i-th head in the order of Scan: a query head, its key head, its value heads.
     int64_t head_at(int64_t i) const {
         const RecurrentShape & shape = layer_.shape;
         const int64_t of_key = 2 + shape.values_a_key(), key = i / of_key, place = i % of_key;
@@ -99,7 +96,8 @@ class Prepare : public CpuNode {
         }
     }
 
-    // The last inputs become the committed ones; a row never moves up.
+    // Commits the last d_conv - 1 inputs. Rows only move to the front, so ascending copies are
+    // safe.
     void advance(const cpu::DeltaConvolution & work, float * past) const {
         const int64_t before = work.d_conv - 1;
         for (int64_t row = 0; row < before; ++row) {
@@ -121,7 +119,7 @@ class Prepare : public CpuNode {
                                      : work.u + (row - before) * work.u_row,
                         bytes);
         }
-        for (int64_t i = 0; i < work.n && head >= n_k; ++i) { // no promotion needs the queries
+        for (int64_t i = 0; i < work.n && head >= n_k; ++i) { // promotions need no queries
             std::memcpy(row_of(layer_.cache.node_updates, to.first + i, layer_.index) +
                             (head - n_k) * d,
                         work.out + i * work.out_row, bytes);
@@ -131,7 +129,7 @@ class Prepare : public CpuNode {
     void set_gates(ggml_tensor * dst, const RecurrentRows & rows, int64_t head) const {
         const RecurrentShape & shape = layer_.shape;
         const int64_t n = rows.n, n_v = shape.n_v_heads;
-        // Where the products have what becomes its beta and its decay.
+        // Indices of the head in the products that beta and the decay are computed from.
         int64_t y_at = head, x_at = head;
         if (layer_.w.beta_alpha) {
             const int64_t of_key = shape.values_a_key();
@@ -172,8 +170,7 @@ class Prepare : public CpuNode {
     DeltaLayer layer_;
 };
 
-// The rule, the norm and the gate. src: rows of Prepare, the gates before their silu. dst: the
-// result, then scratch for each thread.
+// CPU node of delta rule, norm and gate. src: rows of Prepare, gates. dst: result, thread scratch.
 class Scan : public CpuNode {
   public:
     Scan(const cpu::DeltaHeadKernel & kernel, const DeltaLayer & layer)
@@ -189,7 +186,7 @@ class Scan : public CpuNode {
         const int64_t n_v = shape.n_v_heads, width = shape.d_state * n_v;
         auto * out = static_cast<float *>(dst->data);
         float * scratch = out + width * layer_.n_rows + ith * scratch_size(kernel_, layer_);
-        if (ith == 0) { // padding is nobody's
+        if (ith == 0) { // padding rows have no sequence: their result is 0
             const int64_t n = layer_.n_real();
             std::fill_n(out + n * width, (layer_.n_rows - n) * width, 0.0f);
         }
@@ -201,15 +198,16 @@ class Scan : public CpuNode {
     }
 
   private:
-    static constexpr int64_t LONG_SCAN = 1 << 21; // changes of a state's value
+    static constexpr int64_t LONG_SCAN = 1 << 21; // state updates above which idle threads help
 
-    // Those that share a key are neighbours, so that a core finds what it has prepared.
+    // Returns the i-th value head. Heads of a key are adjacent, so that a core reads rows it
+    // prepared.
     int64_t head_at(int64_t i) const {
         const int64_t of_key = layer_.shape.values_a_key();
         return layer_.shape.value_head(i / of_key, i % of_key);
     }
 
-    // Rows of an APPEND scanned at once: their queries and keys stay in the nearest cache.
+    // Appended rows that are scanned at once, so that their queries and keys stay in the L1 cache.
     static constexpr int64_t CHUNK = 32;
 
     void scan(const ggml_tensor * dst, const RecurrentRows & rows_of_sequence, int64_t head,
@@ -227,8 +225,8 @@ class Scan : public CpuNode {
         for (int64_t i = 0; i < std::min(n, FETCHED_ROWS); ++i) {
             fetch_early(row_of(gate, rows_of_sequence.first + i) + head * d, d);
         }
-        const int64_t chunk =
-            rows_of_sequence.is_verify ? n : CHUNK; // a chunk goes on from the kept state
+        // Each chunk continues from the stored state, which a verify must not change.
+        const int64_t chunk = rows_of_sequence.is_verify ? n : CHUNK;
         for (int64_t first = 0; first < n; first += chunk) {
             const float * row = row_of(rows, rows_of_sequence.first + first);
             work.n = std::min(chunk, n - first);
@@ -282,7 +280,7 @@ ggml_tensor * scan_delta_net(GraphContext & g, int il, const DeltaNetProducts & 
     const int64_t scratch = g.cpu_nodes.n_threads * Scan::scratch_size(kernel, layer);
     ggml_tensor * all = add_cpu_node(g, GGML_TYPE_F32, inner * n + scratch, 1, {rows, in.gate},
                                      std::make_unique<Scan>(kernel, layer));
-    ggml_build_forward_expand(g.graph, all); // the state moves on even where no row gets logits
+    ggml_build_forward_expand(g.graph, all); // the state advances even if no row gets logits
     return ggml_view_2d(g.ctx, all, inner, n, inner * sizeof(float), 0);
 }
 

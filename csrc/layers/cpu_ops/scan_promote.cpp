@@ -9,10 +9,10 @@ namespace dfl {
 
 namespace {
 
-// Nodes that are gathered at once.
+// Nodes of an accepted path that are gathered and scanned at once.
 constexpr int64_t CHUNK = 32;
 
-// All layers' states of a device along the accepted paths. dst: scratch for each thread.
+// CPU node that advances recurrent states along accepted paths. dst: scratch for each thread.
 class Promote : public CpuNode {
   public:
     Promote(const cpu::DeltaHeadKernel & kernel, const RecurrentPart & cache,
@@ -20,7 +20,7 @@ class Promote : public CpuNode {
         : kernel_(kernel), cache_(cache), accepted_(g.recurrent.accepted), shape_(g.hp.recurrent),
           eps_(g.hp.eps) {}
 
-    // Keys, values, exp(g) and beta.
+    // Returns the floats of one thread's scratch: keys, values, exp(g) and beta of CHUNK nodes.
     static int64_t scratch_size(const RecurrentShape & shape) {
         return CHUNK * (2 * shape.d_state + 2);
     }
@@ -28,7 +28,7 @@ class Promote : public CpuNode {
     void compute(ggml_tensor * dst, int ith, int nth) override {
         const int64_t heads = shape_.n_v_heads, parts = heads * cache_.n_layers;
         float * scratch = static_cast<float *>(dst->data) + ith * scratch_size(shape_);
-        constexpr int64_t long_scan = 1 << 21; // changes of a state's value
+        constexpr int64_t long_scan = 1 << 21; // state updates above which idle threads help others
         int64_t n_nodes = 0;
         for (const AcceptedPath & path : accepted_) {
             n_nodes += static_cast<int64_t>(path.nodes.size());
@@ -87,7 +87,7 @@ class Promote : public CpuNode {
 
     const cpu::DeltaHeadKernel & kernel_;
     const RecurrentPart & cache_;
-    const std::vector<AcceptedPath> & accepted_; // of the next run
+    const std::vector<AcceptedPath> & accepted_;
     RecurrentShape shape_;
     float eps_;
 };

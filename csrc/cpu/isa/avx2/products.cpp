@@ -7,10 +7,10 @@ namespace {
 
 struct VectorAvx2 : Vector256 {
     static constexpr int MAX_ROWS = 4;
-    static constexpr int64_t FETCH_AHEAD = 16384; // Vector512's
-    static constexpr int32_t SIGNED_OFFSET = 0;   // signed weights are stored as they are
+    static constexpr int64_t FETCH_AHEAD = 16384; // bytes that weights are prefetched ahead
+    static constexpr int32_t SIGNED_OFFSET = 0;
 
-    // Vector512's dot. Products of pairs are added in 16 bits for as long as they fit.
+    // AVX2 version of Vector512::dot; 16-bit sums of products are widened before an overflow.
     template <int N, int LARGEST, int R, class Weights>
     static void dot(I (&sum)[R], Weights weights, const Rows<R> & x, int64_t at) {
         constexpr int FIT = 32767 / (LARGEST * 254);
@@ -31,8 +31,9 @@ struct VectorAvx2 : Vector256 {
         });
     }
 
-    // Vector512's dot_signed. Pairs of products overflow 16 bits unless the unsigned factor is
-    // at most 128, so that is the weight's magnitude, and its sign goes to x.
+    // AVX2 version of Vector512::dot_signed. Two products fit in 16 bits only if the unsigned
+    // factor is at most 128, so that factor is the weight's magnitude, and x gets the weight's
+    // sign.
     template <int N, int R, class Weights>
     static void dot_signed(I (&sum)[R], Weights weights, const Rows<R> & x, int64_t at) {
         for_each<N>([&](auto k) {

@@ -8,10 +8,9 @@ namespace {
 struct VectorVnni : Vector256 {
     static constexpr const char * NAME = "avxvnni";
     static constexpr int MAX_ROWS = 6;
-    static constexpr int64_t FETCH_AHEAD = 16384; // Vector512's
-    static constexpr int32_t SIGNED_OFFSET = 128; // signed weights are stored plus this
+    static constexpr int64_t FETCH_AHEAD = 16384; // bytes that weights are prefetched ahead
+    static constexpr int32_t SIGNED_OFFSET = 128;
 
-    // As Vector512's.
     template <int N, int LARGEST, int R, class Weights>
     static void dot(I (&sum)[R], Weights weights, const Rows<R> & x, int64_t at) {
         for_each<N>([&](auto k) {
