@@ -1,4 +1,4 @@
-"""python -m dflash_gguf is dflash-run."""
+"""Runs dflash-run as `python -m dflash_gguf`."""
 
 import sys
 

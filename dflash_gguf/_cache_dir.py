@@ -1,4 +1,4 @@
-"""Small JSON files of what is measured once a machine. An unreadable file counts as missing."""
+"""Small JSON files of measurements of this machine. An unreadable file counts as missing."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 SENSELESS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""Errors of reading a value that is valid JSON, but not what was written."""
+"""Exceptions raised while reading a stored value that is valid JSON of an unexpected form."""
 
 
 def cache_folder() -> Path:
-    """Folder for what is measured once a machine; one that cannot be if the user has no home."""
+    """Returns dflash-gguf in $XDG_CACHE_HOME or ~/.cache; an unusable path if there is no home."""
     base: str | Path = os.environ.get("XDG_CACHE_HOME") or os.devnull
     if base == os.devnull:
         with contextlib.suppress(RuntimeError):
@@ -24,7 +24,7 @@ def cache_folder() -> Path:
 
 
 def cpu_name() -> str:
-    """What tells this kind of CPU from others."""
+    """Returns the name of the CPU model, which stored measurements belong to."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
@@ -33,7 +33,7 @@ def cpu_name() -> str:
 
 
 def read(name: str, identity: Any) -> Any:
-    """What was stored under a name for the same identity; None if nothing was, or no longer is."""
+    """Returns the value that was stored under a name with an equal identity, or None."""
     with contextlib.suppress(OSError, *SENSELESS):
         stored = json.loads((cache_folder() / name).read_text(encoding="utf-8"))
         if stored.get("identity") == identity:
@@ -42,7 +42,7 @@ def read(name: str, identity: Any) -> Any:
 
 
 def write(name: str, identity: Any, value: Any) -> None:
-    """Stores a value, whole or not at all; where the folder cannot be written, not at all."""
+    """Stores a value atomically; does nothing if the cache folder cannot be written."""
     file = cache_folder() / name
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)

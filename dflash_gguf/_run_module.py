@@ -1,22 +1,22 @@
 """Starts modules in child processes that import nothing from the current folder.
 
-`python -m` and `python -c` search the current folder ahead of the standard library, and a
-downloaded model's folder may hold an argparse.py. Python searches the folder of a script instead,
-so children run this file as a script, and this file removes its own folder from the search.
-`python -P` needs Python 3.11, and `python -I` ignores PYTHONPATH and `pip install --user`; a line
-of `python -c` that cleans sys.path comes too late, since Python 3.13 imports linecache before it.
+`python -m` and `python -c` put the current folder before the standard library on sys.path, and the
+folder of a downloaded model may hold an argparse.py. A script puts its own folder there instead, so
+child processes run this file as a script, which removes its folder from sys.path. `python -P` needs
+Python 3.11, and `python -I` ignores PYTHONPATH and `pip install --user`. Code of `python -c` could
+not clean sys.path in time: Python 3.13 imports linecache before it runs.
 """
 
 import sys
 
 
 def module_command(module: str) -> list[str]:
-    """Returns the command line that runs a module; append the module's arguments."""
+    """Returns the command line that runs a module; the caller appends the module's arguments."""
     return [sys.executable, __file__, module]
 
 
 if __name__ == "__main__":
-    # No import may precede the removal of this file's folder, which PYTHONSAFEPATH leaves out.
+    # Remove this file's folder before any import. With PYTHONSAFEPATH it is not on sys.path.
     if not getattr(sys.flags, "safe_path", False):
         del sys.path[0]
     import runpy

@@ -1,4 +1,4 @@
-"""Checks of values that a caller gives; ValueError names the thing, the value and the limit."""
+"""Checks values that a caller gives; ValueError names the field, the value and the limit."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import os
 
 
 def flag(name: str, value: object) -> bool:
-    """A value that must be True or False."""
+    """Returns a value that must be True or False."""
     if not isinstance(value, bool):
         raise ValueError(f"{name} is {value!r}, must be True or False")
     return value
 
 
 def integer(name: str, value: object, low: int, high: int) -> int:
-    """A whole number of any integer type, `low` to `high`."""
+    """Returns a value of any integer type as int; it must be `low` to `high`."""
     if isinstance(value, bool):
         raise ValueError(f"{name} is {value!r}, must be an integer")
     try:
@@ -30,7 +30,7 @@ def integer(name: str, value: object, low: int, high: int) -> int:
 
 
 def number(name: str, value: object, low: float, high: float) -> float:
-    """A finite number, `low` to `high`."""
+    """Returns a value as float; it must be finite and `low` to `high`."""
     if isinstance(value, (bool, str, bytes)):
         raise ValueError(f"{name} is {value!r}, must be a number")
     try:
@@ -47,7 +47,7 @@ def number(name: str, value: object, low: float, high: float) -> float:
 
 
 def text(name: str, value: object) -> str:
-    """A value that must be a text; a path is taken as one."""
+    """Returns a value that must be a str or a path."""
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     if not isinstance(value, str):
@@ -56,7 +56,7 @@ def text(name: str, value: object) -> str:
 
 
 def choice(name: str, value: object, known: tuple[str, ...]) -> str:
-    """One of the known names."""
+    """Returns a value that must be one of the known names."""
     if value not in known:
         raise ValueError(f"{name} is {value!r}, must be one of {', '.join(known)}")
     return str(value)

@@ -1,4 +1,4 @@
-"""What a caller chooses: how a model is loaded, how text is drawn. Frozen and checked."""
+"""Settings of loading a model and of generating text. Frozen, and validated when made."""
 
 from __future__ import annotations
 
@@ -16,33 +16,32 @@ from .native import MAX_N_CTX, MAX_VERIFY
 from .native import LoadConfig as LoadConfig
 
 DRAFT_TYPES = ("dflash", "suffix")
-"""Proposers of candidates: the draft model, and the suffix index of the text so far."""
+"""Names of proposers: the draft model, and the suffix index over the text so far."""
 RETIRED_DRAFT_TYPES = {"copy": "suffix"}
 """Retired names of draft types, accepted for one more release, also in cost files."""
 RETIRED_FIELDS = {"tree_spine": "tree_main_chain"}
 """Retired names of DecodeConfig's fields, accepted for one more release."""
 DRAFT_KINDS = ("none", "chain", "tree", "auto")
-"""How candidates are proposed: not at all, a chain of one length, a tree of one size, or whatever
-pays for itself. Without a drafter "auto" is plain decoding."""
+"""Draft modes: plain decoding, chains of one length, trees of one size, or ("auto") as many
+candidates as pay for themselves. Without a drafter the suffix index proposes."""
 TREE_BUDGET = 23
-"""Nodes of a tree unless told otherwise: with its root it fills a pass of 24 rows."""
+"""Default nodes of a tree: with its root it fills a pass of 24 rows."""
 MAX_TREE_BUDGET = MAX_VERIFY - 1
 AUTO_TREE_BUDGET = 63
-"""Nodes that "auto" tries at most unless told otherwise; a node of a 27B hybrid takes 3.5 MB."""
+"""Default upper limit of nodes for "auto". A node takes 3.5 MB of memory on a 27B hybrid model."""
 
 REASONING_FORMATS = ("auto", "none")
-"""Whether the thoughts before the answer to a conversation are told apart from it, as its template
-marks them, or stay in its text."""
+"""Ways to return the reasoning that a chat template marks: apart from the text, or within it."""
 
 MAX_DRAFT = 1 << 16
 MAX_N_PROBS = 1 << 20
 MAX_LOGIT_CHANGE = 1e28
-"""Of a logit, by a bias or a penalty: as many as repeat_last_n times that is a float32 still."""
+"""Largest bias or penalty: the sum of repeat_last_n of them still fits a float32."""
 SEED_MIN, SEED_MAX = -(1 << 63), (1 << 64) - 1
 
 
 def _accept_retired_fields(cls: type[Any]) -> Any:
-    """Lets RETIRED_FIELDS be given to a config's constructor, and read."""
+    """Lets a config's constructor and its attributes accept the names in RETIRED_FIELDS."""
     init = cls.__init__
 
     @functools.wraps(init)
@@ -61,30 +60,33 @@ def _accept_retired_fields(cls: type[Any]) -> Any:
 @_accept_retired_fields
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
-    """How one answer is drawn. Defaults are llama.cpp's, except temperature 0.0 (greedy).
+    """Settings of one answer. Defaults are llama.cpp's, except temperature 0.0 (greedy).
 
-    max_tokens: tokens drawn at most; None is until the context is full.
-    temperature: 0 takes the best token after the penalties; top_k, top_p, min_p are then idle.
+    ValueError for a bad value.
+    max_tokens: most tokens to sample; None: until the context is full.
+    temperature: 0 takes the best token after penalties and ignores top_k, top_p and min_p.
     top_k: tokens kept by rank; 0 or less keeps all.
-    top_p: probability mass kept, 1 keeps all. min_p: least share of the best probability, 0 off.
-    repeat_penalty (1 off), presence_penalty, frequency_penalty (0 off): applied to tokens among
+    top_p: probability mass to keep; 1 keeps all tokens. min_p: smallest probability to keep, as a
+        share of the best token's.
+    repeat_penalty (off at 1), presence_penalty, frequency_penalty (off at 0): lower the logits of
         the last repeat_last_n tokens of prompt and answer.
-    seed: any signed or unsigned 64-bit integer; None draws one, and the result reports it.
-    stop: texts that end the answer; they are not part of it. One text or several.
-    ignore_eos: tokens that end a generation are never drawn.
-    logit_bias: added to the logits of tokens, by id, before anything else; -inf bans one.
-    n_probs: steps tell the log-probability of every token drawn, and those of so many of the best;
-        None: neither. post_sampling_probs: as what the draw chose from, not as the model has them.
+    seed: any signed or unsigned 64-bit integer; None chooses one, which the result reports.
+    stop: one text or several that end the answer, and are not part of it.
+    ignore_eos: True to never sample a token that ends generation.
+    logit_bias: numbers to add to logits, by token id, before anything else; -inf bans a token.
+    n_probs: each step reports the log-probability of its tokens, and those of the n_probs best
+        tokens beside each; None reports none. post_sampling_probs: True for probabilities after
+        biases, penalties, truncation and temperature, False for the model's.
     reasoning_format: one of REASONING_FORMATS.
-    cache_prompt: the prompt begins with what is kept of earlier answers, else all of it is
-        computed; what it leaves behind is kept either way.
+    cache_prompt: True to start from the longest cached prefix of the prompt, False to compute all
+        of it. The prompt itself is cached in both cases.
     draft: one of DRAFT_KINDS.
-    draft_type: names of the proposers, one or several of DRAFT_TYPES; None: with "auto" all of
-        them, else the draft model, or the suffix index where there is none.
-    draft_max: positions that a round drafts at most; None is what the drafter's block holds.
-    draft_min: a round drafts so many candidates or none.
-    tree_budget: candidates of a tree; with "auto" at most so many. None is 23, with "auto" 63.
-    tree_main_chain: a tree holds its whole main chain before it branches.
+    draft_type: one or several names of DRAFT_TYPES; None: with "auto" all proposers, else the
+        draft model, or the suffix index if no drafter is loaded.
+    draft_max: most positions to draft in a round; None: the drafter's block.
+    draft_min: a round with fewer candidates drafts nothing.
+    tree_budget: nodes of a tree, with "auto" the most nodes. None: 23, with "auto" 63.
+    tree_main_chain: True to keep the whole main chain before branches are added.
     """
 
     max_tokens: int | None = None
@@ -135,17 +137,17 @@ class DecodeConfig:
 
     @property
     def stop_texts(self) -> tuple[str, ...]:
-        """The stop texts, whatever form they were given in."""
+        """The stop texts as a tuple, also if a single one was given."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
     def has_penalties(self) -> bool:
-        """Whether a bias or the tokens already seen change the logits."""
+        """True if biases or penalties change the logits."""
         return bool(self.logit_bias) or self.penalises_history
 
     @property
     def penalises_history(self) -> bool:
-        """Whether the tokens already seen change the logits."""
+        """True if penalties for earlier tokens change the logits."""
         return self.repeat_last_n > 0 and (
             self.repeat_penalty != 1.0
             or self.presence_penalty != 0.0
@@ -177,7 +179,7 @@ def _texts(name: str, value: object, kind: str) -> tuple[str, ...]:
 
 
 def _names(value: object) -> tuple[str, ...]:
-    """Names of proposers; which there are is for the decoder to know."""
+    """Splits names of proposers at commas. The decoder checks them: it knows which it has."""
     given = value.split(",") if isinstance(value, str) else value
     names = [name.strip() for name in _texts("draft_type", given, "name")]
     if not names:
@@ -211,4 +213,4 @@ NUMBER_RANGES = {
     "frequency_penalty": (-MAX_LOGIT_CHANGE, MAX_LOGIT_CHANGE),
 }
 READERS = {"stop": _stop_texts, "logit_bias": _biases, "draft_type": _names}
-"""Fields of DecodeConfig with their least and greatest values, or the function that reads them."""
+"""Functions that check and convert fields of DecodeConfig, by field."""

@@ -1,8 +1,8 @@
-"""What a user holds: a loaded target that answers prompts."""
+"""Decoder: a loaded target, with or without a drafter, that answers prompts."""
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # what `signal` wraps
+import _signal  # type: ignore[import-not-found]  # C module behind `signal`
 import dataclasses
 import os
 import threading
@@ -32,17 +32,18 @@ from .text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | NDArray[np.integer[Any]]
 
-ENDED = "this stream was ended by a later call of the same decoder"
-CLOSED = "the decoder was closed before this answer was whole"
+ENDED = "this stream was ended by a later call: load with n_parallel above 1 to run several"
+CLOSED = "the decoder was closed before this answer was finished"
 
 
 class Decoder:
-    """One target that answers prompts, `n_parallel` at once. Threads may share it.
+    """A loaded target that answers up to `n_parallel` prompts at once. Threads may share a decoder.
 
-    A callback of a running answer cannot use it: RuntimeError.
+    Earlier prompts and answers stay in the prefix cache as long as memory allows (docs/memory.md):
+    a prompt that begins like one of them is computed only from where the two diverge.
 
-    What answers leave behind is kept between calls: a prompt that begins like an earlier one is
-    computed only from where they part, as long as memory allows; docs/memory.md.
+    Callbacks of a method must not use the decoder, which raises RuntimeError then. After `close`
+    new requests raise Error.
     """
 
     def __init__(
@@ -55,7 +56,8 @@ class Decoder:
     ) -> None:
         """Use `load`. Without a tokenizer prompts are token ids, and answers have no text.
 
-        prefix_bytes: of main memory, that what is kept of earlier answers may take.
+        cost_file: file of measured costs; None to keep none. max_verify_rows: most rows of a verify
+        by default. prefix_bytes: bytes of main memory for the prefix cache.
         """
         self.sequence = sequence
         self.engine = sequence.engine
@@ -66,11 +68,11 @@ class Decoder:
         self._is_running = self._is_closed = False
         self._prefix_cache = PrefixCache(self.engine, prefix_bytes)
         self._scheduler = Scheduler(sequence, self._prefix_cache, _PaddedVocabulary(tokenizer))
-        self._unfinished: RequestState | None = None  # a stream that a later call may end
+        self._unfinished: RequestState | None = None  # the stream that a later call would end
 
     @property
     def n_ctx(self) -> int:
-        """Tokens the context holds: prompt and answer together."""
+        """Tokens the context holds: the prompts and answers of all running requests together."""
         return self.sequence.n_ctx
 
     def __enter__(self) -> Decoder:
@@ -80,10 +82,7 @@ class Decoder:
         self.close()
 
     def close(self) -> None:
-        """Frees model, caches and tokenizer; closing twice is harmless.
-
-        Whoever still reads an answer gets a RuntimeError in place of what is missing.
-        """
+        """Frees the model; unfinished streams raise RuntimeError. Closing twice is harmless."""
         with self._turn():
             self._is_closed = True
             self._speculative.save(1)
@@ -95,15 +94,12 @@ class Decoder:
                 self.tokenizer.close()
 
     def measure(self) -> None:
-        """Measures what rounds cost, if that is not known: a fifth of a second at most.
-
-        `load` does.
-        """
+        """Measures the costs of rounds, if none are known: 0.2 s at most. `load` calls this."""
         with self._turn(), self._idle_sequence():
             self._speculative.measure()
 
     def check(self, config: DecodeConfig) -> None:
-        """ValueError if no prompt can be answered so, as it needs a drafter that is not there."""
+        """Raises ValueError for draft settings that this decoder's proposers cannot serve."""
         with self._turn():
             self._speculative.controller(config)
 
@@ -118,13 +114,13 @@ class Decoder:
     ) -> Result:
         """Answers a prompt.
 
-        prompt: text, which gets the special tokens the model asks for, or token ids as they are.
-        config, settings: a DecodeConfig, and fields of it that are to differ.
-        cancelled: asked before every round; True ends the answer.
-        on_prefill: called with (tokens done, tokens in all) before and while what no cache holds
-            of the prompt is computed.
-        Errors: ValueError for a bad argument, an empty prompt or one longer than the context;
-            Error from the core. The decoder can be used again after any of them.
+        prompt: text, to which the model's special tokens are added, or a list or array [n] of ids.
+        config, settings: a DecodeConfig, and fields that replace its own.
+        cancelled: called before every round; True ends the answer with stop_reason "cancelled".
+        on_prefill: called with (tokens done, tokens in all) before and during the computation of
+            the uncached part of the prompt.
+        Errors: ValueError for a bad setting, an empty prompt or one longer than the context; Error
+            from the core; RuntimeError if a later call ended the answer. The decoder stays usable.
         """
         stream = self._stream(self.request(prompt, config, **settings), cancelled, on_prefill)
         try:
@@ -144,13 +140,13 @@ class Decoder:
         on_result: Callable[[int, Result], None] | None = None,
         **settings: Any,
     ) -> list[Result]:
-        """Answers prompts, `n_parallel` at once; the results in their order.
+        """Answers prompts, `n_parallel` at once. Returns the results in the order of the prompts.
 
-        settings: as for `generate`; a list has a value for each prompt (`seed=[1, 2, 3]`).
-        progress: called with (answers done, answers in all). on_result: with the number of a
-            prompt, from 0 on, and its result, as soon as that is there; they end in any order.
-        Errors: as for `generate`, for any of them; all others are ended then. Faults of prompts are
-            raised before the first is answered.
+        settings: as for `generate`; a list has one value for each prompt (`seed=[1, 2, 3]`).
+        progress: called with (answers done, answers in all). on_result: called with the index of a
+            prompt and its result as soon as the answer ends; answers end in any order.
+        Errors: as for `generate`. A bad prompt or setting is raised before any answer begins; an
+            error of one answer ends all the others.
         """
         shared = {
             name: tuple(x) if isinstance(x, Iterator) else x
@@ -160,7 +156,7 @@ class Decoder:
         lists = {name: x for name, x in settings.items() if isinstance(x, list)}
         for name, values in lists.items():
             if len(values) != len(prompts):
-                raise ValueError(f"{name}: {len(values)} values for {len(prompts)} prompts")
+                raise ValueError(f"{name} has {len(values)} values for {len(prompts)} prompts")
         requests: list[Request] = []
         for i, prompt in enumerate(prompts):
             own = {name: values[i] for name, values in lists.items()}
@@ -176,7 +172,7 @@ class Decoder:
         try:
             while n_done < len(requests):
                 with self._batch():
-                    # Add no more requests than run at once: each batch looks at all that wait.
+                    # Add only as many requests as can run: each batch examines the waiting ones.
                     while n_begun < len(requests) and len(live) < self.engine.n_parallel:
                         live[n_begun] = self._add(requests[n_begun], cancelled)
                         if n_begun == 0:
@@ -210,20 +206,20 @@ class Decoder:
         on_prefill: Progress | None = None,
         **settings: Any,
     ) -> Stream:
-        """Answers a prompt step by step; see `generate`.
+        """Answers a prompt step by step; arguments and errors as for `generate`.
 
-        As many as `n_parallel` are in the making at once, later ones wait; with one, a later call
-        ends an unfinished stream. Streams may be iterated in any order, each by one thread at a
-        time: the thread that waits for a step runs the batch for every request. An answer whose
-        reader is 256 tokens behind pauses; one that finds no room in the context waits, or begins
-        anew, and loses nothing.
+        Up to `n_parallel` streams run at once and later ones wait; if `n_parallel` is 1, a later
+        call ends an unfinished stream. Streams may be iterated in any order, each by one thread at
+        a time: the thread that waits for a step runs the batch for every request. A stream pauses
+        while 256 of its tokens are unread. A stream without room in the context waits, or is
+        preempted and resumed with the same text.
         """
         stream = self._stream(self.request(prompt, config, **settings), cancelled, on_prefill)
         if self.engine.n_parallel == 1:
             self._unfinished = stream.state
         return stream
 
-    # ---- requests, for programs with a loop of their own
+    # ---- requests, for programs that call step() in a loop of their own
 
     def request(
         self, prompt: Prompt, config: DecodeConfig | None = None, **settings: Any
@@ -245,27 +241,28 @@ class Decoder:
         cancelled: Callable[[], bool] | None = None,
         on_prefill: Progress | None = None,
     ) -> RequestState:
-        """Adds a request for `step` to run; see `generate` for the callbacks.
+        """Adds a request that `step` will run; the callbacks are those of `generate`.
 
-        Its steps appear in the state's `steps`, from which the caller takes them; once it
-        `is_finished`, `error` says what went wrong for it, if anything did.
+        The caller takes the answer from the list `steps` of the returned state, until the state
+        `is_finished`; its `error` is then the exception that ended the request, or None.
+        Errors: ValueError for draft settings that this decoder's proposers cannot serve.
         """
         with self._turn():
             return self._add(request, cancelled, on_prefill)
 
     def step(self) -> None:
-        """Runs one batch for all requests; Error from the core where it is no request's own."""
+        """Runs one batch for all requests. Errors of a single request go to its state instead."""
         with self._batch():
             self._check_open()
             self._scheduler.step()
 
     def abort(self, state: RequestState) -> None:
-        """Ends a request, which may wait, run or have finished."""
+        """Ends a waiting or running request; a finished one stays as it is."""
         with self._turn():
             self._scheduler.abort(state)
 
     def result(self, state: RequestState) -> Result:
-        """Returns the result of a request so far; final once it has finished."""
+        """Returns the result of a request so far, which is final once the request has finished."""
         drafter = self.engine.drafter
         return dataclasses.replace(
             state.result(),
@@ -284,7 +281,7 @@ class Decoder:
         on_prefill: Progress | None = None,
     ) -> RequestState:
         self._check_open()
-        self._scheduler.abort_batch()  # room for verifies is made where none waits for its commit
+        self._scheduler.abort_batch()  # make_room() fails while a verify is pending
         config = request.config
         proposers, controller = self._speculative.controller(config)
         if controller is not None:
@@ -300,8 +297,8 @@ class Decoder:
         on_prefill: Progress | None,
     ) -> Stream:
         stream = Stream(self)
-        # Ends the request when nobody can read the stream any more, also where an interruption
-        # comes before its caller has it.
+        # The request must end once its stream is unreachable, also if an interruption comes before
+        # the caller has received the stream.
         reader = weakref.ref(stream)
 
         def is_cancelled() -> bool:
@@ -317,7 +314,7 @@ class Decoder:
             raise
 
     def _read(self, state: RequestState) -> None:
-        """Runs a batch, unless another thread has meanwhile brought the request a step."""
+        """Runs a batch, unless another thread has run one with a step for this request."""
         with self._batch():
             if not state.steps and not state.is_finished:
                 self._scheduler.step()
@@ -331,7 +328,7 @@ class Decoder:
         enable_thinking: bool | None = None,
         **settings: Any,
     ) -> Result:
-        """Answers a conversation; see `chat_prompt` and `generate`."""
+        """Answers a conversation; arguments and errors as for `chat_prompt` and `generate`."""
         prompt = self.chat_prompt(messages, template=template, enable_thinking=enable_thinking)
         return self.generate(prompt, config, **settings)
 
@@ -342,19 +339,18 @@ class Decoder:
         template: str | None = None,
         enable_thinking: bool | None = None,
     ) -> ChatPrompt:
-        """Token ids of a conversation, up to where the answer begins.
+        """Applies a chat template to a conversation. Returns token ids up to the answer's start.
 
-        In answers to it thoughts are told apart, where its template marks them; as a plain list
-        of ids it is a prompt like any other.
-
-        messages: each with "role" and "content". template: None for the model's own, else the
-        name of one, a file, or its text. enable_thinking: for templates that offer the choice.
+        The list carries the template's marks of reasoning, by which `generate` separates it.
+        messages: each with "role" and "content". template: None for the model's own, else a name,
+        a file or the Jinja text. enable_thinking: passed to templates that know it.
+        Errors: ValueError without a tokenizer or template, or if the template refuses the messages.
         """
         tokenizer = self._need_tokenizer()
         return tokenizer.chat(messages, template=template, enable_thinking=enable_thinking)
 
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Logits after every token, float32 [n, n_vocab], by a plain pass over an empty cache."""
+        """Returns the logits after each token, float32 [n, n_vocab]; ValueError for bad ids."""
         ids = self._tokens_of(tokens)
         with self._turn(), self._idle_sequence() as sequence:
             self._prefix_cache.make_room(sequence.cells_needed(len(ids)), claimed=sequence)
@@ -363,28 +359,27 @@ class Decoder:
     def tokenize(
         self, text: str, *, add_special: bool = True, parse_special: bool = True
     ) -> list[int]:
-        """Token ids of a text; see Tokenizer.tokenize."""
+        """Returns the token ids of a text; arguments and errors as for `Tokenizer.tokenize`."""
         return self._need_tokenizer().tokenize(
             text, add_special=add_special, parse_special=parse_special
         )
 
     def detokenize(self, tokens: Iterable[int], *, special: bool = False) -> str:
-        """The text of tokens; control tokens only if `special`."""
+        """Returns the text of tokens. special: True to include the names of control tokens."""
         return self._need_tokenizer().detokenize(tokens, special=special)
 
     def reset(self) -> None:
-        """Forgets what was kept of earlier answers, so that the next prompt is computed whole."""
+        """Empties the prefix cache and the suffix index: the next prompt is computed in full."""
         with self._turn():
             self._end_unfinished()
             self._scheduler.forget()
             self._speculative.forget(self._scheduler.sequences)
 
     def save_prefix(self, path: str | os.PathLike[str], tokens: Prompt) -> int:
-        """Writes what tokens leave behind to a file, computing what is not known; how many.
+        """Writes the K/V and states of a text to a file for `load_prefix`; computes missing ones.
 
-        A prompt that begins with them is computed from there on, once the file is loaded. With
-        recurrent layers the prompt must go on after them: to have a prompt itself computed at its
-        last token only, save all but that one.
+        Returns the number of tokens. To reuse a whole prompt save it without its last token, which
+        is always computed again: with recurrent layers a prefix is attached as a whole or not.
         Errors: ValueError for bad tokens, Error from the core, OSError; no file is left then.
         """
         ids = self._tokens_of(tokens)
@@ -409,10 +404,10 @@ class Decoder:
         return len(ids)
 
     def load_prefix(self, path: str | os.PathLike[str]) -> list[int]:
-        """Keeps what a file of `save_prefix` holds for the answers to come; its tokens.
+        """Loads a file of `save_prefix` into the prefix cache. Returns the file's token ids.
 
         Errors: ValueError for a file that is damaged, was made with another model, drafter, build
-            or other types of K/V, or has no room in the context or in `cache_ram`; OSError.
+            or K/V type, or does not fit the context or `cache_ram`; OSError.
         """
         with self._turn():
             room = self._prefix_cache.make_host_room
@@ -421,19 +416,18 @@ class Decoder:
         return tokens
 
     def forget_prefix(self, tokens: Prompt) -> bool:
-        """Forgets what is kept of a text and of no other; whether there was something."""
+        """Drops the cached prefixes that only this text begins with; False if there are none."""
         with self._turn():
             return self._prefix_cache.forget_text(self._tokens_of(tokens))
 
     def _end_unfinished(self) -> None:
-        """With room for one answer alone a later call ends a stream."""
         if self._unfinished is not None:
             self._scheduler.abort(self._unfinished, RuntimeError(ENDED))
             self._unfinished = None
 
     @contextmanager
     def _idle_sequence(self) -> Iterator[native.Sequence]:
-        """An empty sequence that no answer uses."""
+        """Yields an emptied sequence; a running request that holds the sequence is preempted."""
         self._check_open()
         self._scheduler.reclaim(self.sequence)
         try:
@@ -442,15 +436,12 @@ class Decoder:
             self.sequence.reset()
 
     def forget_texts(self) -> None:
-        """Empties the suffix index, but not the caches.
-
-        Comparisons need it: the index would propose the second of two equal answers whole.
-        """
+        """Empties the suffix index, which would propose all of an answer that was given before."""
         with self._turn():
             self._speculative.forget(self._scheduler.sequences)
 
     def forget(self) -> None:
-        """Empties the suffix index: the retired name of `forget_texts`, for one more release."""
+        """Retired name of `forget_texts`, kept for one more release."""
         self.forget_texts()
 
     def _tokens_of(self, prompt: Prompt) -> list[int]:
@@ -470,12 +461,12 @@ class Decoder:
 
     def _need_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
-            raise ValueError("the model file has no tokenizer, give token ids")
+            raise ValueError("the model file has no tokenizer: give the prompt as token ids")
         return self.tokenizer
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """Lets threads take turns; a callback comes in the middle of one."""
+        """Locks the decoder for the calling thread; RuntimeError inside a callback."""
         with self._lock, _Uninterrupted():
             self._check_turn()
             yield
@@ -490,7 +481,7 @@ class Decoder:
 
     @contextmanager
     def _batch(self) -> Iterator[None]:
-        """A turn in which callbacks come. Others may take theirs after every batch."""
+        """Locks the decoder for one batch, whose callbacks must not use the decoder."""
         with self._turn():
             self._is_running = True
             try:
@@ -500,13 +491,11 @@ class Decoder:
 
 
 class _Uninterrupted:
-    """Holds Ctrl-C back while the state of answers changes; then it comes.
+    """Delays Ctrl-C until the state of requests is consistent.
 
-    Whatever handles the signal could raise between any two steps of Python, also where half of a
-    change is done. Only on the main thread, where Python handles it, and if Python does.
-
-    Each turn sets the handler twice. The enums that `signal` makes of numbers would take 9 us
-    more of a round, of which a small model does ten thousand a second.
+    A signal handler may raise between any two bytecodes, so that a change would stay half done.
+    Python runs handlers on the main thread alone; on others this does nothing. `_signal` replaces
+    `signal`, whose conversions to enums would cost a small model several per cent of its rounds.
     """
 
     def __init__(self) -> None:
@@ -516,7 +505,7 @@ class _Uninterrupted:
     def __enter__(self) -> _Uninterrupted:
         if threading.current_thread() is threading.main_thread():
             handler = _signal.getsignal(_signal.SIGINT)
-            if callable(handler):  # not SIG_IGN, SIG_DFL, or one that is not Python's
+            if callable(handler):  # not SIG_IGN, SIG_DFL or a handler of C code
                 self._handler = handler
                 _signal.signal(_signal.SIGINT, self._come)
         return self
@@ -528,14 +517,14 @@ class _Uninterrupted:
         if self._handler is None:
             return
         handler = _signal.signal(_signal.SIGINT, self._handler)
-        if handler != self._come:  # a callback has set it
+        if handler != self._come:  # a callback of the user has set a SIGINT handler
             _signal.signal(_signal.SIGINT, handler)
         if self._came is not None:
             self._handler(*self._came)
 
 
 class _PaddedVocabulary:
-    """A tokenizer as the decode loop sees it: rows of the model beyond its tokens have no text."""
+    """A tokenizer for models with padded vocabularies: ids beyond the tokenizer's have no text."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
@@ -543,7 +532,7 @@ class _PaddedVocabulary:
         self.suppressed_tokens = tokenizer.suppressed_tokens if tokenizer else frozenset[int]()
 
     def piece(self, token: int) -> bytes:
-        """The bytes a token adds to the text."""
+        """Returns the bytes a token adds to the text; none for a padding id."""
         if self._tokenizer is None or token >= self._tokenizer.n_tokens:
             return b""
         return self._tokenizer.piece(token)

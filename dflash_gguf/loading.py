@@ -29,12 +29,13 @@ def load(
 ) -> Decoder:
     """Loads a target from a GGUF file: `load("model.gguf", drafter="drafter.gguf", n_ctx=8192)`.
 
-    Warns of a context longer than the model was trained for, and of a drafter that seems to be made
-    for another variant of the model.
+    Warns of a context longer than the model was trained for, and of a drafter that was probably
+    trained for another variant of the model.
     drafter: GGUF file of a DFlash drafter made for this target.
-    config, options: a LoadConfig, and fields of it that are to differ; `help(LoadConfig)`.
-    progress: called with (bytes loaded, bytes in all); what it raises ends the load.
-    Errors: ValueError for a bad argument or tokenizer, OSError, and Error from the core.
+    config, options: a LoadConfig, and fields that replace its own; `help(LoadConfig)` lists them.
+    progress: called with (bytes loaded, bytes in all); an exception that it raises ends the load.
+    Errors: ValueError for a bad option, file or tokenizer; OSError; Error from the core, also if
+        the plan does not fit the memory.
     """
     config = dataclasses.replace(config or LoadConfig(), **options)
     planner = Planner(path, drafter, config)
@@ -44,7 +45,7 @@ def load(
     if config.n_ctx is not None and config.n_ctx > n_ctx_train:
         warnings.warn(
             f"n_ctx is {config.n_ctx}, the model was trained for {n_ctx_train} tokens: "
-            "what it says beyond them may make no sense",
+            "expect worse answers beyond those",
             stacklevel=2,
         )
     n_rows = max_verify_rows(planner.plan, config, MAX_VERIFY)
@@ -58,7 +59,7 @@ def load(
     files, kernels = [model.path], sorted(model.kernels)
     if loaded is not None:
         files, kernels = [*files, loaded.path], [*kernels, *sorted(loaded.kernels)]
-    # Another build may have other kernels: what rounds cost before says nothing of it.
+    # The build is part of the key of measured costs: another one may have other kernels.
     place = (library_build(), model.backend, str(config.n_gpu_layers), str(config.n_cpu_moe))
     settings = (*place, engine.n_threads, config.cache_type_k, config.cache_type_v)
     costs = CostFile(files, *settings, *kernels)
@@ -69,12 +70,13 @@ def load(
 
 
 def _warn_of_another_end(path: str, drafter: str) -> None:
-    """Base and instruct models differ in the token that ends an answer; a drafter has its own's."""
+    """Warns if the EOS tokens differ, as those of base and instruct variants of a model do."""
     with GgufMetadata(path) as target_file, GgufMetadata(drafter) as drafter_file:
         ends = [file.integer(Key.TOKENIZER_EOS_ID) for file in (drafter_file, target_file)]
     if None not in ends and ends[0] != ends[1]:
         warnings.warn(
-            f"{drafter}: was made for a model that ends with token {ends[0]}, {path} ends with "
-            f"{ends[1]}: of a base model's drafter an instruct model takes little, and the reverse",
+            f"the EOS token of the drafter {drafter} is {ends[0]}, that of {path} is {ends[1]}: "
+            "the drafter was probably trained for another variant (base or instruct), expect low "
+            "acceptance",
             stacklevel=3,
         )

@@ -1,4 +1,4 @@
-"""What comes out: one step of a stream, and the account of a finished answer."""
+"""Results of generation: one step of a stream, and the report of an answer."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from .sampling.noise import TokenLogprobs
 from .text.reasoning import OutputPart, joined
 
 RETIRED_NAMES = {"select": "tree", "overhead": "host", "suffix": "copy"}
-"""Phases and proposers with their retired names, which reports keep for one more release."""
+"""Retired names of phases and proposers, which reports keep for one more release."""
 
 
 def with_retired_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns values by phase or proposer, each by its retired name if it has one."""
+    """Returns a mapping by phase or proposer with retired names as its keys."""
     return {RETIRED_NAMES.get(name, name): value for name, value in values.items()}
 
 
 class Step(NamedTuple):
-    """What one round added.
+    """Tokens and text that one round added to an answer.
 
-    tokens: the ids drawn, in order; a stop token is among them.
-    parts: the text and reasoning that became certain, in order. They may lag behind the tokens,
-        while a character is incomplete or a stop text may have begun.
-    n_drafted, n_accepted: candidates proposed, and those that were the target's own choice.
-    logprobs: of each of the tokens, if n_probs asked for them.
+    tokens: sampled token ids in order, with a stop token.
+    parts: new pieces of text and reasoning, in order. They may lag behind the tokens while a
+        character is incomplete or a stop text may have begun.
+    n_drafted, n_accepted: candidates verified in the round, and those accepted.
+    logprobs: an entry for each token if n_probs is set, else empty.
     """
 
     tokens: tuple[int, ...]
@@ -42,7 +42,7 @@ class Step(NamedTuple):
 
     @property
     def reasoning(self) -> str:
-        """The new reasoning; see Result."""
+        """The new reasoning, see `Result.reasoning`."""
         return joined(self.parts, "reasoning")
 
     @property
@@ -53,29 +53,28 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One answer. Counts and seconds are stored; rates are properties, None where undefined.
+    """The report of one answer. Rates are properties, None where undefined.
 
-    tokens: every id drawn, with the stop token or those that completed a stop text.
+    tokens: all sampled ids, with the stop token or the tokens of a stop text.
     text: the answer without stop token and stop text.
-    reasoning: what the model thought before it answered a conversation, which is then no part of
-        the text; None where the chat template marks no thoughts, or there was no conversation.
-    n_prompt: tokens of the prompt. n_prefilled: those computed now; the others, n_cached, were
-        known of earlier answers. n_draft_context: the last of these, that the drafter remembers.
-    n_decoded: tokens drawn by rounds; the first token comes from the prefill.
-    rounds: target passes after the prefill.
-    draft: how candidates were proposed; "none" also where a drafter was wanted but not loaded.
-    n_drafted: candidates proposed in all rounds.
-    accept_histogram: at index i the rounds that accepted i candidates, rounds without a draft
-        among those at 0; None for plain decoding.
-    rounds_by_draft: rounds by what they verified, "none", "chain N" or "tree N" with N candidates;
+    reasoning: the reasoning before the answer to a conversation, which is then not in the text;
+        None if the chat template marks no reasoning, or the prompt is no conversation.
+    n_prompt: tokens of the prompt: n_prefilled computed ones and n_cached from the prefix cache.
+        n_draft_context: the last cached tokens whose drafter K/V were cached too.
+    n_decoded: tokens sampled in rounds; the first token comes from the prefill.
+    rounds: target passes after the prefill. prefill_s, decode_s: seconds of prefill and of rounds.
+    draft: draft mode of the settings; "none" for plain decoding.
+    n_drafted: candidates verified in all rounds.
+    accept_histogram: number of rounds by the number of accepted candidates, as a list from 0 on;
         None for plain decoding.
-    candidates_by_proposer: candidates verified and accepted, by proposer ("dflash", "suffix");
-        those that several proposed count for each of them.
-    seconds_by_phase: prefill; decode, the target's pass in rounds without candidates; choose, the
-        decision whether to draft; draft; select, the selection of nodes; verify and commit; sample,
-        and overhead, the time not attributed to any of these.
+    rounds_by_draft: number of rounds by draft: "none", "chain N" or "tree N" with N candidates;
+        None for plain decoding.
+    candidates_by_proposer: pairs of verified and accepted candidates, by proposer ("dflash",
+        "suffix"); a candidate of several proposers counts for each.
+    seconds_by_phase: prefill; decode (passes without candidates); choose (deciding whether to
+        draft); draft; select (choosing nodes); verify; commit; sample; overhead (all other time).
     stop_reason: "token", "text", "length", "context" or "cancelled".
-    stop_text: the stop text that ended it.
+    stop_text: the stop text that ended the answer.
     kernels, drafter_kernels: bytes of weights by the kernels that multiply with them.
     """
 
@@ -117,38 +116,38 @@ class Result:
 
     @property
     def n_cached(self) -> int:
-        """Tokens of the prompt that were not computed."""
+        """Tokens of the prompt that came from the prefix cache."""
         return self.n_prompt - self.n_prefilled
 
     @property
     def n_tokens(self) -> int:
-        """Tokens drawn."""
+        """Number of sampled tokens."""
         return len(self.tokens)
 
     @property
     def prefill_tokens_per_s(self) -> float | None:
-        """Prompt tokens computed per second of prefill."""
+        """Computed prompt tokens per second of prefill."""
         return _rate(self.n_prefilled, self.prefill_s)
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Tokens drawn by rounds per second of rounds."""
+        """Tokens sampled in rounds, per second of rounds."""
         return _rate(self.n_decoded, self.decode_s)
 
     @property
     def n_accepted(self) -> int:
-        """Candidates that were the target's own choice, in all rounds."""
+        """Accepted candidates of all rounds."""
         return sum(i * rounds for i, rounds in enumerate(self.accept_histogram or ()))
 
     @property
     def tau(self) -> float | None:
-        """Tokens per round, the target's own included; None without a draft or a round."""
+        """Mean tokens per round, the target's own included; None for plain decoding or no round."""
         if self.accept_histogram is None or not self.rounds:
             return None
         return self.n_decoded / self.rounds
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain values; None for what does not apply."""
+        """Returns the report as JSON-ready values: phases in ms, retired names beside new ones."""
         candidates = {
             name: {"n_drafted": drafted, "n_accepted": accepted}
             for name, (drafted, accepted) in self.candidates_by_proposer.items()
@@ -192,7 +191,7 @@ class Result:
         }
 
     def to_json(self) -> str:
-        """The report as one JSON object on one line."""
+        """Returns the report as one JSON object on one line."""
         return json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False)
 
 

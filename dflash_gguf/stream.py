@@ -1,4 +1,4 @@
-"""The answer to one prompt, step by step."""
+"""Stream: the answer to one prompt, step by step."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from .outputs import Result, Step
 
 
 class DecoderLike(Protocol):
-    """The part of a decoder that a stream uses."""
+    """The methods of a decoder that a stream calls."""
 
     def _read(self, state: RequestState) -> None: ...
     def abort(self, state: RequestState) -> None:
-        """Ends a request, wherever it is."""
+        """Ends a request."""
 
     def result(self, state: RequestState) -> Result:
         """Returns the result of a request so far."""
 
 
 class Stream:
-    """An answer in the making: iterate for its steps; `result()` gives the result so far."""
+    """An unfinished answer: iterate for its steps; raises the error that ends the request."""
 
     state: RequestState
 
@@ -43,13 +43,13 @@ class Stream:
                 raise StopIteration
             self._decoder._read(state)
         step = state.steps[0]
-        del state.steps[0]  # no call: Python lets no signal in between here and the caller
+        del state.steps[0]  # pop(0) is a call, after which a signal could lose the step
         return step
 
     def close(self) -> None:
-        """Ends the answer where it is."""
+        """Ends the answer with the tokens it has so far."""
         self._decoder.abort(self.state)
 
     def result(self) -> Result:
-        """Returns the result so far; final once the iteration has ended."""
+        """Returns the result so far, which is final once the iteration has ended."""
         return self._decoder.result(self.state)

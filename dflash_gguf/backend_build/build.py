@@ -1,7 +1,6 @@
-"""A ggml backend (CUDA, Vulkan) compiled as one module for the installed llama-cpp-python.
+"""Compiles ggml's CUDA or Vulkan backend as a module for the installed llama-cpp-python.
 
-Only the module is compiled, from the very sources that llama-cpp-python was built from, and kept in
-the cache folder; an interrupted build goes on where it stopped.
+The module stays in the cache folder. An interrupted build continues where it stopped.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ from .sources import DEFAULT_CACHE, fetch, installed_version
 
 KINDS = ("cuda", "vulkan")
 VULKAN_COMPAT = Path(__file__).parent / "vulkan_compat.h"
-# ggml's folder alone is no project: its own top-level needs files that the sdist leaves out.
+# A project of our own around ggml's folder: ggml's CMake project needs files that the sdist lacks.
 PARENT = """\
 cmake_minimum_required(VERSION 3.18)
 project(ggml_module C CXX)
 add_subdirectory({sources} ggml)
 """
-# K-V types that attention of one or two rows reads as they are; of others it first makes float16
-# copies, at every step. Those that docs/memory.md weighs: 12 seconds of one core each.
+# Pairs of K and V types with attention kernels for one or two rows (12 s of compiling each). Other
+# pairs are converted to float16 at every step.
 KV_TYPES = "f16-f16;bf16-bf16;q8_0-q8_0;q8_0-q4_0;q5_1-q5_1;q5_0-q4_0;q4_0-q4_0"
-# What the module takes of the driver. A stub with these names is linked where no driver is.
+# Functions of libcuda that the module calls; without a driver a stub with them is linked.
 DRIVER_FUNCTIONS = [
     "DeviceGet",
     "DeviceGetAttribute",
@@ -45,19 +44,13 @@ DRIVER_FUNCTIONS = [
 
 
 def module_path(kind: str, cache: Path = DEFAULT_CACHE, arch: str = "") -> Path:
-    """Where the module is kept, built or not.
-
-    arch: CUDA architectures, "" for those of the GPUs in this machine.
-
-    Raises:
-        Error: there is no GPU whose architecture could be asked.
-    """
+    """Returns a module's path, built or not; Error if `arch` is "" and there is no NVIDIA GPU."""
     gpus = f"-{(arch or _architectures()).replace(';', '+')}" if kind == "cuda" else ""
     return cache / f"backend-{kind}-{installed_version()}{gpus}" / f"libggml-{kind}.so"
 
 
 def built_modules(cache: Path = DEFAULT_CACHE) -> list[Path]:
-    """The modules in the cache that were built for the installed llama-cpp-python."""
+    """Returns the cached modules for the installed llama-cpp-python."""
     return sorted(
         path
         for kind in KINDS
@@ -74,13 +67,11 @@ def build(
     again: bool = False,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Path:
-    """Path of the module, built if it is not there.
+    """Builds a module unless it is cached. Returns its path.
 
-    jobs: compilers at once; 0: one a core. arch: as of `module_path`. again: also if it is there,
-    since it does not load. tell: given a sentence before the long part.
-
-    Raises:
-        Error: a tool is missing or failed; the message names it.
+    jobs: parallel compilers, 0: one per core. arch: CUDA architectures, "": those of local GPUs.
+    again: True to rebuild a cached module. tell: called with a message before compiling. Error for
+    a missing or failed tool.
     """
     module = module_path(kind, cache, arch)
     if module.is_file() and not again:
@@ -117,7 +108,7 @@ def build(
 
 
 def cuda_options(folder: Path, arch: str) -> list[str]:
-    """CMake's options for CUDA. Error where nvcc or cuBLAS is missing."""
+    """Returns CMake's options for CUDA; Error if nvcc or cuBLAS is missing."""
     nvcc = _nvcc()
     homes = cuda_homes()
     headers = first_of(homes, "nvidia-cublas", "include/cublas_v2.h")
@@ -145,7 +136,7 @@ def _nvcc() -> str:
 
 
 def cuda_homes() -> list[Path]:
-    """Folders with include/ and lib/: nvcc's toolkit, then the packages from an index."""
+    """Returns folders with include/ and lib/: nvcc's toolkit, then NVIDIA's Python packages."""
     nvcc = _nvcc()
     dry = subprocess.run(
         [nvcc, "--dryrun", "-x", "cu", os.devnull], capture_output=True, text=True
@@ -160,7 +151,7 @@ def cuda_homes() -> list[Path]:
 
 
 def first_of(homes: list[Path], package: str, *patterns: str) -> Path:
-    """The first file of these names. Error names the package that has it."""
+    """Returns the first file that matches a pattern; the Error names the package to install."""
     for home in homes:
         for pattern in patterns:
             paths = sorted(home.glob(pattern))
@@ -170,14 +161,13 @@ def first_of(homes: list[Path], package: str, *patterns: str) -> Path:
 
 
 def _driver() -> Path | None:
-    """libcuda.so.1 as the loader finds it."""
     listed = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True).stdout
     library = re.search(r"libcuda\.so\.1 .*=> (.+)$", listed, re.MULTILINE)
     return Path(library[1]) if library else None
 
 
 def _driver_stub(folder: Path) -> Path:
-    """A library that satisfies the linker on a machine without a driver; it is never loaded."""
+    """Compiles a libcuda for the linker, on machines without a driver; it is never loaded."""
     stub = folder / "libcuda.so"
     source = "".join(f"int cu{name}(void) {{ return 100; }}\n" for name in DRIVER_FUNCTIONS)
     (folder / "stub.c").write_text(source, encoding="utf-8")
@@ -187,7 +177,7 @@ def _driver_stub(folder: Path) -> Path:
 
 
 def _architectures() -> str:
-    """Compute capabilities of the GPUs here, as CMake wants them: "86-real;90-real"."""
+    """Returns the local GPUs' compute capabilities in CMake's form, "86-real;90-real"."""
     try:
         done = subprocess.run(
             ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"],
@@ -215,9 +205,9 @@ def _run(command: list[str]) -> None:
 
 
 def first_error(log: str) -> str:
-    """The line of a compiler or of CMake that says what is wrong, else the last line."""
+    """Returns the first line of a build log with "error", else the last line."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     for line, following in zip(lines, [*lines[1:], ""], strict=True):
         if re.search(r"\berror\b", line, re.IGNORECASE):
             return f"{line} {following}" if line.endswith(":") else line
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "no output"

@@ -1,4 +1,4 @@
-"""dflash-backend: the devices that models can run on, and backends for more of them."""
+"""dflash-backend: lists devices and builds ggml backends."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ three minutes on two cores. Both need cmake.
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser."""
+    """Builds the parser of dflash-backend."""
     p = new_parser("dflash-backend", DESCRIPTION, EPILOG)
     commands = p.add_subparsers(dest="command", required=True)
     cache = argparse.ArgumentParser(add_help=False)
@@ -79,7 +79,7 @@ def _tell(sentence: str) -> None:
 
 
 def _list(cache: Path) -> int:
-    """Prints every device, and every module that was built, or why it does not load."""
+    """Prints all devices, then each built module or the error of loading it."""
     modules = built_modules(cache)
     failed = {}
     for module in modules:

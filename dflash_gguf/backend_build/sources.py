@@ -1,7 +1,4 @@
-"""The llama.cpp sources that the installed llama-cpp-python was built from, ggml's among them.
-
-pip downloads them as the package's sdist; they stay in the cache folder.
-"""
+"""Downloads the llama.cpp sources of the installed llama-cpp-python, with ggml, as its sdist."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ DEFAULT_CACHE = cache_folder()
 
 
 def installed_version() -> str:
-    """Version of the installed llama-cpp-python, which this package pins."""
+    """Returns the version of the installed llama-cpp-python, which this package pins."""
     try:
         return importlib.metadata.version(PACKAGE)
     except importlib.metadata.PackageNotFoundError:
@@ -28,13 +25,7 @@ def installed_version() -> str:
 
 
 def fetch(cache: Path = DEFAULT_CACHE) -> Path:
-    """Path of llama.cpp's sources under `cache`, downloaded if they are not there.
-
-    Two calls at once both download; the first to finish is kept.
-
-    Raises:
-        Error: there is no package index.
-    """
+    """Returns the folder of llama.cpp's sources; downloads them if missing (Error if it fails)."""
     version = installed_version()
     home = cache / f"llama.cpp-{version}"
     if home.is_dir():
@@ -66,7 +57,7 @@ def _download(version: str, folder: Path, home: Path) -> Path:
 
 
 def _unpack(sdist: Path, folder: Path) -> Path:
-    """Unpacks only vendor/llama.cpp, without its test vocabularies and media."""
+    """Unpacks vendor/llama.cpp without files that no build needs."""
     with tarfile.open(sdist) as archive:
         root = f"{sdist.name.removesuffix('.tar.gz')}/vendor/llama.cpp"
         skipped = tuple(f"{root}/{part}/" for part in ("models", "media", "docs", "app", "tests"))

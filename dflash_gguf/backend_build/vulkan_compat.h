@@ -1,5 +1,5 @@
-// What ggml's Vulkan backend takes from vulkan.hpp and headers before 1.3.272 lack, so that it
-// builds with those of Debian 12. Loaders that do not know the structure pass over it.
+// Declares VK_EXT_layer_settings for ggml's Vulkan backend, because vulkan.hpp before 1.3.272
+// (Debian 12) lacks this extension. Vulkan loaders ignore structures that they do not know.
 #pragma once
 
 #ifdef __cplusplus

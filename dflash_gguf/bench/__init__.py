@@ -1,1 +1,1 @@
-"""dflash-bench: drafting beside plain decoding, measured on one's own prompts."""
+"""dflash-bench: measures drafting against plain decoding on the user's prompts."""

@@ -1,4 +1,4 @@
-"""dflash-bench: arguments, and what is measured in which order."""
+"""dflash-bench: its arguments, and the order of its measurements."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from .summary import by_class, by_setting, sweep_table, table
 
 DESCRIPTION = "Measures drafting beside plain decoding, on the same prompts."
 EPILOG = """\
-One JSON object a line goes to stdout: every answer, then a summary of every setting. Tables for the
-reader go to stderr. With --sweep the table has a row for every pair, so for every quantisation of
-target and drafter that is given, and a column for every prompt file; with --parallel so many
-answers are made at once and rates are those of all together. With --replay nothing is timed but
-rounds of every size: on the drafts of plain answers each setting is played with these costs, and
-"auto" is held against the best of the others.
+One JSON object a line goes to stdout: every answer, then a summary of every setting. Tables go to
+stderr. With --sweep the table has a row for every pair, so for every given quantisation of target
+and drafter, and a column for every prompt file. With --parallel several answers are generated at
+once, and speeds are those of all together. With --replay only rounds of every size are timed; the
+speed of each setting is computed from these times and the drafts of a plain answer, and "auto" is
+compared with the best other setting.
 """
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser."""
+    """Builds the parser of dflash-bench."""
     p = new_parser("dflash-bench", DESCRIPTION, EPILOG)
     what = p.add_mutually_exclusive_group(required=True)
     what.add_argument(
@@ -51,15 +51,15 @@ def parser() -> argparse.ArgumentParser:
     what.add_argument(
         "--url",
         metavar="URL",
-        help="measure a server of OpenAI's interface (http://127.0.0.1:8080) in place of a pair",
+        help="measure an OpenAI-compatible server (http://127.0.0.1:8080) instead of a pair",
     )
     p.add_argument(
         "--concurrency",
         default="1,4,8,16",
         metavar="A,B",
-        help="with --url: requests at once (default: 1,4,8,16)",
+        help="with --url: numbers of parallel requests (default: 1,4,8,16)",
     )
-    p.add_argument("--api-key", metavar="KEY", help="with --url")
+    p.add_argument("--api-key", metavar="KEY", help="with --url: API key of the server")
     p.add_argument(
         "-f",
         "--prompts",
@@ -68,35 +68,44 @@ def parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help='JSON lines with "prompt" or "tokens", also .gz; may be given several times',
     )
-    p.add_argument("--limit", type=int, metavar="N", help="prompts of a file at most")
+    p.add_argument("--limit", type=int, metavar="N", help="most prompts of each file")
     p.add_argument(
         "--chat",
         nargs="?",
         const="",
         metavar="TEXT",
-        help="prompts are turns of a chat, after a first line TEXT",
+        help="send prompts as turns of a chat, each after a first line TEXT",
     )
     p.add_argument(
         "--settings",
         metavar="A,B",
-        help=f"what to compare (default: {DEFAULT}; with --sweep and --parallel {SHORT})",
+        help=f"draft settings to compare (default: {DEFAULT}; with --sweep and --parallel {SHORT})",
     )
-    p.add_argument("-n", "--predict", type=int, default=128, metavar="N", help="tokens an answer")
+    p.add_argument(
+        "-n",
+        "--predict",
+        type=int,
+        default=128,
+        metavar="N",
+        help="tokens of each answer (default: 128)",
+    )
     p.add_argument("--temp", type=float, default=0.0, metavar="T", help="temperature (default: 0)")
     p.add_argument("-s", "--seed", type=int, default=1, metavar="N", help="seed (default: 1)")
     add_main_chain(p)
-    p.add_argument(
-        "--sweep", action="store_true", help="pairs by prompt files, a table in place of a curve"
-    )
+    p.add_argument("--sweep", action="store_true", help="print a table of pairs by prompt files")
     p.add_argument(
         "-np",
         "--parallel",
         dest="n_parallel",
         metavar="A,B",
-        help="so many answers at once, like 1,4,8,16, in shared rounds",
+        help="numbers of answers to generate at once, like 1,4,8,16",
     )
-    p.add_argument("--replay", action="store_true", help='hold "auto" against fixed settings')
-    p.add_argument("--plot", metavar="FILE", help="write what was found as a PNG")
+    p.add_argument(
+        "--replay",
+        action="store_true",
+        help='compute the speed of "auto" and of fixed settings from recorded drafts',
+    )
+    p.add_argument("--plot", metavar="FILE", help="write the results as a PNG image")
     add_options(p, but="n_parallel")
     return p
 
@@ -148,7 +157,7 @@ def _run(args: argparse.Namespace) -> int:
 def _pairs(
     args: argparse.Namespace, prompts: Sequence[Prompt], names: str
 ) -> Iterator[tuple[Decoder, str, list[tuple[str, list[int]]], list[Setting]]]:
-    """Loads one pair after the other; yields its name, named prompts and settings with it."""
+    """Loads the pairs in turn; yields decoder, name, named token ids of prompts, and settings."""
     for target, drafter in [_files(names) for names in args.pair]:
         n_ctx_train = training_context(str(target)) if args.n_ctx == 0 else None
         options = load_config(args, n_ctx_train)
@@ -162,7 +171,7 @@ def _pairs(
 def _parallel(
     args: argparse.Namespace, prompts: Sequence[Prompt], names: str, config: DecodeConfig
 ) -> int:
-    """Measures many answers at once."""
+    """Runs --parallel: measures several answers at once."""
     numbers = levels("--parallel", args.n_parallel)
     args.n_parallel = max(numbers)
     entries = []
@@ -178,7 +187,7 @@ def _parallel(
 
 
 def _load_server(args: argparse.Namespace, prompts: Sequence[Prompt]) -> int:
-    """Measures a server under load; 1 if a request failed."""
+    """Runs --url: measures a server. Returns 1 if a request failed, else 0."""
     server = url.ServerClient(args.url, args.api_key)
     bodies = url.bodies(prompts, args.chat, args.predict, args.temp, args.seed)
     results = []
@@ -191,7 +200,7 @@ def _load_server(args: argparse.Namespace, prompts: Sequence[Prompt]) -> int:
 
 
 def _files(names: Sequence[str]) -> tuple[Path, Path]:
-    """Returns target and drafter. ValueError unless the names are two files or a known model."""
+    """Returns target and drafter of a --pair: two files, or the name of a bundled model."""
     if len(names) == 1 and is_name(names[0]):
         bundle = find(names[0])
         return bundle.target, bundle.drafter
@@ -225,7 +234,7 @@ def _replay(
     settings: Sequence[Setting],
     n_tokens: int,
 ) -> None:
-    """Prints what every setting would make of the same drafts."""
+    """Runs --replay: prints the computed speed of every setting on the same drafts."""
     sequence = decoder.sequence
     max_nodes = max(AUTO_TREE_BUDGET, *(setting.size for setting in settings))
     used = [min(setting.size, sequence.max_draft) for setting in settings if setting.size]

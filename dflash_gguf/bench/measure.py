@@ -1,4 +1,4 @@
-"""What drafts and passes of one pair cost here: every size of the ladder, in turn."""
+"""Measures the seconds of drafts and passes of a pair, by size."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from ..speculative.proposers.dflash import N_RANKED, DFlash
 
 
 def branched(n: int) -> list[int]:
-    """Returns the parents of a tree of n nodes: half a main chain, half siblings along it."""
+    """Returns the parents of a tree of n nodes: half on a main chain, half siblings of these."""
     return [-1, *(max(0, node - 2 + node % 2) for node in range(1, n))]
 
 
 def measure(
     sequence: native.Sequence, prompt: Sequence[int], lengths: Sequence[int], sizes: Sequence[int]
 ) -> CostModel:
-    """Medians of rounds after a prompt that accept nothing.
+    """Measures the costs of rounds after a prompt, which accept nothing.
 
-    lengths: positions drafted. sizes: candidates verified, as a chain and as a tree.
-    Errors: Error from the core, also where the context is too short.
+    lengths: numbers of drafted positions. sizes: nodes of verified chains and trees.
     """
     costs = CostModel()
     sequence.reset()
@@ -29,7 +28,7 @@ def measure(
     sequence.engine.reserve_verify(max(sizes) + 1)
     start, first = sequence.snapshot(), last
     for _ in range(N_FIRST + N_TIMES):
-        sequence.attach(start, start.n_tokens)  # contexts of one length compare
+        sequence.attach(start, start.n_tokens)  # all rounds start at one context length
         last = first
         done = Round(sequence.position, n_tokens=1)
         started = time.perf_counter()
@@ -44,7 +43,7 @@ def measure(
 
 
 def _round(sequence: native.Sequence, last: int, n: int, size: int, is_tree: bool) -> Round:
-    """A chain of best candidates, or a tree of ranked ones."""
+    """Runs and times a round with a top-1 chain, or with a tree of ranked candidates."""
     done = Round(
         sequence.position,
         proposer=DFlash.name,

@@ -1,4 +1,4 @@
-"""Many answers at once: tokens a second of all together, with and without drafts."""
+"""dflash-bench --parallel: speed of several answers at once, with and without drafts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .runs import N_WARM
 from .settings import Setting
 
 N_RUNS = 3
-"""Turns of all settings; the first of each level builds graphs and does not count."""
+"""Timed runs of each setting, after one more that builds graphs."""
 
 
 def measure(
@@ -24,10 +24,9 @@ def measure(
     numbers: Sequence[int],
     config: DecodeConfig,
 ) -> Iterator[dict[str, Any]]:
-    """An entry for every number of answers at once and setting. prompts: token ids.
+    """Yields a report for each number of parallel answers and setting. prompts: token ids.
 
-    Every turn has other prompts, as long as there are some, for each as many as are at once; what
-    was answered before is forgotten, so that nothing is a copy of it or found in the caches.
+    Each run starts with an empty prefix cache and suffix index, not to profit from earlier runs.
     """
     for n in numbers:
         seconds: dict[Setting, list[float]] = {setting: [] for setting in settings}
@@ -64,7 +63,7 @@ def measure(
 
 
 def table(entries: Sequence[dict[str, Any]]) -> str:
-    """A Markdown table of the entries."""
+    """Formats the reports of `measure` as a Markdown table."""
     lines = ["| pair | answers at once | setting | tok/s of all | ratio to plain |"]
     lines.append("| --- | --- | --- | --- | --- |")
     for e in entries:

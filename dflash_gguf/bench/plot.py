@@ -1,4 +1,4 @@
-"""Draws measurements as images."""
+"""Draws measurements as PNG images."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def require() -> None:
-    """ValueError if matplotlib is not there to plot with."""
+    """Raises ValueError if matplotlib is not installed."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
@@ -15,10 +15,7 @@ def require() -> None:
 
 
 def draw(entries: Sequence[dict[str, Any]], path: str) -> None:
-    """Tokens a second and a round against candidates, as a PNG: a row of panels a pair of files.
-
-    Errors: OSError.
-    """
+    """Plots tokens per second and per round against candidates, one row of panels per pair."""
     pairs = list(dict.fromkeys(entry["pair"] for entry in entries))
     figure, axes = _panels(len(pairs), 2, (11, 4 * len(pairs)))
     for (left, right), pair in zip(axes, pairs, strict=True):
@@ -45,10 +42,7 @@ def draw(entries: Sequence[dict[str, Any]], path: str) -> None:
 
 
 def draw_sweep(entries: Sequence[dict[str, Any]], path: str) -> None:
-    """Tokens a second of each pair and setting, a panel a prompt file, as a PNG.
-
-    Errors: OSError.
-    """
+    """Plots tokens per second of each pair and setting, one panel per prompt file."""
     classes = list(dict.fromkeys(entry["class"] for entry in entries))
     n_rows = len({(entry["pair"], entry["setting"]) for entry in entries})
     size = 3 + 3 * len(classes), 1.5 + 0.4 * n_rows
@@ -63,10 +57,7 @@ def draw_sweep(entries: Sequence[dict[str, Any]], path: str) -> None:
 
 
 def draw_parallel(entries: Sequence[dict[str, Any]], path: str) -> None:
-    """Tokens a second of all answers together against how many there are at once, as a PNG.
-
-    Errors: OSError.
-    """
+    """Plots tokens per second of all answers together against the number of parallel answers."""
     pairs = list(dict.fromkeys(entry["pair"] for entry in entries))
     figure, axes = _panels(1, len(pairs), (6 * len(pairs), 4))
     for axis, pair in zip(axes[0], pairs, strict=True):

@@ -15,17 +15,14 @@ from ..decoder import Decoder
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One line of a prompt file. Either a text or token ids."""
+    """A prompt of a prompt file: a text or token ids."""
 
     name: str
     text: str | None = None
     tokens: tuple[int, ...] = ()
 
     def ids(self, decoder: Decoder, instruction: str | None) -> list[int]:
-        """Token ids. instruction: a text becomes a turn of a chat, after this line.
-
-        Errors: ValueError if the model has no tokenizer or no template.
-        """
+        """Returns token ids. instruction: first line of a chat turn; None for no chat template."""
         if self.text is None:
             return list(self.tokens)
         if instruction is None:
@@ -35,10 +32,7 @@ class Prompt:
 
 
 def read_prompts(paths: Sequence[str], limit: int | None = None) -> list[Prompt]:
-    """All prompts of some files (.gz ones are unpacked), of each file the first `limit`.
-
-    Errors: OSError; ValueError for a line that is no prompt, a file without any, or bad data.
-    """
+    """Reads the first `limit` prompts of each file, also .gz; ValueError for a bad line or file."""
     prompts: list[Prompt] = []
     for path in paths:
         lines = [line for line in _text(path).splitlines() if line.strip()]

@@ -1,8 +1,7 @@
-"""Every setting on the same drafts: what it would have verified, accepted and taken.
+"""dflash-bench --replay: computes the speed of settings from recorded drafts and measured costs.
 
-One pass over an answer records what the drafter proposes before each of its tokens. On that record
-any controller can be played with the measured costs, so that settings differ by their choices alone
-and not by what else the machine had to do.
+An answer is decoded once, and the drafts before each of its tokens are recorded. Every setting is
+then simulated on this record, so that settings differ by their choices and not by timing noise.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from .settings import Setting
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A greedy answer, and the drafts before each of its tokens but the first, by length."""
+    """A greedy answer, and the drafts by length before each of its tokens except the first."""
 
     n_prompt: int
     tokens: list[int]
@@ -34,7 +33,7 @@ class Record:
 def record(
     sequence: native.Sequence, prompt: Sequence[int], n_tokens: int, lengths: Sequence[int]
 ) -> Record:
-    """Decodes plainly, drafting `lengths` positions before every token."""
+    """Decodes an answer of n_tokens, and records drafts of all lengths before each token."""
     sequence.reset()
     tokens, drafts = [sequence.prefill(prompt).argmax()], []
     while len(tokens) < n_tokens:
@@ -44,7 +43,7 @@ def record(
 
 
 class _Drafter:
-    """Gives the drafts of a record, of the next length that was recorded."""
+    """Replays the drafts of a record; other lengths are cut from the next longer draft."""
 
     def __init__(self, record: Record) -> None:
         self._record = record
@@ -67,10 +66,9 @@ def play(
     dflash: DFlash,
     max_nodes: int,
 ) -> tuple[float, list[Round]]:
-    """Seconds that a setting would have taken for a record, and its rounds.
+    """Simulates a setting on a record. Returns the seconds it would have taken, and its rounds.
 
-    costs: the measured ones. state, dflash: learn from record to record. max_nodes: nodes of a
-    tree of "auto".
+    state, dflash: controller state and proposer, which learn. max_nodes: most nodes of "auto".
     """
     drafter = _Drafter(record)
     speculator = None
@@ -101,7 +99,7 @@ def play(
 def evaluate(
     records: Sequence[Record], settings: Sequence[Setting], costs: CostModel, max_nodes: int
 ) -> dict[str, list[float]]:
-    """Tokens a second of every setting on every record. "auto" goes on learning between them."""
+    """Returns tokens per second by setting, for each record. "auto" learns across records."""
     speeds: dict[str, list[float]] = {}
     for setting in settings:
         state = ControllerState(CostModel.from_dict(costs.to_dict()))
@@ -114,7 +112,7 @@ def evaluate(
 
 
 def against_best(speeds: Mapping[str, Sequence[float]]) -> list[float]:
-    """For every record the speed of "auto" by that of the setting that was best there."""
+    """Returns for each record the speed of "auto" divided by that of the best other setting."""
     fixed = [values for name, values in speeds.items() if name != "auto"]
     best = [max(values) for values in zip(*fixed, strict=True)]
     return [auto / top for auto, top in zip(speeds["auto"], best, strict=True)]

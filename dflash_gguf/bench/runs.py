@@ -1,4 +1,4 @@
-"""Answers of every setting to every prompt, one after the other in changing order."""
+"""Runs every setting on every prompt, in changing order."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ..text.stream import n_common
 from .settings import Setting
 
 N_WARM = 24
-"""Tokens of the answers before the first that counts: they build graphs and warm kernels."""
+"""Tokens of each setting's warm-up answer, which builds graphs."""
 
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkRun:
-    """One answer. n_equal: tokens that it has in common with plain decoding's, from the first."""
+    """Answer of a setting to a prompt. n_equal: tokens in common with plain decoding's answer."""
 
     pair: str
     prompt: str
@@ -27,7 +27,7 @@ class BenchmarkRun:
     n_equal: int | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Formats one line of the report."""
+        """Returns one line of the JSON report as a dict."""
         report = self.result.to_dict()
         kept = (
             *("n_prompt", "n_tokens", "tokens_per_s", "rounds", "tau", "accept_histogram"),
@@ -50,10 +50,10 @@ def compare(
     settings: Sequence[Setting],
     config: DecodeConfig,
 ) -> Iterator[BenchmarkRun]:
-    """Runs everything. prompts: names and token ids. config: all but what is drafted.
+    """Yields an answer for every prompt and setting. prompts: names and token ids.
 
-    The prompt is computed before all of them and kept, so that rounds are what differs: its last
-    token, which each computes again, would have other bits in a pass with the tokens before it.
+    Each prompt is cached before the settings run, so that all of them compute its last token alone:
+    in a longer pass the logits could differ in the last bits.
     """
     for setting in settings:
         decoder.generate(prompts[0][1], config, **{**setting.fields, "max_tokens": N_WARM})
@@ -62,7 +62,7 @@ def compare(
         first = number % len(settings)
         results = {}
         for setting in (*settings[first:], *settings[:first]):
-            decoder.forget_texts()  # else it proposes the setting before it
+            decoder.forget_texts()  # the suffix index would propose the last answer
             results[str(setting)] = decoder.generate(tokens, config, **setting.fields)
         plain = results.get("none")
         for setting_name in map(str, settings):

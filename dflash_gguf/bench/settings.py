@@ -1,4 +1,4 @@
-"""Ways to draft that are compared, by their names: "none", "chain 8", "tree 22", "auto"."""
+"""Draft settings to compare, by names: "none", "chain 8", "tree 22", "auto"."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHORT = "none,auto"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """kind: one of DRAFT_KINDS. size: candidates of a round; 0 where the kind says it all."""
+    """A draft mode of DRAFT_KINDS, and its candidates per round (0 for "none" and "auto")."""
 
     kind: str
     size: int = 0
@@ -25,14 +25,14 @@ class Setting:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """What it sets of a DecodeConfig."""
+        """Fields of a DecodeConfig for this setting."""
         size = {"chain": "draft_max", "tree": "tree_budget"}.get(self.kind)
         return {"draft": self.kind, **({size: self.size} if size else {})}
 
     def controller(
         self, state: ControllerState, max_draft: int, max_nodes: int
     ) -> Controller | None:
-        """Returns its controller; `max_nodes` nodes for "auto", with what that has learned."""
+        """Builds a controller, None for plain decoding. state, max_nodes: for "auto"."""
         if self.kind == "auto":
             return AutoController(state, max_draft, max_nodes)
         shape = {"chain": CHAIN, "tree": TREE}.get(self.kind)
@@ -40,10 +40,7 @@ class Setting:
 
 
 def parse_settings(text: str, max_draft: int) -> list[Setting]:
-    """A list of names; chains longer than the drafter's block are the block's.
-
-    Errors: ValueError for a name that is no setting.
-    """
+    """Parses names of settings; chains get at most max_draft candidates. ValueError for others."""
     settings: dict[Setting, None] = {}
     for name in text.split(","):
         kind, _, size = name.strip().partition(" ")
@@ -60,7 +57,7 @@ def parse_settings(text: str, max_draft: int) -> list[Setting]:
 
 
 def levels(flag: str, text: str) -> list[int]:
-    """Reads numbers of answers at once, like "1,4,8". ValueError names another text."""
+    """Parses numbers like "1,4,8"; ValueError with the flag for other texts."""
     try:
         counts = [int(part) for part in text.split(",")]
     except ValueError:

@@ -1,4 +1,4 @@
-"""Tables of what was measured: medians, and ratios to plain decoding with their intervals."""
+"""Tables of measurements: medians, and ratios to plain decoding with confidence intervals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROUND_PHASES = ("decode", "choose", "draft", "select", "verify", "commit", "samp
 
 
 def ratio_interval(ratios: Sequence[float]) -> tuple[float, float, float]:
-    """Geometric mean of ratios and its 95 % bootstrap interval."""
+    """Returns the geometric mean of ratios, and the ends of its 95 % bootstrap interval."""
     logs = np.log(ratios)
     draws = np.random.default_rng(0).choice(logs, (N_BOOTSTRAP, len(logs))).mean(axis=1)
     low, high = np.quantile(draws, (0.025, 0.975))
@@ -24,7 +24,7 @@ def ratio_interval(ratios: Sequence[float]) -> tuple[float, float, float]:
 
 
 def by_setting(runs: Sequence[BenchmarkRun]) -> list[dict[str, Any]]:
-    """Returns one entry a pair and setting, in the order of the runs."""
+    """Summarises runs by pair and setting, in their order."""
     entries = []
     for pair, setting in dict.fromkeys((run.pair, run.setting) for run in runs):
         mine = [run for run in runs if (run.pair, run.setting) == (pair, setting)]
@@ -56,7 +56,7 @@ def by_setting(runs: Sequence[BenchmarkRun]) -> list[dict[str, Any]]:
 
 
 def by_class(runs: Sequence[BenchmarkRun]) -> list[dict[str, Any]]:
-    """One entry a pair, prompt file and setting; of prompts their files are meant, by name."""
+    """Summarises runs by prompt file, pair and setting."""
     entries = []
     for name in dict.fromkeys(class_of(run) for run in runs):
         mine = by_setting([run for run in runs if class_of(run) == name])
@@ -65,12 +65,12 @@ def by_class(runs: Sequence[BenchmarkRun]) -> list[dict[str, Any]]:
 
 
 def class_of(run: BenchmarkRun) -> str:
-    """The file that a prompt is from, whose name stands before its number."""
+    """Returns the name of a run's prompt file, from the prompt's name, "file 12"."""
     return run.prompt.rpartition(" ")[0]
 
 
 def sweep_table(entries: Sequence[dict[str, Any]]) -> str:
-    """A Markdown table of pairs by prompt files: tokens a second, and the ratio to plain."""
+    """Formats a Markdown table of pairs by prompt files: tokens per second and ratios."""
     classes = list(dict.fromkeys(entry["class"] for entry in entries))
     rows = list(dict.fromkeys((entry["pair"], entry["setting"]) for entry in entries))
     lines = [f"| pair | setting | {' | '.join(classes)} |", "| --- " * (2 + len(classes)) + "|"]
@@ -95,7 +95,7 @@ def _rounds(runs: Sequence[BenchmarkRun]) -> dict[str, int]:
 
 
 def table(entries: Sequence[dict[str, Any]]) -> str:
-    """The entries as a Markdown table."""
+    """Formats the entries of `by_setting` as a Markdown table."""
     lines = [
         "| setting | tok/s | ratio to plain | tokens a round | ms a round | of it draft, verify |",
         "| --- | --- | --- | --- | --- | --- |",

@@ -1,4 +1,4 @@
-"""A server of OpenAI's interface under load: times to tokens, and tokens a second."""
+"""dflash-bench --url: latencies and speed of an OpenAI-compatible server under load."""
 
 from __future__ import annotations
 
@@ -19,11 +19,7 @@ TIMEOUT_S = 600.0
 
 @dataclass
 class TimedResponse:
-    """One request. Seconds are since it was sent.
-
-    first_s: to its first words. events_s: when each event with words came. n_tokens: by the
-    server's own count. timings, n_rounds: the server's, if it tells them.
-    """
+    """The response to a request: text, seconds since the request, and the server's own figures."""
 
     first_s: float = 0.0
     total_s: float = 0.0
@@ -36,10 +32,10 @@ class TimedResponse:
 
 
 class ServerClient:
-    """Server that requests go to."""
+    """Client of an OpenAI-compatible server."""
 
     def __init__(self, url: str, key: str | None) -> None:
-        """ValueError for what is no HTTP URL. A path like /v1 at its end may be left out."""
+        """url: with or without /v1 at its end; ValueError for no HTTP URL. key: API key."""
         parts = urlsplit(url if "//" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"--url {url}: must be like http://127.0.0.1:8080")
@@ -51,7 +47,7 @@ class ServerClient:
             self._headers["Authorization"] = f"Bearer {key}"
 
     def stream(self, path: str, body: dict[str, Any]) -> TimedResponse:
-        """Asks, and reads the answer to its end."""
+        """Sends a request and reads its event stream. Errors are in `TimedResponse.failure`."""
         answer = TimedResponse()
         kind = http.client.HTTPSConnection if self._is_https else http.client.HTTPConnection
         connection = kind(self._host, self._port, timeout=TIMEOUT_S)
@@ -89,7 +85,7 @@ class ServerClient:
 
 @dataclass
 class Level:
-    """Requests at one concurrency."""
+    """Responses to requests at one concurrency."""
 
     n_at_once: int
     seconds: float
@@ -97,16 +93,15 @@ class Level:
 
     @property
     def good(self) -> list[TimedResponse]:
-        """Requests that were answered."""
+        """Responses without failure."""
         return [answer for answer in self.answers if answer.failure is None]
 
     @property
     def n_failed(self) -> int:
-        """Requests that were not answered."""
         return len(self.answers) - len(self.good)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values; milliseconds are medians, and of 95 in 100."""
+        """Returns JSON-ready figures; milliseconds are medians and 95th percentiles."""
         good = self.good
         firsts = [1e3 * answer.first_s for answer in good if answer.events_s]
         betweens = [
@@ -137,7 +132,7 @@ class Level:
 def bodies(
     prompts: Sequence[Prompt], chat: str | None, n_tokens: int, temperature: float, seed: int
 ) -> list[tuple[str, dict[str, Any]]]:
-    """A path and a body for each prompt. chat: as turns of a chat, after this line."""
+    """Builds path and body of a request for each prompt. chat: first line of a chat turn."""
     common = {
         "max_tokens": n_tokens,
         "temperature": temperature,
@@ -161,7 +156,7 @@ def bodies(
 def load(
     server: ServerClient, requests: Sequence[tuple[str, dict[str, Any]]], n_at_once: int
 ) -> Level:
-    """Sends all requests, so many at once; each worker has two at least."""
+    """Sends all requests, n_at_once in parallel; repeats them to have two per worker."""
     n = max(len(requests), 2 * n_at_once)
     began = time.perf_counter()
     with ThreadPoolExecutor(n_at_once) as pool:
@@ -171,7 +166,7 @@ def load(
 
 
 def table(levels: Sequence[Level]) -> str:
-    """For the reader."""
+    """Formats figures by concurrency as a table."""
     lines = ["at once  requests  failed  tokens/s  first token, ms (p95)  between, ms  accepted"]
     for level in levels:
         d = level.to_dict()

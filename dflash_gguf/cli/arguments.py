@@ -1,4 +1,4 @@
-"""The arguments of dflash-run. Flags that llama.cpp has keep its names and meaning."""
+"""Arguments of dflash-run. Flags that llama.cpp also has keep their names and meanings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser; defaults of the sampling flags are those of DecodeConfig."""
+    """Builds the parser of dflash-run."""
     p = new_parser("dflash-run", DESCRIPTION, EPILOG)
     p.add_argument(
         "-m",
@@ -41,9 +41,11 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument(
         "--compare",
         action="store_true",
-        help="then answer twice more, with drafts and without; both speeds on stderr",
+        help="then answer again with and without drafts, and print both speeds on stderr",
     )
-    out.add_argument("--no-perf", action="store_true", help="no line of figures on stderr")
+    out.add_argument(
+        "--no-perf", action="store_true", help="print no line of speeds and times on stderr"
+    )
     return p
 
 
@@ -55,20 +57,24 @@ def _add_prompt(p: argparse.ArgumentParser) -> None:
         "-f",
         "--file",
         metavar="FILE",
-        help="file with the prompt, UTF-8; with --parallel, of prompts, a line each",
+        help="file with the prompt, UTF-8; with --parallel, with one prompt per line",
     )
     source.add_argument("--tokens", type=token_ids, metavar="1,2,3", help="token ids of the prompt")
     source.add_argument("-i", "--interactive", action="store_true", help="chat; Ctrl-D ends it")
     source.add_argument(
-        "--list-devices", action="store_true", help="name what models can run on, and end"
+        "--list-devices",
+        action="store_true",
+        help="print the devices that models can run on, and exit",
     )
     source.add_argument(
-        "--plan", action="store_true", help="show what goes where in memory, and load nothing"
+        "--plan",
+        action="store_true",
+        help="print the memory that each part takes on each device, and load nothing",
     )
     group.add_argument(
         "--prompt-cache",
         metavar="FILE",
-        help="begin with what this file holds of the prompt, and keep what the prompt leaves in it",
+        help="file to load the computed prefix of the prompt from, and to save it to",
     )
     group.add_argument("-sys", "--system-prompt", metavar="TEXT", help="first message of the chat")
     group.add_argument(
@@ -84,14 +90,14 @@ def _add_prompt(p: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--think",
         action=argparse.BooleanOptionalAction,
-        help="let the model think first, or not, where its template offers the choice",
+        help="let the model reason before its answer, or not, if its template offers the choice",
     )
     group.add_argument(
         "--reasoning-format",
         choices=REASONING_FORMATS,
         default="auto",
-        help="auto: what the model thinks goes to stderr, the answer to stdout; none: all of it "
-        "to stdout as the model marks it",
+        help="auto: reasoning goes to stderr, the answer to stdout; none: both go to stdout, with "
+        "the model's marks",
     )
     group.add_argument(
         "-e",
@@ -103,7 +109,7 @@ def _add_prompt(p: argparse.ArgumentParser) -> None:
 
 
 def add_drafting(p: argparse.ArgumentParser) -> None:
-    """The drafter and what rounds draft; decode_config() reads them."""
+    """Adds the flags of the drafter and of drafting."""
     group = p.add_argument_group("drafting")
     group.add_argument(
         "-md",
@@ -116,8 +122,8 @@ def add_drafting(p: argparse.ArgumentParser) -> None:
         "--draft",
         choices=DRAFT_KINDS,
         default=DecodeConfig().draft,
-        help="auto: what pays for itself (default); chain: --draft-max tokens a round; "
-        "tree: --tree-budget",
+        help="auto: as many tokens as pay for themselves (default); chain: --draft-max tokens a "
+        "round; tree: --tree-budget tokens a round; none: plain decoding",
     )
     group.add_argument(
         "--draft-type",
@@ -130,7 +136,7 @@ def add_drafting(p: argparse.ArgumentParser) -> None:
         "--spec-draft-n-max",
         type=int,
         metavar="N",
-        help="tokens drafted a round at most (default: the drafter's block)",
+        help="most tokens drafted in a round (default: the drafter's block)",
     )
     group.add_argument(
         "--draft-min",
@@ -138,26 +144,26 @@ def add_drafting(p: argparse.ArgumentParser) -> None:
         type=int,
         default=DecodeConfig().draft_min,
         metavar="N",
-        help="draft so many tokens a round or none (default: 0)",
+        help="fewest tokens of a draft; a round with fewer drafts none (default: 0)",
     )
     group.add_argument(
         "--tree-budget",
         type=int,
         metavar="N",
-        help=f"tokens of a tree (default: {TREE_BUDGET}), with auto at most so many",
+        help=f"tokens of a tree (default: {TREE_BUDGET}); with auto the most tokens of a tree",
     )
     add_main_chain(group)
 
 
 def add_main_chain(group: argparse._ActionsContainer) -> None:
-    """Adds --tree-main-chain, and its retired name --tree-spine, which no help shows."""
+    """Adds --tree-main-chain, and --tree-spine, its hidden retired name."""
     about = "a tree holds its whole main chain before it branches"
     for flag, text in (("--tree-main-chain", about), ("--tree-spine", argparse.SUPPRESS)):
         group.add_argument(flag, dest="tree_main_chain", action="store_true", help=text)
 
 
 def add_sampling(p: argparse.ArgumentParser) -> None:
-    """How answers are drawn; decode_config() reads them."""
+    """Adds the sampling flags; their defaults are those of DecodeConfig."""
     group, default = p.add_argument_group("answer"), DecodeConfig()
     group.add_argument(
         "-n",
@@ -166,7 +172,7 @@ def add_sampling(p: argparse.ArgumentParser) -> None:
         type=int,
         default=-1,
         metavar="N",
-        help="tokens at most, -1: no limit (default)",
+        help="most tokens of the answer, -1: no limit (default)",
     )
     group.add_argument(
         "-s", "--seed", type=int, default=-1, metavar="N", help="seed, -1: a random one (default)"
@@ -174,8 +180,13 @@ def add_sampling(p: argparse.ArgumentParser) -> None:
     numbers: tuple[tuple[tuple[str, ...], type, float, str], ...] = (
         (("--temp", "--temperature"), float, default.temperature, "0: always the best token"),
         (("--top-k",), int, default.top_k, "tokens kept by rank, 0: all"),
-        (("--top-p",), float, default.top_p, "probability mass kept, 1: all"),
-        (("--min-p",), float, default.min_p, "least share of the best probability, 0: off"),
+        (("--top-p",), float, default.top_p, "probability mass of the tokens kept, 1: all"),
+        (
+            ("--min-p",),
+            float,
+            default.min_p,
+            "smallest probability as a share of the best token's, 0: off",
+        ),
         (("--repeat-last-n",), int, default.repeat_last_n, "tokens the penalties look back"),
         (("--repeat-penalty",), float, default.repeat_penalty, "1: off"),
         (("--presence-penalty",), float, default.presence_penalty, "0: off"),
@@ -199,7 +210,7 @@ def add_sampling(p: argparse.ArgumentParser) -> None:
 
 
 def decode_config(args: argparse.Namespace) -> DecodeConfig:
-    """The sampling flags as a DecodeConfig. ValueError names a bad value."""
+    """Converts sampling and drafting flags to a DecodeConfig; ValueError for a bad value."""
     given = {x.name: getattr(args, x.name) for x in fields(DecodeConfig) if hasattr(args, x.name)}
     given |= {
         "max_tokens": None if args.predict < 0 else args.predict,
@@ -211,9 +222,9 @@ def decode_config(args: argparse.Namespace) -> DecodeConfig:
 
 
 def prompt_text(args: argparse.Namespace) -> str:
-    """The text of -p or -f; a single line break at the end of a file is not part of it.
+    """Returns the text of -p, or of the file of -f without one line break at its end.
 
-    Errors: OSError; ValueError for a file that is not UTF-8.
+    ValueError for a file that is not UTF-8.
     """
     if args.file is None:
         return unescaped(args.prompt, args.escape)
@@ -228,16 +239,13 @@ def prompt_text(args: argparse.Namespace) -> str:
 
 
 def prompt_lines(text: str) -> list[tuple[int, str]]:
-    """The lines that are not empty, with their numbers from 1 on.
-
-    Not by splitlines(), which also cuts at characters that may stand within a prompt.
-    """
+    """Returns the non-empty lines and their numbers from 1 on, split at line feeds alone."""
     lines = (line.removesuffix("\r") for line in text.split("\n"))
     return [(number, line) for number, line in enumerate(lines, 1) if line]
 
 
 def token_ids(text: str) -> list[int]:
-    """The ids of "1,2,3"."""
+    """Parses token ids like "1,2,3"."""
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
@@ -245,7 +253,7 @@ def token_ids(text: str) -> list[int]:
 
 
 def unescaped(text: str, escape: bool) -> str:
-    r"""Text with \n, \r, \t, \', \", \\ and \xHH read as in C; other backslashes stay."""
+    r"""Replaces \n, \r, \t, \', \", \\ and \xHH as C does, if `escape`; other backslashes stay."""
     if not escape:
         return text
     return re.sub(

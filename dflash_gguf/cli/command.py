@@ -41,14 +41,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def guarded(run: Callable[[], int]) -> int:
-    """The exit code of a command; what a user can cause is one sentence on stderr."""
+    """Runs a command; returns its exit code and prints errors of users as a sentence on stderr."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
     try:
         return run()
     except BrokenPipeError:
-        # The reader has gone; what Python still holds for stdout must not fail at exit.
+        # The reader of stdout is gone; without this, Python's flush at exit would fail too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
@@ -61,10 +61,7 @@ def guarded(run: Callable[[], int]) -> int:
 
 
 def loaded(decoder: Decoder) -> None:
-    """One line on stderr if the CPU computes what the device cannot.
-
-    What exists by now stays: the garbage collector need not look at it within an answer (15 ms).
-    """
+    """Prints operations that the CPU runs for the device; exempts loaded objects from the GC."""
     gc.freeze()
     if lacking := decoder.engine.cpu_operations:
         names = ", ".join(lacking)
@@ -124,7 +121,7 @@ def _load_prompt_cache(decoder: Decoder, path: str | None) -> None:
 def _save_prompt_cache(
     decoder: Decoder, path: str | None, prompt: str | Sequence[int], result: Result
 ) -> None:
-    """Of all but the prompt's last token, which is computed anew in any case."""
+    """Saves all but the prompt's last token, which is always computed again."""
     if path is None or result.stop_reason == "cancelled":
         return
     tokens = decoder.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
@@ -143,7 +140,7 @@ def list_devices(module: str | None = None) -> int:
 
 
 def _choose_models(args: argparse.Namespace) -> None:
-    """Files in place of a model's name, and of no -m. ValueError for a drafter by itself."""
+    """Replaces the name of a bundled model by its files; ValueError for -md without -m."""
     if args.model is None and args.model_draft is not None:
         raise ValueError(f"-md {args.model_draft} is a drafter for a model: give that one with -m")
     if args.model is not None and not bundled.is_name(args.model):
@@ -173,7 +170,7 @@ def _load(args: argparse.Namespace, settings: LoadConfig) -> Decoder:
 
 
 def _context(decoder: Decoder) -> str:
-    """A context that was not given, and why it is so long."""
+    """Explains the length of a context that -c did not give, in one line."""
     n_ctx, n_train = decoder.n_ctx, decoder.model.n_ctx_train
     if n_ctx == n_train:
         return f"context: {n_ctx} tokens, all the model was trained for"
@@ -182,14 +179,14 @@ def _context(decoder: Decoder) -> str:
 
 
 def training_context(path: str) -> int | None:
-    """Tokens the model of a file was trained for."""
+    """Returns the number of tokens that the model of a file was trained for."""
     with GgufMetadata(path) as file:
         architecture = file.text(Key.GENERAL_ARCHITECTURE) or ""
         return file.integer(Key.CONTEXT_LENGTH.format(arch=architecture))
 
 
 def _prompt(decoder: Decoder, args: argparse.Namespace, text: str) -> list[int]:
-    """Token ids of the prompt, with the chat template if it is to be applied."""
+    """Returns the token ids of a prompt, with the chat template unless flags exclude it."""
     conversation = args.conversation
     if conversation is None:
         templates = decoder.tokenizer.templates if decoder.tokenizer else {}
@@ -214,7 +211,7 @@ def _chat_prompt(
 def _answer(
     decoder: Decoder, args: argparse.Namespace, prompt: list[int], config: DecodeConfig
 ) -> Result:
-    """Prints an answer while it is made. Ctrl-C ends the answer, not the program."""
+    """Prints an answer as it is generated. Ctrl-C ends the answer, not the program."""
     bar, thoughts = Bar("prompt", unit="tokens"), Thoughts()
     stream = decoder.stream(prompt, config, on_prefill=bar)
     try:
@@ -240,10 +237,7 @@ def _answer(
 def _answer_lines(
     decoder: Decoder, args: argparse.Namespace, config: DecodeConfig, text: str
 ) -> int:
-    """Answers prompts, one a line, many at once, and prints each when all before it have been.
-
-    Ctrl-C ends them all.
-    """
+    """Answers one prompt per line in parallel, and prints the answers in the order of the lines."""
     prompts = []
     for number, line in prompt_lines(text):
         try:
@@ -279,9 +273,9 @@ def _answer_lines(
 def _beside_plain(
     decoder: Decoder, prompt: list[int], config: DecodeConfig, drafted: Result
 ) -> str:
-    """Answers once more with the same draft and then without one; says how the two compare.
+    """Answers again with and without drafts, and returns a line that compares the two speeds.
 
-    The first answer built graphs and measured costs, which only a first answer has to do.
+    The first answer is not compared, because it also built graphs and measured costs.
     """
     settings = dataclasses.replace(config, seed=drafted.seed)
     results = []
@@ -292,7 +286,7 @@ def _beside_plain(
 
 
 def _chat(decoder: Decoder, args: argparse.Namespace, config: DecodeConfig) -> int:
-    """Asks for messages until the input ends."""
+    """Answers the user's messages until the input ends."""
     messages = _system(args)
     while True:
         try:
@@ -307,7 +301,7 @@ def _chat(decoder: Decoder, args: argparse.Namespace, config: DecodeConfig) -> i
 
 
 def _ask() -> str:
-    """One line from stdin; the prompt mark goes to stderr, and only to a terminal."""
+    """Reads a line from stdin; in a terminal, after a "> " on stderr."""
     if sys.stdin.isatty() and sys.stderr.isatty():
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401

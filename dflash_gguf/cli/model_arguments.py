@@ -1,4 +1,4 @@
-"""The arguments that say how a model is loaded, one for each option of LoadConfig."""
+"""Arguments of loading a model, made from the options of LoadConfig."""
 
 from __future__ import annotations
 
@@ -22,10 +22,7 @@ def new_parser(prog: str, description: str, epilog: str) -> argparse.ArgumentPar
 
 
 def add_options(p: argparse.ArgumentParser, *, but: str | None = None) -> None:
-    """The options of loading; load_config() reads them. What is not given is None.
-
-    but: the one that the command decides by itself.
-    """
+    """Adds a flag for each option of LoadConfig, None by default. but: an option to leave out."""
     group = p.add_argument_group("model")
     for name, option in OPTIONS.items():
         if name != but:
@@ -33,19 +30,19 @@ def add_options(p: argparse.ArgumentParser, *, but: str | None = None) -> None:
 
 
 def add_fit(p: argparse.ArgumentParser) -> None:
-    """--fit and --vram, which choose options."""
+    """Adds --fit and --vram."""
     group = p.add_argument_group("memory")
     group.add_argument(
         "--fit",
         action="store_true",
-        help="choose what is not given of -c, -ctk, -ctv, -ub and --draft-window so that it fits",
+        help="choose a value that fits for each of -c, -ctk, -ctv, -ub, --draft-window not given",
     )
     group.add_argument(
         "--vram",
         type=byte_size,
         metavar="SIZE",
-        help="use so much of the GPU, like 24G; with --plan also of an NVIDIA GPU that is not "
-        "there",
+        help="GPU memory to use, like 24G; with --plan also for an NVIDIA GPU that this machine "
+        "lacks",
     )
 
 
@@ -72,10 +69,7 @@ def _add(group: argparse._ActionsContainer, name: str, option: Option) -> None:
 
 
 def load_config(args: argparse.Namespace, n_ctx_train: int | None) -> LoadConfig:
-    """The options given as a LoadConfig. ValueError names a bad value.
-
-    n_ctx_train: for -c 0.
-    """
+    """Converts flags to a LoadConfig; ValueError for a bad value. n_ctx_train: value of -c 0."""
     given = {name: getattr(args, name, None) for name in OPTIONS}
     if given["n_ctx"] == 0:
         given["n_ctx"] = n_ctx_train
@@ -83,7 +77,7 @@ def load_config(args: argparse.Namespace, n_ctx_train: int | None) -> LoadConfig
 
 
 def number_or(words: tuple[str, ...]) -> Callable[[str], int | None]:
-    """Reads a whole number, or None for one of the words."""
+    """Returns a parser of an integer, or of one of the words as None."""
 
     def read(text: str) -> int | None:
         if text in words:
@@ -98,7 +92,7 @@ def number_or(words: tuple[str, ...]) -> Callable[[str], int | None]:
 
 
 def byte_size(text: str) -> int:
-    """The bytes of "24G" or "512M"; K, M, G and T are powers of 1024, as GPU makers count."""
+    """Parses bytes like "24G"; K, M, G and T are powers of 1024, as GPU makers count."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", text, re.IGNORECASE)
     if not match or not float(match[1]):
         raise argparse.ArgumentTypeError(f"{text!r}: expected a size like 24G")

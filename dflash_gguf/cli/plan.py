@@ -1,4 +1,4 @@
-"""dflash-run --plan and --fit: what a pair takes, and the settings that a device has room for."""
+"""dflash-run --plan and --fit: prints the memory plan, and chooses settings that fit."""
 
 from __future__ import annotations
 
@@ -13,17 +13,14 @@ from ..native import MAX_LAYERS, Error
 
 
 def show_plan(args: argparse.Namespace, load: LoadConfig, decode: DecodeConfig) -> int:
-    """Prints the plan of the settings, or of those that --fit chose; returns the exit code.
-
-    0 if all fits, else 1.
-    """
+    """Prints the plan of the settings, or of those of --fit. Returns 0 if all fits, else 1."""
     if args.fit:
         plan = _fit(args, load, decode)[1].plan
     else:
         planner = Planner(args.model, args.model_draft, load, args.vram)
         n_rows = verify_rows(planner.block_size, decode)
         load = with_context(planner.plan, load, planner.model.n_ctx_train)
-        if decode.draft == "auto":  # which has as many as fit
+        if decode.draft == "auto":  # "auto" verifies fewer rows if memory is short
             n_rows = max_verify_rows(planner.plan, load, n_rows)
         plan = planner.plan(load, n_rows)
     print(plan.to_json() if args.json else plan.table())
@@ -31,13 +28,12 @@ def show_plan(args: argparse.Namespace, load: LoadConfig, decode: DecodeConfig) 
 
 
 def fitted(args: argparse.Namespace, load: LoadConfig, decode: DecodeConfig) -> LoadConfig:
-    """The settings that fit the device here; a line on stderr says which, and why.
-
-    Errors: Error if nothing fits.
-    """
+    """Returns settings that fit the device, and explains them on stderr; Error if none fit."""
     planner, best = _fit(args, load, decode)
     if planner.model.is_hypothetical:
-        raise ValueError("--vram without --plan limits a GPU, and there is none")
+        raise ValueError(
+            "--vram limits a GPU, and there is none; to plan for another machine add --plan"
+        )
     return replace(
         load,
         n_gpu_layers=planner.config.n_gpu_layers,
@@ -51,7 +47,7 @@ def fitted(args: argparse.Namespace, load: LoadConfig, decode: DecodeConfig) -> 
 
 
 def verify_rows(block_size: int, decode: DecodeConfig) -> int:
-    """Rows a round may verify with a drafter of this block; 0 for none."""
+    """Returns the most rows of a verify with a drafter of this block size; 0 without drafting."""
     if not block_size or decode.draft == "none":
         return 0
     if decode.draft == "chain":
@@ -61,10 +57,7 @@ def verify_rows(block_size: int, decode: DecodeConfig) -> int:
 
 
 def _fit(args: argparse.Namespace, load: LoadConfig, decode: DecodeConfig) -> tuple[Planner, Fit]:
-    """What fits on the GPU; unless -ngl is given, else a part of it, else nothing of it.
-
-    Announced on stderr.
-    """
+    """Finds settings that fit on the GPU or, without -ngl, on GPU and CPU; prints the choice."""
 
     def planner_of(layers: int | None, without_experts: int) -> Planner:
         place = replace(load, n_gpu_layers=layers, n_cpu_moe=without_experts)

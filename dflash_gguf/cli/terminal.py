@@ -1,4 +1,4 @@
-"""What a terminal sees besides the text: progress bars and the line of figures."""
+"""Output beside the answer: progress bars, reasoning, and lines of figures."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ..outputs import Result
 BAR_CELLS = 30
 REDRAW_S = 0.1
 DELAY_S = 0.3
-"""A bar appears only once its work has taken this long."""
+"""Seconds before a progress bar appears."""
 
 
 class Bar:
-    """A progress bar on stderr, silent where that is not a terminal. Use as a progress callback."""
+    """A progress bar on stderr, shown only in a terminal; a progress callback of (done, total)."""
 
     def __init__(self, what: str, stream: TextIO | None = None, unit: str | None = None) -> None:
-        """unit: of what is done, to show how many of it a second."""
+        """unit: name of the counted things, to show a rate; None for no rate."""
         self._what = what
         self._unit = unit
         self._started = time.monotonic()
@@ -30,7 +30,6 @@ class Bar:
         self._is_visible = False
 
     def __call__(self, done: int, total: int) -> None:
-        """Redraws, at most ten times a second."""
         now = time.monotonic()
         if not self._is_terminal or total <= 0 or now - self._drawn < REDRAW_S:
             return
@@ -44,7 +43,7 @@ class Bar:
         self._stream.flush()
 
     def clear(self) -> None:
-        """Takes the bar off the screen, if it is there."""
+        """Erases the bar."""
         if self._is_visible:
             self._stream.write("\r\x1b[K")
             self._stream.flush()
@@ -52,7 +51,7 @@ class Bar:
 
 
 class Thoughts:
-    """What a model thinks before its answer, on stderr and dim, so that stdout has the answer."""
+    """Prints reasoning on stderr, dim in a terminal, so that stdout has the answer alone."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
@@ -60,7 +59,7 @@ class Thoughts:
         self._is_open = False
 
     def show(self, text: str, *, is_over: bool) -> None:
-        """Shows some more; is_over: the answer has begun."""
+        """Prints more reasoning. is_over: True once the answer has begun."""
         if text and not self._is_open:
             self._is_open = True
             self._stream.write("\x1b[2m" if self._is_dim else "")
@@ -70,7 +69,7 @@ class Thoughts:
             self.close()
 
     def close(self) -> None:
-        """Ends them with a blank line, if there were any."""
+        """Ends the reasoning with a blank line, if there was any."""
         if self._is_open:
             self._is_open = False
             self._stream.write("\x1b[0m\n\n" if self._is_dim else "\n\n")
@@ -78,7 +77,7 @@ class Thoughts:
 
 
 def figures(result: Result) -> str:
-    """One line about an answer."""
+    """Returns a line of counts, speeds and times of an answer."""
     parts = [
         f"prompt {result.n_prompt} tokens{_rate(result.prefill_tokens_per_s)}",
         f"answer {result.n_tokens} tokens{_rate(result.tokens_per_s)}",
@@ -95,7 +94,7 @@ def figures(result: Result) -> str:
 
 
 def comparison(drafted: Result, plain: Result) -> str:
-    """One line about the same answer with and without drafts."""
+    """Returns a line that compares an answer with drafts to the same answer without."""
     pairs = zip(drafted.tokens, plain.tokens, strict=False)
     n_same = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
     parts = [f"again{_rate(drafted.tokens_per_s)}", f"plainly{_rate(plain.tokens_per_s)}"]
@@ -112,7 +111,7 @@ def _rate(rate: float | None) -> str:
 
 
 def _drafted(result: Result) -> str:
-    """Formats like "90 drafted (dflash 31 of 80, suffix 9 of 10 accepted)"."""
+    """Formats candidates like "90 drafted (dflash 31 of 80, suffix 9 of 10 accepted)"."""
     shares = [
         f"{name} {taken} of {n}" for name, (n, taken) in result.candidates_by_proposer.items()
     ]
@@ -121,7 +120,7 @@ def _drafted(result: Result) -> str:
 
 
 def _kinds(rounds_by_draft: Mapping[str, int]) -> str:
-    """Rounds of each kind, with the mean of their candidates: "9 chain of 3.2, 40 none"."""
+    """Formats rounds by kind, with their mean candidates, like "9 chain of 3.2, 40 none"."""
     rounds, nodes = Counter[str](), Counter[str]()
     for name, n in rounds_by_draft.items():
         kind, _, size = name.partition(" ")

@@ -1,1 +1,1 @@
-"""Requests, the scheduler that runs them in batches, and what each brings back."""
+"""Requests, the scheduler that runs them in batches, and the processing of their output."""

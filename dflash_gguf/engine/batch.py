@@ -1,4 +1,4 @@
-"""One batch: the rows that requests have in one pass of the target."""
+"""A batch: the rows of several requests that one pass of the target computes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .stats import Phase
 
 
 class ScheduledEntry:
-    """One request's part of a batch: its rows, and what was sampled from them.
+    """A request's part of a batch: its rows, and the tokens sampled from them.
 
-    is_decoding: the rows are the last token and its candidates; else a prefill. samples: a token is
-    sampled from the last row. sequence: also where the state has given it up. position,
-    n_tokens: lengths of the sequence and of the answer before the batch. path: accepted nodes of
-    the tree, root first. n_accepted: accepted candidates.
+    is_decoding: True if the rows are the last token and its candidates, False for a prefill chunk.
+    samples: True if a token is sampled from the last row. sequence: KV sequence of the rows, kept
+    even if the request loses it. position, n_tokens: lengths of the sequence and of the answer
+    before the batch. path: accepted nodes of the tree, root first. n_accepted: accepted candidates.
     """
 
     __slots__ = (
@@ -45,7 +45,7 @@ class ScheduledEntry:
         is_decoding: bool = True,
         samples: bool = True,
     ) -> None:
-        """tree: nodes to verify, as rows has them; None for an append."""
+        """Creates a batch entry. tree: the candidate tree if `rows` is a verify, else None."""
         self.state, self.rows, self.tree = state, rows, tree
         self.is_decoding, self.samples = is_decoding, samples
         self.sequence: KvSequence = state.sequence
@@ -56,25 +56,22 @@ class ScheduledEntry:
 
     @property
     def cells_needed(self) -> int:
-        """Free cells that its rows take."""
+        """Number of free cells that the entry's rows will take."""
         return int(self.sequence.cells_needed(len(self.rows.tokens)))
 
     @property
     def end(self) -> int:
-        """Length of the sequence after an append."""
+        """Length of the sequence after an append of the entry's rows."""
         return self.position + len(self.rows.tokens)
 
     @property
     def tokens(self) -> list[int]:
-        """Sampled tokens that joined the answer."""
+        """Tokens that the batch added to the answer of this entry's request."""
         return self.state.output.tokens[self.n_tokens :]
 
 
 class Batch:
-    """Entries of one pass, the drafts made for it, and its clock.
-
-    admitted: requests that got a sequence for it.
-    """
+    """The entries of one pass, the drafts made for it, its times, and newly admitted requests."""
 
     def __init__(self) -> None:
         self.admitted: list[RequestState] = []
@@ -83,20 +80,20 @@ class Batch:
         self.n_decoding = self.n_prefilled = 0
         self.started = time.perf_counter()
         self.seconds: dict[str, float] = {}
-        """Seconds by phase."""
+        """Seconds of the batch by phase."""
 
     @property
     def verifies(self) -> bool:
-        """True if the pass has rows to verify."""
+        """True if any entry of the batch verifies candidates."""
         return any(entry.tree is not None for entry in self.entries)
 
     def phase(self, name: str) -> Phase:
-        """Adds the time of a with block to a phase."""
+        """Returns a context manager that adds its duration to a phase of the batch."""
         return Phase(self.seconds, name)
 
 
 def decode_entry(state: RequestState, *, verifies: bool) -> ScheduledEntry:
-    """The next round of a decoding request; verifies: verify its last token even without a tree."""
+    """Builds a decoding request's next batch entry; verifies: True makes it a verify anyway."""
     tree = state.tree
     if tree is None and not verifies:
         return ScheduledEntry(state, BatchEntry(state.sequence, state.history[-1:]))

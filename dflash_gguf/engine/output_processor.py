@@ -1,4 +1,4 @@
-"""The text of an answer: detokenisation, stop strings, reasoning."""
+"""Output of a request: detokenisation, stop strings, reasoning."""
 
 from __future__ import annotations
 
@@ -10,25 +10,22 @@ from ..text.stream import StopMatcher, Utf8Stream
 
 
 class VocabularyLike(Protocol):
-    """The part of a tokenizer that decoding uses."""
+    """The members of a tokenizer that requests use."""
 
     @property
     def stop_tokens(self) -> frozenset[int]:
-        """Ids that end an answer."""
+        """Token ids that end an answer."""
 
     @property
     def suppressed_tokens(self) -> frozenset[int]:
-        """Ids that are never sampled."""
+        """Token ids that are never sampled."""
 
     def piece(self, token: int) -> bytes:
-        """Returns the bytes a token adds to the text; none for a control token."""
+        """Returns the bytes that a token adds to the text; empty for a control token."""
 
 
 class OutputProcessor:
-    """Turns the tokens of an answer into parts, and finds its end.
-
-    Its state is a function of the tokens, so that it can go back to any number of them.
-    """
+    """Turns an answer's tokens into text, and detects its end; the state can be rewound."""
 
     def __init__(
         self,
@@ -37,9 +34,9 @@ class OutputProcessor:
         n_room: int,
         reasoning: Format | None = None,
     ) -> None:
-        """n_room: tokens the context has room for; one more can be sampled, as the last.
+        """Creates the output processor of one answer.
 
-        reasoning: marks of reasoning; None where the chat template has none.
+        n_room: context left after the prompt, in tokens; the last token of an answer needs no room.
         """
         self._vocabulary = vocabulary
         self._config = config
@@ -52,33 +49,33 @@ class OutputProcessor:
 
     @property
     def text(self) -> str:
-        """All text that is certain, without reasoning."""
+        """Text of the answer so far without reasoning; a possible stop string is held back."""
         return joined(self._parts, "text")
 
     @property
     def reasoning(self) -> str | None:
-        """The reasoning that is certain; None where nothing marks it."""
+        """Reasoning of the answer so far; None if nothing marks reasoning."""
         return None if self._splitter is None else joined(self._parts, "reasoning")
 
     @property
     def stop_text(self) -> str | None:
-        """The stop string that ended the answer."""
+        """Stop string that ended the answer, or None."""
         return self._stop.matched
 
     @property
     def n_left(self) -> int:
-        """Tokens that may still be sampled."""
+        """Number of tokens that may still be sampled for the answer."""
         limit = self._config.max_tokens
         n_most = self._n_room + 1
         return (n_most if limit is None else min(limit, n_most)) - len(self.tokens)
 
     @property
     def n_new(self) -> int:
-        """Tokens that `take_new` has not returned."""
+        """Number of tokens that `take_new` has not returned yet."""
         return len(self.tokens) - self._n_read
 
     def push(self, token: int) -> bool:
-        """Adds a token; True if it ends the answer."""
+        """Adds a sampled token; returns True if the token ends the answer."""
         self.tokens.append(token)
         if token in self._vocabulary.stop_tokens and not self._config.ignore_eos:
             self.stop_reason = "token"
@@ -99,14 +96,14 @@ class OutputProcessor:
         return is_over
 
     def take_new(self) -> tuple[tuple[int, ...], tuple[OutputPart, ...]]:
-        """Returns the tokens and the parts that were added since the last call."""
+        """Returns the tokens and the text parts that were added since the last call."""
         tokens, parts = self.tokens[self._n_read :], self._parts[self._n_parts_read :]
         self._n_read += len(tokens)
         self._n_parts_read += len(parts)
         return tuple(tokens), tuple(parts)
 
     def rewind(self, n_tokens: int) -> None:
-        """Goes back to the first n tokens."""
+        """Shortens the answer to its first n_tokens tokens."""
         tokens, self.tokens = self.tokens[:n_tokens], []
         self.stop_reason = None
         self._utf8 = Utf8Stream()

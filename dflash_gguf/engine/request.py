@@ -1,4 +1,4 @@
-"""A request as it was asked, and as far as it has come."""
+"""A request: its prompt and settings (`Request`), and its progress (`RequestState`)."""
 
 from __future__ import annotations
 
@@ -21,40 +21,36 @@ from .output_processor import OutputProcessor, VocabularyLike
 from .stats import RequestStats
 
 MAX_UNREAD_TOKENS = 256
-"""Unread tokens of a request at which it is throttled."""
+"""Number of unread tokens at which a request is throttled."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """One prompt and the settings of its answer. Use `Decoder.request`, which validates them."""
+    """A prompt and the settings of its answer. Use `Decoder.request`, which validates both."""
 
     prompt: tuple[int, ...]
     config: DecodeConfig
     reasoning: Format | None = None
-    """Marks of reasoning in the answer; None where the chat template has none."""
+    """Reasoning markers of the answer; None if the chat template has none."""
     turn_boundaries: tuple[int, ...] = ()
-    """Positions where a later prompt of the conversation may diverge."""
+    """Positions where a later prompt of the conversation may diverge from this prompt."""
 
 
 class RequestStatus(Enum):
-    """Places of a request in the scheduler."""
+    """Status of a request in the scheduler."""
 
     WAITING = "waiting"
-    """Has no sequence yet, or gave it up to older requests."""
+    """The request has no KV sequence yet, or lost it to older requests."""
     PREFILLING = "prefilling"
-    """Tokens before the last one are still to be computed."""
+    """Tokens of the request before its last token must still be computed."""
     DECODING = "decoding"
     THROTTLED = "throttled"
-    """Computes nothing until its reader has caught up."""
+    """The request computes nothing until the reader of its answer has caught up."""
     FINISHED = "finished"
 
 
 class RequestState(SpeculativeState):
-    """The progress of one request.
-
-    `history` is prompt and answer so far; between batches a sequence holds at most all but its last
-    token.
-    """
+    """The progress of one request; between batches its K/V sequence lacks the last token."""
 
     history: list[int]
 
@@ -67,11 +63,11 @@ class RequestState(SpeculativeState):
         cancelled: Callable[[], bool] | None = None,
         on_prefill: Progress | None = None,
     ) -> None:
-        """Builds the state of a waiting request.
+        """Creates the state of a waiting request.
 
-        n_ctx: most tokens of prompt and answer together. speculator: None for plain decoding.
-        cancelled: asked before every batch; True ends the request. on_prefill: called with
-        (tokens done, tokens in all) from 0 on, while the uncached part of the prompt is computed.
+        n_ctx: maximum tokens of prompt and answer. speculator: None for plain decoding. cancelled:
+        called before every batch; True ends the request. on_prefill: called with (done, all) tokens
+        of the uncached part of the prompt, from (0, n) on.
         """
         config = request.config
         banned = vocabulary.stop_tokens if config.ignore_eos else frozenset()
@@ -91,13 +87,13 @@ class RequestState(SpeculativeState):
         self.n_cached = self.n_draft_context = 0
         self.n_to_prefill = 0
         self.n_top = 0
-        """Best tokens of a row that sampling looks at; 0 if that are too many for a device."""
+        """Number of a row's best tokens that suffice for sampling; 0 if the whole row is needed."""
         self.prefill_started: float | None = None
         self._cancelled, self._on_prefill = cancelled, on_prefill
 
     @property
     def status(self) -> RequestStatus:
-        """Status, which follows from the rest of the state."""
+        """Status of the request, derived from its other fields."""
         if self.is_finished:
             return RequestStatus.FINISHED
         if self.is_throttled:
@@ -108,28 +104,28 @@ class RequestState(SpeculativeState):
 
     @property
     def is_decoding(self) -> bool:
-        """True if its sequence holds all but the last token, which was sampled."""
+        """True if the sequence holds all tokens of the request but the last sampled one."""
         return bool(self.output.tokens) and self.sequence.position == len(self.history) - 1
 
     @property
     def is_throttled(self) -> bool:
-        """True if its reader is MAX_UNREAD_TOKENS behind."""
+        """True if the reader of the answer is at least MAX_UNREAD_TOKENS tokens behind."""
         return bool(self.steps) and (
             sum([len(step.tokens) for step in self.steps]) >= MAX_UNREAD_TOKENS
         )
 
     @property
     def ignore_prefix_cache(self) -> bool:
-        """True if the request may attach no cached prefix; False again once it has begun."""
+        """True if the request must not use the prefix cache; False once its prefill has begun."""
         return not self.request.config.cache_prompt and not self.n_to_prefill
 
     @property
     def n_rows(self) -> int:
-        """Rows that it decodes in the next batch."""
+        """Number of rows that a decoding request has in the next batch."""
         return 1 if self.tree is None else len(self.tree.tokens)
 
     def begin(self, sequence: KvSequence, hit: PrefixHit) -> None:
-        """Gives the request a sequence that holds a cached prefix of its history."""
+        """Assigns a KV sequence that already holds a cached prefix of the request's history."""
         self.prefix_hit = hit
         if not self.n_to_prefill:
             self.n_cached, self.n_draft_context = hit.n_cached, hit.n_draft_context
@@ -138,13 +134,13 @@ class RequestState(SpeculativeState):
         self.sequence = sequence
 
     def end_prefill_chunk(self, position: int, sample_s: float) -> None:
-        """Counts a chunk of its first prefill, which ended at a position."""
+        """Records a chunk of the first prefill, which ended at `position`."""
         assert self.prefill_started is not None
         self.stats.set_prefill(time.perf_counter() - self.prefill_started, sample_s)
         self._report_prefill(min(max(position - self.n_cached, 0), self.n_to_prefill))
 
     def is_cancelled(self) -> bool:
-        """Asks whether the request is to end; an error of the callback is kept for the reader."""
+        """Returns True if the request must end; keeps a callback's exception for the reader."""
         try:
             return self.error is not None or (self._cancelled is not None and self._cancelled())
         except BaseException as error:
@@ -152,24 +148,24 @@ class RequestState(SpeculativeState):
             return True
 
     def rewind(self, n_tokens: int) -> None:
-        """Forgets the tokens of the answer from a number on; no reader has seen them."""
+        """Drops all but the first n_tokens tokens of the answer, which no reader has seen yet."""
         del self.history[len(self.request.prompt) + n_tokens :]
         self.output.rewind(n_tokens)
         del self.logprobs[self.output.n_new :]
 
     def take(self, token: int) -> bool:
-        """Appends a token to the answer; True if the answer ends with it."""
+        """Appends a token to the answer; returns True if the token ends the answer."""
         self.history.append(token)
         return self.output.push(token)
 
     def add_step(self, n_drafted: int = 0, n_accepted: int = 0) -> None:
-        """Gives the reader everything that was added since the last step."""
+        """Gives the reader a step with all tokens and text since the last step."""
         tokens, parts = self.output.take_new()
         logprobs, self.logprobs = tuple(self.logprobs), []
         self.steps.append(Step(tokens, parts, n_drafted, n_accepted, logprobs))
 
     def result(self) -> Result:
-        """Returns the result so far; final once the request has finished."""
+        """Returns the result so far, which is final once the request has finished."""
         output, stats, request = self.output, self.stats, self.request
         is_drafted = self.speculator is not None
         return Result(
@@ -203,8 +199,11 @@ class RequestState(SpeculativeState):
 
 
 def check_prompt(prompt: Sequence[int], n_ctx: int) -> None:
-    """Raises ValueError unless the prompt has a token and fits into the context."""
+    """Raises ValueError if the prompt is empty or longer than n_ctx tokens."""
     if not prompt:
         raise ValueError("the prompt is empty, it must hold at least one token")
     if len(prompt) > n_ctx:
-        raise ValueError(f"the prompt has {len(prompt)} tokens, the context holds {n_ctx}")
+        raise ValueError(
+            f"the prompt has {len(prompt)} tokens, the context holds {n_ctx}; "
+            "shorten the prompt or raise n_ctx"
+        )

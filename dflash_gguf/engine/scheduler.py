@@ -1,13 +1,12 @@
-"""Runs requests in batches: who is admitted, which rows a pass has, and what follows from them.
+"""Scheduler: runs the requests of an engine in batches.
 
-    schedule      admits requests, drafts trees, selects the rows of one pass: trees, plain steps
-                  and chunks of prompts together
+    schedule      admits requests, drafts trees, selects the rows of a pass (trees, plain, prompts)
     execute       runs the pass, samples along the trees and commits the accepted paths
-    postprocess   gives readers their steps, teaches the controllers, ends finished requests
+    postprocess   gives readers their steps, updates the controllers, ends finished requests
 
-A batch is atomic: whatever is raised before its steps are given out, `abort_batch` goes back to
-before it, but for requests that ended on the way. The sampled tokens depend on a request's own
-tokens alone, so the schedule never shows in a text.
+A batch is atomic: after any exception before its steps are given out, `abort_batch` restores the
+state before the batch, except for requests that ended in it. Sampled tokens depend only on their
+request's own tokens, so scheduling never changes a text.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from .stats import Phase
 
 
 class Scheduler:
-    """Requests of one engine. Not for two threads at once."""
+    """Runs all requests of one engine. Not thread-safe."""
 
     def __init__(
         self,
@@ -42,25 +41,23 @@ class Scheduler:
         vocabulary: VocabularyLike,
         another: Callable[[Engine], KvSequence] = KvSequence,
     ) -> None:
-        """first: a sequence of the engine; another: makes one more when it is needed."""
+        """Creates a scheduler. first: a sequence of the engine. another: creates more sequences."""
         self.engine: Engine = first.engine
         self._prefix_cache = prefix_cache
         self._vocabulary = vocabulary
         self._another = another
-        self._states: list[RequestState] = []  # unfinished, the oldest first
-        self._sequences: list[KvSequence] = [first]  # the least recently used first
+        # Unfinished requests, oldest first, and all sequences, least recently used first.
+        self._states: list[RequestState] = []
+        self._sequences: list[KvSequence] = [first]
         prefix_cache.parked = lambda: self._free
         self._batch: Batch | None = None
         self._prefill_budget = PrefillBudget()
-        # Seconds of _learn() after the last round in which proposers were asked.
+        # Seconds of learning from the last round that called proposers.
         self._learn_s = 0.0
-        # On a GPU, if any request verifies, run plain decodes as one-row verifies: one graph serves
-        # the pass, and recurrent states commit together. Not on CPUs: graphs build quickly there,
-        # and one-row verifies take 9 to 14 % longer.
+        # If any request verifies on a GPU, plain steps run as one-row verifies: the pass needs one
+        # graph, and recurrent states commit together. On CPUs one-row verifies are slower.
         self._few_graphs = self.engine.model.backend != "CPU"
-        self._top = -1, 0  # best tokens of a row, asked for and available
-
-    # ---- requests
+        self._top = -1, 0  # k of the device's top-k of logits: requested, available
 
     def add_request(
         self,
@@ -70,11 +67,11 @@ class Scheduler:
         cancelled: Callable[[], bool] | None = None,
         on_prefill: Progress | None = None,
     ) -> RequestState:
-        """Adds a request, which waits for a sequence.
+        """Adds a request, which then waits for a sequence, and returns its state.
 
-        proposers, controller: sources of candidates, and the choice of those verified; without
-            both, decoding is plain. Requests of equal settings share those of the first.
-        cancelled, on_prefill: see `RequestState`.
+        proposers, controller: sources of candidates and their control; decoding is plain without
+        them. Requests of equal draft settings share a speculator. cancelled, on_prefill: see
+        `RequestState`.
         """
         speculator = None
         if controller is not None and proposers:
@@ -91,13 +88,9 @@ class Scheduler:
         return state
 
     def step(self) -> None:
-        """Runs one batch for all requests that can be run; their steps are in their states.
-
-        Raises:
-            Any error that is no single request's; no request has changed then.
-        """
+        """Runs one batch for all runnable requests; an error raised here leaves them unchanged."""
         try:
-            self.abort_batch()  # where an error came in the midst of it
+            self.abort_batch()  # undoes a batch that was interrupted
             batch = self.schedule()
             if batch.entries:
                 self.execute(batch)
@@ -108,11 +101,11 @@ class Scheduler:
             raise
 
     def abort(self, state: RequestState, error: BaseException | None = None) -> None:
-        """Ends a request, answered or not. error: raised to its reader after the last step."""
+        """Ends a request at any time. error: raised to the reader after the last step."""
         if state.is_finished:
             return
         if state not in self._states:
-            raise ValueError("the request is another decoder's, which alone can end it")
+            raise ValueError("the request is another decoder's; end it with that decoder")
         # Call the core last: the request must be finished even if a call fails.
         sequence, state.sequence = state.sequence, None
         if state.output.n_new:
@@ -129,20 +122,20 @@ class Scheduler:
                 self._prefix_cache.release(sequence)
 
     def abort_all(self, states: Iterable[RequestState], error: BaseException | None = None) -> None:
-        """Ends requests, the others too if the end of one fails."""
+        """Ends several requests; if ending one of them fails, the rest are still ended."""
         with ExitStack() as stack:
             for state in states:
                 stack.callback(self.abort, state, error)
 
     def abort_batch(self) -> None:
-        """Puts engine and requests back to before the batch that was not finished, if any."""
+        """Undoes an unfinished batch, if any: restores the engine and the requests."""
         if (batch := self._batch) is None:
             return
         for entry in batch.entries:
             state = entry.state
             entry.sequence.commit(0)
             if state.sequence is None:
-                continue  # ended or preempted
+                continue  # the request has ended or was preempted
             state.rewind(entry.n_tokens)
             if state.sequence.position != entry.position:
                 self._preempt(state)
@@ -152,43 +145,40 @@ class Scheduler:
         self._batch = None
 
     def close(self, error: Exception) -> None:
-        """Ends all requests and gives up the sequences. error: raised to their readers."""
+        """Ends all requests and closes the sequences. error: raised to the readers."""
         self.abort_all(list(self._states), error)
         self._prefix_cache.forget()
         for sequence in self._sequences:
             sequence.close()
 
-    # ---- sequences
-
     @property
     def running(self) -> list[RequestState]:
-        """Requests that have a sequence, the oldest first."""
+        """Requests that have a sequence, oldest first."""
         return [state for state in self._states if state.sequence is not None]
 
     @property
     def waiting(self) -> list[RequestState]:
-        """Requests that wait for a sequence, the oldest first; throttled ones do not."""
+        """Requests that wait for a sequence, oldest first; throttled requests are left out."""
         return [x for x in self._states if x.sequence is None and not x.is_throttled]
 
     @property
     def sequences(self) -> list[KvSequence]:
-        """All sequences, used or not."""
+        """All sequences of the scheduler, in use or not."""
         return list(self._sequences)
 
     @property
     def _free(self) -> list[KvSequence]:
-        """Sequences that no request has, the least recently used first."""
         used = {state.sequence for state in self._states}
         return [sequence for sequence in self._sequences if sequence not in used]
 
     def forget(self) -> None:
-        """Drops all prefixes that no request needs now."""
+        """Empties the prefix cache, and the sequences that no request uses."""
         self._prefix_cache.forget()
         for sequence in self._free:
             sequence.reset()
 
     def reclaim(self, sequence: KvSequence) -> None:
-        """Empties a sequence, for use by the caller until the next batch."""
+        """Preempts the request of a sequence; empties the sequence for use until the next batch."""
         self.abort_batch()
         for state in self.running:
             if state.sequence is sequence:
@@ -196,18 +186,18 @@ class Scheduler:
         sequence.reset()
 
     def _admit(self, batch: Batch) -> list[RequestState]:
-        """Gives sequences to the oldest waiting requests; returns those that can be run."""
+        """Assigns sequences to the oldest waiting requests; returns the requests that can run."""
         while (running := self.running) != self._states and len(running) < self.engine.n_parallel:
             if not (waiting := self.waiting) or not self._place(waiting[0], running, batch):
                 break
         return [state for state in running if not state.is_throttled]
 
     def _place(self, state: RequestState, running: list[RequestState], batch: Batch) -> bool:
-        """Admits a request or fails it; False if it and all queued behind it must wait."""
+        """Admits a request or fails it; returns False if this and all later requests must wait."""
         match = self._prefix_cache.match(state.history, ignore=state.ignore_prefix_cache)
         if not state.ignore_prefix_cache and self._is_being_prefilled(state, match, running):
             return False
-        # Running requests need room to grow, or the newest would soon have to leave again.
+        # Running requests need room to grow; otherwise the newest would soon be preempted.
         headroom = 2 * PAGE * len(running)
         try:
             sequence = self._sequence_for(match)
@@ -231,7 +221,7 @@ class Scheduler:
     def _is_being_prefilled(
         self, state: RequestState, match: PrefixMatch, running: list[RequestState]
     ) -> bool:
-        """True if a running request prefills a longer prefix of the prompt than is cached."""
+        """True if a running request is prefilling more of this prompt's prefix than is cached."""
         for other in running:
             n = _n_common(state.history[:-1], other.history)
             if other.is_decoding or other.is_throttled or n < match.n + PAGE:
@@ -242,7 +232,6 @@ class Scheduler:
         return False
 
     def _sequence_for(self, match: PrefixMatch) -> KvSequence:
-        """A free sequence: the one that holds the match, else an empty or a new one."""
         free = self._free
         nearest = self._prefix_cache.nearest(free, match)
         if nearest is not None:
@@ -253,13 +242,13 @@ class Scheduler:
         return free[0]
 
     def _preempt(self, state: RequestState) -> None:
-        """Takes the sequence from a request, which begins again with what is cached of it then."""
+        """Takes the sequence from a request, which will start again from its cached prefix."""
         sequence, state.sequence = state.sequence, None
-        state.notes.clear()  # proposers' notes refer to the sequence
+        state.notes.clear()  # notes of proposers refer to the lost sequence
         self._prefix_cache.release(sequence)
 
     def _make_room(self, states: list[RequestState]) -> None:
-        """Frees cells for a row of each. The newest are preempted first, the oldest never."""
+        """Frees a K/V cell for each request's next row; may preempt all but the oldest request."""
         while wanted := sum([state.sequence.cells_needed(1) for state in states]):
             if self._prefix_cache.make_room(wanted) or len(running := self.running) == 1:
                 return
@@ -267,16 +256,15 @@ class Scheduler:
             if running[-1] in states:
                 states.remove(running[-1])
 
-    # ---- a batch
-
     def schedule(self) -> Batch:
-        """Selects the rows of the next pass; none if no request can be run."""
+        """Selects the rows of the next pass; the batch has no entries if no request can run."""
         batch = self._batch = Batch()
         for state in list(self._states):
             if state.output.stop_reason is not None or state.is_cancelled():
                 self.abort(state)
         active = self._admit(batch)
-        if not active and self.waiting and (running := self.running):  # all are throttled
+        # All running requests are throttled: the newest gives its sequence to a waiting request.
+        if not active and self.waiting and (running := self.running):
             self._preempt(running[-1])
             active = self._admit(batch)
         self._make_room(active)
@@ -295,7 +283,7 @@ class Scheduler:
         return batch
 
     def execute(self, batch: Batch) -> None:
-        """Runs the pass, samples and commits. An error of the core ends the requests in it."""
+        """Runs the pass, samples and commits; an error of the core ends the batch's requests."""
         verifies = batch.verifies
         try:
             with batch.phase("verify" if verifies else "decode"):
@@ -315,11 +303,11 @@ class Scheduler:
             self.abort_all([entry.state for entry in batch.entries], error)
 
     def postprocess(self, batch: Batch) -> None:
-        """Gives readers their steps, learns from the round, ends finished requests."""
+        """Gives readers their steps, updates the controllers, ends finished requests."""
         entries = [entry for entry in batch.entries if not entry.state.is_finished]
         seconds = time.perf_counter() - batch.started
         batch.seconds["overhead"] = seconds - sum(batch.seconds.values())
-        self._batch = None  # from here on nothing is undone
+        self._batch = None  # the batch can no longer be undone
         for entry in entries:
             if entry.is_decoding:
                 self._end_round(entry, batch)
@@ -348,14 +336,13 @@ class Scheduler:
         return self._batch.phase(name)
 
     def _set_top_k(self, states: list[RequestState]) -> None:
-        """Lets a device select the best tokens of rows if all requests sample among them only."""
+        """Lets a device return only the best tokens of rows, if these suffice for all requests."""
         k = min([state.n_top for state in states], default=0)
         if k != self._top[0] or self.engine.n_top != self._top[1]:
             self.engine.set_top_k(k)
             self._top = k, self.engine.n_top
 
     def _propose(self, decoding: list[RequestState]) -> list[tuple[Speculator, Round]]:
-        """Drafts trees, for all requests of a speculator together."""
         groups: dict[Speculator, list[RequestState]] = {}
         for state in decoding:
             if state.speculator is not None:
@@ -390,7 +377,7 @@ class Scheduler:
     def _prefill_chunks(
         self, prefilling: list[RequestState], decoding: list[ScheduledEntry]
     ) -> list[ScheduledEntry]:
-        """Chunks of prompts, as long as the pass takes and the decoding requests can wait for."""
+        """Builds entries of prompt chunks that fit the pass, free cells and prefill budget."""
         n_most = max(self.engine.config.n_ubatch, self.engine.n_parallel)
         left = min(n_most, self.engine.n_ctx) - sum([entry.tree is None for entry in decoding])
         if decoding:
@@ -402,14 +389,13 @@ class Scheduler:
             n = min(left, state.prefix_hit.next_snapshot(position, end) - position)
             self._prefix_cache.make_room(n_taken + state.sequence.cells_needed(n))
             n_free = self.engine.n_free_cells - n_taken
-            # Use every free cell, also of a sequence's partial last page: else two requests could
-            # deadlock.
+            # Use every free cell, even in a partly filled page: else two prompts could deadlock.
             needed = state.sequence.cells_needed
             n = bisect_right(range(1, n + 1), n_free, key=needed) if n > 0 else 0
             if n == 0:
                 continue
             stop = position + n
-            # A snapshot has the drafter's rows, too.
+            # n_remaining 0 makes the pass keep the drafter's features, which a snapshot needs.
             n_remaining = 0 if stop in state.prefix_hit.snapshot_positions else end - stop
             rows = BatchEntry(state.sequence, state.history[position:stop], n_remaining=n_remaining)
             samples = stop == end
@@ -417,11 +403,10 @@ class Scheduler:
             left -= n
             n_taken += entries[-1].cells_needed
             if n_taken > self.engine.n_free_cells - 2 * PAGE * len(self.running):
-                break  # one prompt after the other, when cells are short
+                break  # prefill prompts one by one if cells are short
         return entries
 
     def _sample(self, batch: Batch, rows: list[Rows]) -> None:
-        """Samples tokens of every entry along its tree, and adds them to the answers."""
         sampling: list[tuple[ScheduledEntry, Rows]] = []
         for entry, found in zip(batch.entries, rows, strict=True):
             if entry.samples and entry.state.output.n_left > 0:
@@ -429,10 +414,10 @@ class Scheduler:
                 continue
             try:
                 found.check()
-            except Error as error:  # a prompt whose logits are not finite
+            except Error as error:  # the prompt's logits are not finite
                 self.abort(entry.state, error)
             if entry.samples:
-                entry.state.output.stop_reason = "length"  # max_tokens is 0
+                entry.state.output.stop_reason = "length"  # max_tokens is 0, so no token is sampled
         sampled = self.engine.sample(
             [
                 entry.state.sampler.sample_request(
@@ -444,16 +429,15 @@ class Scheduler:
         for (entry, found), tokens in zip(sampling, sampled, strict=True):
             try:
                 self._accept(entry, found, tokens)
-            except (Error, ValueError) as error:  # its own rows are not finite
+            except (Error, ValueError) as error:  # logits of this request are not finite
                 self.abort(entry.state, error)
 
     def _accept(self, entry: ScheduledEntry, rows: Rows, sampled: Sequence[int]) -> None:
-        """Takes the sampled tokens as far as they follow the tree and do not end the answer."""
         state, tokens = entry.state, iter(sampled)
 
         def choose(index: int) -> int:
             token = next(tokens, None)
-            if token is None:  # nothing can be sampled from this row: reading it raises why
+            if token is None:  # no token can be sampled: reading the row raises the reason
                 row = rows.logits(index)
                 token = state.sampler.sample(row, state.history, len(state.history)).token
             if state.request.config.n_probs is not None:
@@ -485,13 +469,12 @@ class Scheduler:
             state.end_prefill_chunk(entry.end, sample_s)
 
     def _learn(self, batch: Batch, entries: list[ScheduledEntry], seconds: float) -> None:
-        """Tells the speculators of the round."""
-        # All requests that were to decode did, and the pass did nothing else.
+        # True if the pass only decoded, and no request failed in it.
         is_whole = len(batch.entries) == len(entries) == batch.n_decoding
         if not batch.drafts:
             return
         took, started, asks = batch.seconds, time.perf_counter(), False
-        # Seconds of drafts are known of one speculator at most: the one that drafted, if alone.
+        # Draft times are attributable only if at most one speculator drafted in this round.
         rounds = [done for _, done in batch.drafts]
         busy = [done for done in rounds if not done.is_plain]
         told = (busy or rounds)[0] if is_whole and len(busy) <= 1 else None
@@ -515,7 +498,7 @@ class Scheduler:
 
 
 def _draft_settings(config: DecodeConfig) -> tuple[object, ...]:
-    """Settings that requests drafted together have in common."""
+    """Returns the settings that requests must share to be drafted together."""
     return (
         config.draft,
         tuple(config.draft_type or ()),
@@ -527,7 +510,6 @@ def _draft_settings(config: DecodeConfig) -> tuple[object, ...]:
 
 
 def _n_common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Number of tokens that two lists begin with alike."""
     n = min(len(a), len(b))
     if list(a[:n]) == list(b[:n]):
         return n

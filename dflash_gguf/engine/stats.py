@@ -9,17 +9,17 @@ from collections.abc import Mapping
 from ..speculative.tree import Tree
 
 PHASES = ("decode", "choose", "draft", "select", "verify", "commit", "sample", "overhead")
-"""Phases of a round, beside "prefill". All requests of a batch count its whole time."""
+"""Phases of a round besides prefill. Each request of a batch counts the batch's whole time."""
 PLAIN_PHASES = ("prefill", "decode", "sample", "overhead")
 
 
 class Phase:
-    """A clock around a with block. A round has ten, and a generator would take longer than some."""
+    """A timer of one phase, used ten times a round; a generator-based timer would be too slow."""
 
     __slots__ = ("_name", "_seconds", "_started")
 
     def __init__(self, seconds: dict[str, float], name: str) -> None:
-        """seconds: by phase, to which the time of the block is added."""
+        """Creates a timer that adds the duration of a with block to seconds[name]."""
         self._seconds, self._name = seconds, name
 
     def __enter__(self) -> None:
@@ -31,10 +31,9 @@ class Phase:
 
 
 class RequestStats:
-    """Counts and clocks of one request."""
+    """Counters and times of one request."""
 
     def __init__(self, is_drafted: bool) -> None:
-        """is_drafted: whether rounds may have candidates."""
         self.prefill_s = 0.0
         self.decode_s = 0.0
         self.rounds = 0
@@ -47,12 +46,12 @@ class RequestStats:
 
     @property
     def accept_histogram(self) -> tuple[int, ...] | None:
-        """At index i the rounds that accepted i candidates; None for plain decoding."""
+        """Number of rounds by number of accepted candidates; None for plain decoding."""
         return None if self._accepted is None else tuple(self._accepted)
 
     @property
     def seconds_by_phase(self) -> dict[str, float]:
-        """Seconds by phase. Without drafts, those of their phases are overhead."""
+        """Seconds by phase; without drafts, the drafting phases are added to the overhead."""
         if self._accepted is not None:
             return dict(self._phase_s)
         phases = {name: self._phase_s[name] for name in PLAIN_PHASES}
@@ -60,12 +59,12 @@ class RequestStats:
         return phases
 
     def credit(self, name: str, n_drafted: int, n_accepted: int) -> None:
-        """Counts candidates of a proposer that were verified, and those that were accepted."""
+        """Adds verified and accepted candidates to the counts of a proposer."""
         before = self.by_proposer.get(name, (0, 0))
         self.by_proposer[name] = before[0] + n_drafted, before[1] + n_accepted
 
     def set_prefill(self, seconds: float, sample_s: float) -> None:
-        """Sets the time since the prefill began; sample_s: sampling in its last batch."""
+        """Sets the request's prefill time so far; sample_s: sampling in its last batch, seconds."""
         self.prefill_s = seconds
         self._phase_s["sample"] += sample_s
         self._phase_s["prefill"] = seconds - self._phase_s["sample"]
@@ -73,10 +72,10 @@ class RequestStats:
     def add_round(
         self, seconds: Mapping[str, float], tree: Tree | None, n_tokens: int, n_accepted: int
     ) -> None:
-        """Counts a round, which other requests may have taken part in.
+        """Counts a decoding round, which the request may have shared with other requests.
 
-        seconds: by phase. tree: the verified tree. n_tokens, n_accepted: tokens that were added to
-        the answer, and accepted candidates.
+        seconds: duration of the round by phase. tree: the verified tree, None for a plain step.
+        n_tokens: tokens added to the answer. n_accepted: accepted candidates.
         """
         for name, s in seconds.items():
             self._phase_s["decode" if tree is None and name == "verify" else name] += s

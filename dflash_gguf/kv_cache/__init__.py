@@ -1,1 +1,1 @@
-"""The prefix cache: sequences that earlier requests left behind, in memory and in files."""
+"""The prefix cache: K/V of earlier requests, kept in memory and in files for later ones."""

@@ -1,18 +1,17 @@
-"""Prefix cache: keeps what earlier requests computed for later ones that begin alike.
+"""Prefix cache: reuses K/V and recurrent states of earlier requests for prompts that begin alike.
 
     match      finds the longest cached prefix of a text
-    start      attaches it to a sequence
-    insert     caches a snapshot of a sequence, until its memory is needed
+    start      attaches a match to a sequence
+    insert     caches a snapshot of a sequence until the memory is needed
     park       caches a sequence that no request uses, in place until its cells are needed
     release    caches a sequence and empties it
 
-A request that continues a parked sequence uses its cells in place, without a copy. On a CPU the
-attention rows of a prefix are in cells that sequences share; when these are needed, those of the
-least recently used prefixes are offloaded to main memory, and dropped from there. On other devices
-they lie in cells of the sequence that computed them, and are offloaded when it gives them up.
-
-A model with recurrent layers or windows can start only where a snapshot was taken, so snapshots are
-taken at positions where later prompts may diverge: `PrefixHit.snapshot_positions`.
+A request that continues a parked sequence uses its cells in place, without a copy. On a CPU,
+prefixes share pages of cells; if cells run out, the least recently used prefixes are offloaded to
+main memory, and dropped from there. On other devices, prefixes lie in cells of the sequence that
+computed them, and are offloaded when the sequence gives up these cells.
+Models with recurrent layers or windows can start only at a snapshot; snapshots are taken at
+positions where later prompts may diverge: `PrefixHit.snapshot_positions`.
 """
 
 from __future__ import annotations
@@ -26,32 +25,32 @@ from numpy.typing import NDArray
 from ..native import PAGE, Prefix
 
 SNAPSHOT_INTERVAL = 4096
-"""Tokens of a long prompt between two snapshots."""
+"""Distance in tokens between two snapshots of a long prompt."""
 MIN_BRANCH = 32
-"""Tokens after the last snapshot from which another one pays where two prompts diverge."""
+"""Minimum tokens after the last snapshot for another snapshot where two prompts diverge."""
 
 Tokens = NDArray[np.int32]
 
 
 class EngineLike(Protocol):
-    """The part of `native.Engine` that the prefix cache uses."""
+    """The members of `native.Engine` that the prefix cache uses."""
 
     partial_prefix_ok: bool
 
     @property
     def n_free_cells(self) -> int:
-        """Cells that neither a sequence nor a prefix has."""
+        """Number of cells that no sequence and no prefix holds."""
 
     @property
     def prefix_bytes(self) -> int:
-        """Bytes of main memory that prefixes take."""
+        """Bytes of main memory that all prefixes take."""
 
     def offload(self, n_cells: int, n_bytes: int) -> bool:
-        """Frees cells of prefixes that are not kept in cells; False for lack of main memory."""
+        """Offloads unpinned prefixes until n_cells are free; False if that takes over n_bytes."""
 
 
 class SequenceLike(Protocol):
-    """The part of `native.Sequence` that the prefix cache uses; simulations have it too."""
+    """The members of `native.Sequence` that the prefix cache uses; simulations have them too."""
 
     @property
     def position(self) -> int:
@@ -59,55 +58,54 @@ class SequenceLike(Protocol):
 
     @property
     def tokens(self) -> Tokens:
-        """The tokens that the sequence holds."""
+        """Token ids that the sequence holds."""
 
     def cells_needed(self, n: int) -> int:
         """Returns the number of free cells that n more tokens take."""
 
     def snapshot(self) -> Prefix:
-        """Takes a snapshot of the present position."""
+        """Takes a snapshot of the sequence at its current position."""
 
     def snapshot_bytes(self) -> int:
-        """Returns the bytes of main memory that `snapshot` takes."""
+        """Returns the bytes of main memory that a snapshot of the sequence takes."""
 
     def attach(self, prefix: Prefix, n: int) -> None:
-        """Attaches the first n tokens of a prefix, or goes back to them."""
+        """Attaches the first n tokens of a prefix, or cuts a sequence that holds them to n."""
 
     def reset(self) -> None:
-        """Empties the sequence."""
+        """Removes all tokens from the sequence."""
 
 
 AnySequence = TypeVar("AnySequence", bound=SequenceLike)
 
 
 class PrefixHit(NamedTuple):
-    """The cached prefix that was attached to a sequence."""
+    """The cached prefix that a request starts with."""
 
     n_cached: int = 0
-    """Tokens that the sequence holds now."""
+    """Number of tokens that the sequence already holds."""
     n_draft_context: int = 0
-    """The last of them, whose drafter K/V are there too."""
+    """Number of the last cached tokens for which the drafter's K/V are cached too."""
     snapshot_positions: tuple[int, ...] = ()
-    """Positions at which the rest of the prompt is cut, for a snapshot at each."""
+    """Positions in the rest of the prompt where prefill chunks end, for a snapshot at each."""
 
     def with_snapshot(self, position: int) -> PrefixHit:
-        """Adds a position if snapshots are taken at all."""
+        """Returns the hit with a further snapshot position; unchanged if it has none at all."""
         if not self.snapshot_positions or position in self.snapshot_positions:
             return self
         return self._replace(snapshot_positions=tuple(sorted((*self.snapshot_positions, position))))
 
     def next_snapshot(self, position: int, end: int) -> int:
-        """Returns the first snapshot position after a position, or `end`."""
+        """Returns the first snapshot position after `position`, or `end`."""
         return next((stop for stop in self.snapshot_positions if stop > position), end)
 
 
 class _Node:
-    """A node of the radix tree, where texts diverge or a prefix ends."""
+    """A node of the radix tree of cached texts: a branch, or the end of a prefix."""
 
     __slots__ = ("children", "edge", "parent", "prefix")
 
     def __init__(self, parent: _Node | None, edge: Tokens) -> None:
-        """edge: tokens from the parent's end on."""
         self.parent = parent
         self.edge = edge
         self.children: dict[int, _Node] = {}
@@ -115,55 +113,52 @@ class _Node:
 
 
 class PrefixMatch(NamedTuple):
-    """The longest cached prefix of a text."""
+    """The longest cached prefix of a text, as found by a search."""
 
     ids: Tokens
-    """The text."""
+    """Token ids of the searched text."""
     end: int
-    """Tokens of it that may be attached, at most."""
+    """Maximum tokens of the text that may be attached to a sequence."""
     node: _Node | None
-    """The node whose prefix can be attached."""
+    """The radix tree's node whose prefix can be attached."""
     n: int
-    """Tokens that can be attached."""
+    """Number of tokens that can be attached to a sequence."""
     n_common: int
-    """Tokens that the text shares with some prefix, attachable or not."""
+    """Number of tokens that the text shares with a cached text, attachable or not."""
 
     @property
     def prefix(self) -> Prefix | None:
-        """The prefix that can be attached; None also where it was dropped meanwhile."""
+        """The prefix that can be attached; None also if it was dropped after the search."""
         return None if self.node is None else self.node.prefix
 
 
 class PrefixCache:
-    """The prefixes of an engine. Not for two threads at once."""
+    """The cached prefixes of an engine, in a radix tree over tokens. Not thread-safe."""
 
     def __init__(self, engine: EngineLike, limit: int) -> None:
-        """limit: bytes of main memory."""
+        """Creates an empty cache. limit: bytes of main memory for prefixes."""
         self._engine = engine
         self.limit = limit
         self.parked: Callable[[], Sequence[SequenceLike]] = list
-        """Returns the sequences that no request uses, the least recently used first."""
+        """Callback that returns the sequences no request uses, least recently used first."""
         self._root = _Node(None, np.empty(0, dtype=np.int32))
-        # Those with a prefix, the least recently used first; and those of them in cells.
+        # Nodes with a prefix, and those of them pinned in cells, each least recently used first.
         self._used: dict[_Node, None] = {}
         self._in_cells: dict[_Node, None] = {}
 
     def __len__(self) -> int:
         return len(self._used)
 
-    # ---- for those who run sequences
-
     def match(self, tokens: Sequence[int] | Tokens, ignore: bool = False) -> PrefixMatch:
-        """Returns the longest cached prefix, at most len(tokens) - 1; none if `ignore`."""
+        """Returns the longest cached prefix, at most len(tokens) - 1 tokens; none if `ignore`."""
         return self._match(tokens, 0 if ignore else len(tokens) - 1)
 
     def start(
         self, sequence: SequenceLike, match: PrefixMatch, turn_boundaries: Sequence[int] = ()
     ) -> PrefixHit:
-        """Attaches the longest cached prefix of a text to a sequence.
+        """Attaches a matched prefix to a sequence, whose previous content is cached first.
 
-        Its previous content is cached first; tokens that both have in common stay in place.
-        turn_boundaries: positions where a later prompt may diverge.
+        Tokens common to both stay in place. turn_boundaries: where later prompts may diverge.
         """
         is_gone = match.node is not None and match.prefix is None
         if sequence.position and self.find(sequence.tokens) is None:
@@ -181,7 +176,7 @@ class PrefixCache:
         return PrefixHit(n, n_draft, stops)
 
     def nearest(self, sequences: Sequence[AnySequence], match: PrefixMatch) -> AnySequence | None:
-        """Returns the sequence that holds the prefix `start` would attach, else an empty one."""
+        """Returns the sequence that already holds the matched prefix, else an empty one or None."""
         empty = None
         for sequence in sequences:
             if not sequence.position:
@@ -191,20 +186,20 @@ class PrefixCache:
         return empty
 
     def release(self, sequence: SequenceLike) -> None:
-        """Caches a sequence and empties it."""
+        """Caches a sequence's content, and empties the sequence."""
         if sequence.position:
             self.insert(sequence)
             sequence.reset()
 
     def park(self, sequence: SequenceLike) -> None:
-        """Caches a sequence that no request uses, and empties it unless it is cached in place."""
+        """Caches a sequence that no request uses; if it cannot be cached, empties it."""
         if sequence.position:
             self.insert(sequence)
             if self.find(sequence.tokens) is None:
                 sequence.reset()
 
     def insert(self, sequence: SequenceLike) -> None:
-        """Caches a snapshot of a sequence if there is room; may invalidate its last rows."""
+        """Caches a snapshot of a sequence if there is memory; may invalidate its last logits."""
         ids = sequence.tokens
         match = self._match(ids, len(ids))
         if not len(ids):
@@ -219,10 +214,7 @@ class PrefixCache:
         self.add(ids, sequence.snapshot())
 
     def reserve(self, sequence: SequenceLike, match: PrefixMatch, headroom: int = 0) -> bool:
-        """Frees cells for a sequence to start with a text, and headroom cells beside.
-
-        Returns False if there is no room.
-        """
+        """Frees K/V cells to start a text in a sequence, plus headroom; False if too few."""
         n_tokens = len(match.ids)
         wanted = (-(-n_tokens // PAGE) - -(-match.n // PAGE)) * PAGE + headroom
         if match.node is None or match.prefix is None:
@@ -238,16 +230,15 @@ class PrefixCache:
     def make_room(
         self, n_cells: int, pinned: _Node | None = None, claimed: SequenceLike | None = None
     ) -> bool:
-        """Frees n_cells cells, the least recently used first; False if there are not so many.
+        """Frees n_cells K/V cells, least recently used content first; False if there are too few.
 
-        pinned: a node whose prefix stays in its cells. claimed: a parked sequence that a request is
-        about to use.
+        pinned: a node whose prefix stays in its cells. claimed: a parked sequence about to be used.
         """
         if self._engine.n_free_cells >= n_cells:
             return True
         for sequence in self.parked():
             if sequence is not claimed:
-                _empty(sequence)  # what is kept of it moves, where it is in nobody's cells else
+                _empty(sequence)  # copies rows that only this sequence holds to main memory
                 if self._engine.n_free_cells >= n_cells:
                     return True
         while (missing := n_cells - self._engine.n_free_cells) > 0:
@@ -255,7 +246,8 @@ class PrefixCache:
             has_memory = self._engine.offload(missing, room)
             if self._engine.n_free_cells >= n_cells:
                 break
-            # Let the oldest prefix in cells be offloaded; if main memory is full, evict the oldest.
+            # Let the oldest pinned prefix be offloaded, or without main memory drop the oldest
+            # prefix.
             nodes = self._in_cells if has_memory else self._used
             oldest = next((node for node in nodes if node is not pinned), None)
             if oldest is None:
@@ -267,12 +259,12 @@ class PrefixCache:
         return True
 
     def forget(self) -> None:
-        """Drops all prefixes."""
+        """Drops all cached prefixes."""
         while self._used:
             self._drop(next(iter(self._used)))
 
     def forget_text(self, tokens: Sequence[int]) -> bool:
-        """Drops the prefixes that only this text begins with; False if there are none."""
+        """Drops a text's prefixes that no other cached text has; returns False if none."""
         node, n_before = self._match(tokens, len(tokens)).node, len(self._used)
         while node is not None and not node.children and node.parent is not None:
             parent = node.parent
@@ -281,20 +273,16 @@ class PrefixCache:
             node = parent
         return len(self._used) < n_before
 
-    # ---- for those who save and load
-
     def find(self, tokens: Sequence[int] | Tokens) -> Prefix | None:
-        """Returns the prefix of exactly these tokens, or None."""
+        """Returns the cached prefix of exactly these tokens, or None."""
         prefix = self._match(tokens, len(tokens)).prefix
         return prefix if prefix is not None and prefix.n_tokens == len(tokens) else None
 
     def make_host_room(self, n_bytes: int) -> bool:
-        """Drops the least recently used until n_bytes fit in the limit; False if they cannot."""
+        """Drops the least recently used prefixes until n_bytes fit; False if they never fit."""
         while self._used and n_bytes <= self.limit < self._engine.prefix_bytes + n_bytes:
             self._drop(next(iter(self._used)))
         return self._engine.prefix_bytes + n_bytes <= self.limit
-
-    # ---- places where all of a state is kept
 
     def _snapshot_positions(
         self, n: int, n_common: int, end: int, turn_boundaries: Sequence[int]
@@ -310,10 +298,7 @@ class PrefixCache:
             wanted.add(n_common)
         return tuple(sorted(stop for stop in wanted if n < stop < end))
 
-    # ---- the tree
-
     def _match(self, tokens: Sequence[int] | Tokens, end: int) -> PrefixMatch:
-        """Returns the longest prefix that can be attached, at most `end` tokens."""
         text = np.asarray(tokens, dtype=np.int32)
         ids = text[: max(0, end)]
         node, at = self._root, 0
@@ -331,18 +316,18 @@ class PrefixCache:
         if self._engine.partial_prefix_ok and below is not None and at > n_best:
             while below.prefix is None and below.children:
                 below = below.children[next(reversed(below.children))]
-            if below.prefix is not None:  # an interruption may leave a leaf without one
+            if below.prefix is not None:  # an interruption may leave a leaf without a prefix
                 best, n_best = below, at
         return PrefixMatch(text, end, best, n_best, at)
 
     def add(self, tokens: Sequence[int] | Tokens, prefix: Prefix) -> None:
-        """Caches a prefix that `make_host_room` made room for."""
+        """Adds a prefix to the cache; its memory must be reserved by `make_host_room` before."""
         ids = np.asarray(tokens, dtype=np.int32)
         node, at = self._root, 0
         covered: list[_Node] = []
         while at < len(ids):
             if self._engine.partial_prefix_ok and node.prefix is not None:
-                covered.append(node)  # the new one can do all that it can
+                covered.append(node)  # the longer new prefix makes this prefix redundant
             child = node.children.get(int(ids[at]))
             if child is None:
                 child = _Node(node, ids[at:].copy())
@@ -364,7 +349,7 @@ class PrefixCache:
         self._set_in_cells(node, True)
 
     def _set_in_cells(self, node: _Node, is_in_cells: bool) -> None:
-        """Keeps the pages of a prefix in cells, or lets them be offloaded."""
+        """Pins a prefix's pages in cells, or lets them be offloaded."""
         assert node.prefix is not None
         self._in_cells.pop(node, None)
         if is_in_cells:
@@ -387,10 +372,7 @@ class PrefixCache:
         if node.parent is not None and node.prefix is None and len(node.children) == 1:
             _join(node)
 
-    # ---- cells
-
     def _attach(self, sequence: SequenceLike, match: PrefixMatch, prefix: Prefix) -> int:
-        """Attaches as many tokens of a match as there are cells for."""
         node, n = match.node, match.n
         assert node is not None
         self._touch(node)
@@ -417,7 +399,6 @@ def _empty(sequence: SequenceLike) -> None:
 
 
 def _holds(sequence: SequenceLike, ids: Tokens) -> bool:
-    """Whether a sequence begins with these."""
     return sequence.position >= len(ids) and bool((sequence.tokens[: len(ids)] == ids).all())
 
 
@@ -428,7 +409,6 @@ def _n_common(a: Tokens, b: Tokens) -> int:
 
 
 def _split(node: _Node, n: int) -> _Node:
-    """A new node after n tokens of a node's edge, in its place."""
     parent = node.parent
     assert parent is not None
     middle = _Node(parent, node.edge[:n].copy())
@@ -439,7 +419,6 @@ def _split(node: _Node, n: int) -> _Node:
 
 
 def _join(node: _Node) -> None:
-    """Makes a node's only child reach up to its parent."""
     (child,) = node.children.values()
     parent = node.parent
     assert parent is not None

@@ -1,7 +1,7 @@
-"""Prefixes in files: one GGUF of tokens, attention rows by layer, states, and a checksum of each.
+"""Prefix files: a GGUF file of tokens, attention rows by layer, recurrent states and checksums.
 
-A file is written beside its name and renamed. One that is damaged, or was made of another model, by
-another build or with other settings, is refused whole.
+A file is written under a temporary name, then renamed. A file that is damaged, or was made with
+another model, build or settings, is refused as a whole.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ ARCHITECTURE = "dflash-prefix"
 TOKENS, CHECKSUMS = "tokens", "checksums"
 ALIGNMENT = 32
 BLOCK_BYTES = 4096
-"""Of a tensor, whose 64-bit words are added up for its checksum."""
+"""Bytes of a block: a tensor's checksum covers the sums of 64-bit words in each block."""
 N_SAMPLES, SAMPLE_BYTES = 64, 4096
-"""Of a model file, that tell it from others of its size."""
+"""Number and bytes of samples of a model file that identify the file, together with its size."""
 TYPES = {
     **{"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8},
     **{"iq4_nl": 20, "i32": 26, "i64": 27, "bf16": 30},
 }
-"""Numbers of types in GGUF."""
+"""Numbers of tensor types in GGUF."""
 _STRING, _INT64, _ARRAY = 8, 11, 9
 _IDENTITY = {
     "model": "another model file",
@@ -44,11 +44,11 @@ _IDENTITY = {
     "backend": "another device or other kernels",
     "build": "another build of dflash-gguf or ggml",
 }
-"""What a prefix belongs to, and what is said of one that does not."""
+"""Properties that a prefix must share with an engine, and the error message for each mismatch."""
 
 
 def identity(engine: Engine) -> dict[str, str]:
-    """What prefixes of an engine belong to. Errors: OSError."""
+    """Returns the properties that prefixes must share with an engine. Errors: OSError."""
     model, drafter = engine.model, engine.drafter
     config = engine.config
     return {
@@ -61,10 +61,7 @@ def identity(engine: Engine) -> dict[str, str]:
 
 
 def save(prefix: Prefix, tokens: Sequence[int], engine: Engine, path: Path) -> int:
-    """Writes a prefix of these tokens, in place of a file of that name; its bytes.
-
-    Errors: OSError; nothing is left behind then.
-    """
+    """Writes a prefix file, returns its bytes. Errors: OSError, without leaving a partial file."""
     head, parts = _header(prefix, len(tokens), identity(engine)), prefix.parts()
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -92,30 +89,29 @@ def save(prefix: Prefix, tokens: Sequence[int], engine: Engine, path: Path) -> i
 
 
 def load(engine: Engine, path: Path, make_room: Callable[[int], bool]) -> tuple[list[int], Prefix]:
-    """The tokens and the prefix of a file.
+    """Reads the tokens and the prefix of a file.
 
-    make_room: makes room for so many bytes; whether there is.
-    Errors: ValueError for one that is damaged, belongs to something else, has more tokens than the
-        context or more bytes than there is room for; OSError.
+    make_room: makes room for a number of bytes; False if it cannot. Errors: OSError; ValueError for
+    a damaged file, another engine's file, or one too large for the context or the memory.
     """
     n_bytes = path.stat().st_size
     with GgufMetadata(path) as values:
         if values.text("general.architecture") != ARCHITECTURE:
-            raise ValueError(f"{path}: is no file of a prefix")
+            raise ValueError(f"{path}: is not a prefix file; save_prefix writes such files")
         for name, wanted in identity(engine).items():
             if values.text(f"prefix.{name}") != wanted:
-                raise ValueError(f"{path}: was made with {_IDENTITY[name]}")
+                raise ValueError(f"{path}: was made with {_IDENTITY[name]}; save the prefix again")
         n_tokens, start = (values.integer(f"prefix.{name}") for name in ("tokens", "start"))
         rows = values.array("prefix.rows", "int64")
     if n_tokens is None or start is None or rows is None or not 0 < start < n_bytes:
-        raise ValueError(f"{path}: is damaged: its header is not one of a prefix")
+        raise ValueError(f"{path}: is damaged: prefix.tokens, .start or .rows is missing or wrong")
     if not make_room(n_bytes):
-        raise ValueError(f"{path}: there is no room for its {n_bytes} bytes (cache_ram)")
+        raise ValueError(f"{path}: there is no room for its {n_bytes} bytes; raise cache_ram")
     with path.open("rb") as file:
         head = file.read(start)
         ids = _get(file, np.empty(4 * min(n_tokens, n_bytes), dtype=np.uint8))
         if len(ids) != 4 * n_tokens:
-            raise ValueError(f"{path}: is damaged: tensor {TOKENS} is not whole")
+            raise ValueError(f"{path}: is damaged: tensor {TOKENS} is incomplete")
         tokens = ids.view("<i4").tolist()
         try:
             prefix = engine.create_prefix(tokens, rows.tolist())
@@ -123,7 +119,7 @@ def load(engine: Engine, path: Path, make_room: Callable[[int], bool]) -> tuple[
             raise ValueError(f"{path}: is damaged or too long: {error}") from None
         try:
             if head != _header(prefix, n_tokens, identity(engine)):
-                raise ValueError(f"{path}: is damaged: its header is another than its tokens make")
+                raise ValueError(f"{path}: is damaged: its header does not match its tokens")
             _fill(prefix, file, [zlib.crc32(head), _sum(np.asarray(tokens, dtype="<i4"))], path)
         except BaseException:
             prefix.close()
@@ -132,7 +128,6 @@ def load(engine: Engine, path: Path, make_room: Callable[[int], bool]) -> tuple[
 
 
 def _fill(prefix: Prefix, file: BinaryIO, sums: list[int], path: Path) -> None:
-    """Reads all parts; sums: checksums of the header and of the tokens."""
     parts = prefix.parts()
 
     def read(_: int, data: Bytes) -> tuple[Bytes, int]:
@@ -141,12 +136,12 @@ def _fill(prefix: Prefix, file: BinaryIO, sums: list[int], path: Path) -> None:
 
     for index, data, checksum in _ahead(parts, read):
         if len(data) != parts[index].n_bytes:
-            raise ValueError(f"{path}: is damaged: tensor {parts[index].name} is not whole")
+            raise ValueError(f"{path}: is damaged: tensor {parts[index].name} is incomplete")
         prefix.write(index, data)
         sums.append(checksum)
     stored = _get(file, np.empty(8 * len(sums), dtype=np.uint8))
     if len(stored) != 8 * len(sums):
-        raise ValueError(f"{path}: is damaged: tensor {CHECKSUMS} is not whole")
+        raise ValueError(f"{path}: is damaged: tensor {CHECKSUMS} is incomplete")
     names = ["its header", *(f"tensor {name}" for name in (TOKENS, *(x.name for x in parts)))]
     for name, have, wanted in zip(names, sums, stored.view("<i8").tolist(), strict=True):
         if have != wanted:
@@ -154,7 +149,7 @@ def _fill(prefix: Prefix, file: BinaryIO, sums: list[int], path: Path) -> None:
 
 
 def _sum(data: NDArray[Any]) -> int:
-    """CRC-32 of the sums of blocks: a CRC of all would take longer than a disk."""
+    """Returns the CRC-32 of block sums, as a CRC-32 of all bytes would be slower than a disk."""
     data = data.view(np.uint8)
     n = len(data) - len(data) % BLOCK_BYTES
     sums = data[:n].view("<u8").reshape(-1, BLOCK_BYTES // 8).sum(axis=1, dtype="<u8")
@@ -164,7 +159,7 @@ def _sum(data: NDArray[Any]) -> int:
 def _ahead(
     parts: Sequence[PrefixTensor], read: Callable[[int, Bytes], tuple[Bytes, int]]
 ) -> Iterator[tuple[int, Bytes, int]]:
-    """Each part's number, bytes and checksum, while a thread reads the next one."""
+    """Yields index, bytes and checksum of each tensor, while a thread reads the next tensor."""
     spare = [np.empty(max((part.n_bytes for part in parts), default=0), np.uint8) for _ in "ab"]
     with ThreadPoolExecutor(1) as thread:
         work: Future[tuple[Bytes, int]] | None = None
@@ -177,13 +172,11 @@ def _ahead(
 
 
 def _put(file: BinaryIO, data: Bytes) -> None:
-    """Writes a tensor."""
     file.write(data.data)
     file.write(b"\0" * (-len(data) % ALIGNMENT))
 
 
 def _get(file: BinaryIO, data: Bytes) -> Bytes:
-    """Reads a tensor, or what there is of it."""
     n_read = file.readinto(data.data)  # type: ignore[attr-defined]
     file.seek(-len(data) % ALIGNMENT, os.SEEK_CUR)
     return data[:n_read]
@@ -226,7 +219,7 @@ def _text(value: str) -> bytes:
 
 
 def _file_identity(path: str) -> str:
-    """Of a model file of one part or several: its size, and samples of its bytes."""
+    """Returns the size of a model, in one or several files, and a hash of samples of its bytes."""
     digest, size = hashlib.sha256(), 0
     for part in files_of(path):
         with open(part, "rb") as file:

@@ -1,1 +1,1 @@
-"""What a model takes of memory, and the settings that fit."""
+"""The memory plan of a model, and the search for settings that fit."""

@@ -1,4 +1,4 @@
-"""What fits a device: the context where none was given; with --fit also K/V types and the rest."""
+"""Settings that fit a device: the context if none was given; with --fit also K/V types and more."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from ..native import DEFAULTS, MAX_VERIFY
 from .plan import Plan, gib
 
 USEFUL_CONTEXT = 32768
-"""Where no context was given, K/V are quantised further only to reach so many tokens."""
+"""Context in tokens that suffices, if none is given: --fit reduces other settings to reach it."""
 USABLE = 0.98
-"""Of what is free: other programs' use varies, and allocators round up."""
+"""Usable share of free memory: other programs' use varies, and allocators round up."""
 PART_CONTEXT = 8192
-"""Where no context was given, that of a model of which a part stays on the CPU."""
+"""Context in tokens of a model that is split between GPU and CPU, if n_ctx is not given."""
 STEP = 1024
-"""Contexts are chosen by so many tokens."""
+"""Step in tokens between the context lengths that are tried."""
 
 PAIRS = (("f16", "f16"), ("q8_0", "q8_0"), ("q4_0", "q4_0"))
-"""K/V types by what they lose, least first."""
+"""Types of K and V in order of precision, highest first."""
 
 Planning = Callable[[LoadConfig, int], Plan]
-"""The plan of settings and rows of a verify."""
+"""A function that returns the memory plan for settings and for the rows of a verify."""
 
 
 @dataclass(frozen=True, slots=True)
 class FitConstraints:
-    """What the user decided; None is left to choose.
+    """Settings that the user fixed; None leaves the setting to --fit.
 
-    n_ctx: tokens. cache_types: K and V. n_ubatch, draft_window: as in LoadConfig. n_rows: of a
-    verify. n_ctx_train: the most the model was trained for.
+    n_ctx: context in tokens. cache_types: of K and of V. n_ubatch, draft_window: as in LoadConfig.
+    n_rows: maximum rows of a verify. n_ctx_train: context length that the model was trained for.
     """
 
     n_ctx_train: int
@@ -43,7 +43,7 @@ class FitConstraints:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The settings chosen, their plan, and a line that says why."""
+    """The chosen settings, their memory plan, and a line with the reason."""
 
     config: LoadConfig
     n_rows: int
@@ -53,7 +53,7 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class SplitFit:
-    """A split that fits: layers on the device with the head, first layers without their experts."""
+    """A split that fits: layers on the GPU, head included, and first layers without experts."""
 
     n_gpu_layers: int
     n_cpu_moe: int
@@ -61,7 +61,6 @@ class SplitFit:
 
 
 def _small_parts(constraints: FitConstraints) -> Iterator[tuple[int, int, int]]:
-    """Micro-batch, drafter's window and rows of a verify, largest first."""
     for n_ubatch, window, n_rows in (
         (DEFAULTS["n_ubatch"], DEFAULTS["draft_window"], MAX_VERIFY),
         (256, 2048, TREE_BUDGET + 1),
@@ -81,7 +80,7 @@ def _pairs(constraints: FitConstraints) -> list[tuple[str, str]]:
 
 
 def candidates(constraints: FitConstraints) -> Iterator[tuple[LoadConfig, int]]:
-    """Settings but for the context, the best first: large parts shrink before K/V lose much."""
+    """Yields settings without a context, best first: buffers shrink before K/V become 4-bit."""
     pairs, parts = _pairs(constraints), list(dict.fromkeys(_small_parts(constraints)))
     gentle, rough = pairs[:2], pairs[2:]
     for some in (gentle, rough):
@@ -100,12 +99,12 @@ def candidates(constraints: FitConstraints) -> Iterator[tuple[LoadConfig, int]]:
 
 
 def fits(plan: Plan) -> bool:
-    """Whether a plan fits with room to spare."""
+    """True if a plan needs at most USABLE of the free memory in every place."""
     return all(needed <= USABLE * free for _, needed, free in plan.places)
 
 
 def longest_context(planning: Planning, config: LoadConfig, n_rows: int, max_ctx: int) -> int:
-    """Returns the longest context that fits, a multiple of STEP or `max_ctx`; 0 if none does."""
+    """Returns the longest context that fits, a multiple of STEP or `max_ctx`; 0 if none fits."""
 
     def holds(n_ctx: int) -> bool:
         return fits(planning(replace(config, n_ctx=n_ctx), n_rows))
@@ -118,10 +117,10 @@ def longest_context(planning: Planning, config: LoadConfig, n_rows: int, max_ctx
 
 
 def with_context(planning: Planning, config: LoadConfig, n_ctx_train: int) -> LoadConfig:
-    """The settings with a context: that of training, at most DEFAULT_N_CTX and what fits.
+    """Returns the settings with a context length; a given one is kept.
 
-    A given one stays. Large verifies are given up for it. Where nothing fits it is short, and its
-    plan says what is missing.
+    Otherwise the longest that fits is chosen, at most n_ctx_train and DEFAULT_N_CTX, without room
+    for large verifies; if none fits, a short one, whose plan shows the missing bytes.
     """
     if config.n_ctx is not None:
         return config
@@ -131,7 +130,7 @@ def with_context(planning: Planning, config: LoadConfig, n_ctx_train: int) -> Lo
 
 
 def max_verify_rows(planning: Planning, config: LoadConfig, max_rows: int) -> int:
-    """Rows of the largest verify that fits, up to `max_rows`; 0 if none does."""
+    """Returns the maximum rows of a verify that fit, up to `max_rows`; 0 if none fits."""
 
     def holds(n_rows: int) -> bool:
         return fits(planning(config, n_rows))
@@ -140,8 +139,8 @@ def max_verify_rows(planning: Planning, config: LoadConfig, max_rows: int) -> in
 
 
 def _largest(holds: Callable[[int], bool], upper: int) -> int:
-    """The largest number up to `upper` that holds, as all below it do; 0 if none does."""
-    low, high = 0, upper + 1  # low holds or is 0, high does not
+    """Returns the largest number up to `upper` for which `holds` is True, else 0 (bisection)."""
+    low, high = 0, upper + 1
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if holds(middle) else (low, middle)
@@ -149,10 +148,7 @@ def _largest(holds: Callable[[int], bool], upper: int) -> int:
 
 
 def fit(planning: Planning, constraints: FitConstraints) -> Fit | None:
-    """The best settings that fit, or None if not even a short context does.
-
-    A wished context is kept as long as K/V types allow it, then shortened.
-    """
+    """Returns the best settings that fit, shortening the context last; None if none fit."""
     max_ctx = constraints.n_ctx or constraints.n_ctx_train
     *_, (smallest, n_smallest) = candidates(constraints)
     if not fits(planning(replace(smallest, n_ctx=min(max_ctx, STEP)), n_smallest)):
@@ -183,10 +179,10 @@ def fit_part(
     n_layer: int,
     has_experts: bool,
 ) -> SplitFit | None:
-    """The largest part of a model that fits with settings that lose nothing, or None.
+    """Returns the largest part of a model that fits on the GPU with the best settings, or None.
 
-    Experts stay on the CPU before layers do, as a token touches few of them. planning_of: plans
-    with so many layers on the device and so many without their experts.
+    Experts go to the CPU before layers do, as a token uses few experts. planning_of: returns the
+    plan function for a number of layers on the GPU and a number of layers without experts.
     """
     config, n_rows = next(candidates(constraints))
     config = replace(config, n_ctx=constraints.n_ctx or min(constraints.n_ctx_train, PART_CONTEXT))
@@ -227,7 +223,7 @@ def _reason(planning: Planning, constraints: FitConstraints, plan: Plan) -> str:
     first, n_rows = next(candidates(constraints))
     ideal = planning(replace(first, n_ctx=constraints.n_ctx or constraints.n_ctx_train), n_rows)
     if fits(ideal):
-        return f"{chosen}: {used}, nothing had to give"
+        return f"{chosen}: {used}, no setting was reduced"
     return (
         f"{chosen}: {used}; {ideal.n_ctx} tokens with {ideal.cache_type_k}/{ideal.cache_type_v} "
         f"would need {gib(ideal.needed_bytes)}"

@@ -1,4 +1,4 @@
-"""The memory plan: what a target and its drafter take, item by item, before anything is loaded."""
+"""The memory plan: bytes that a target and its drafter take, item by item, before the load."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ..config import LoadConfig
 from ..native import Drafter, Engine, Error, Model, devices, load_backend
 
 MAX_PREFIX_BYTES = 8 << 30
-"""Of main memory, that what is kept of earlier answers takes where nobody says."""
+"""Default limit of the prefix cache in bytes of main memory."""
 KEPT = "earlier answers, at most"
 CONTEXT_BYTES = 512 << 20
-"""About what the driver and ggml's kernels take of a GPU that is not there to be asked."""
+"""Estimated bytes of the driver and ggml's kernels on a GPU that is not in this machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanItem:
-    """One use of memory. where: "device"; "host"; or "file", mapped pages the system may drop."""
+    """A use of memory. where: "device", "host" or "file" (mapped; the system may drop pages)."""
 
     name: str
     bytes: int
@@ -28,12 +28,12 @@ class PlanItem:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What an engine takes with its weights. device is the host itself without an accelerator.
+    """The memory that an engine takes, with its weights.
 
-    verify_rows: rows a round may verify. free_bytes: of the device; of a GPU not there, all.
-    host_free_bytes: of the memory beside it; None without an accelerator, or with one not there.
-    prefix_bytes: of main memory, that what is kept of earlier answers may take; an item only where
-    the config says how many, else a part of what is left.
+    device: name of the accelerator, or of the host without one. verify_rows: maximum rows of a
+    verify. free_bytes: free bytes of the device; all bytes of a hypothetical GPU. host_free_bytes:
+    free main memory beside a real accelerator, else None. prefix_bytes: limit of the prefix cache
+    in main memory; an item of the plan only if cache_ram is set, else a part of the rest.
     """
 
     device: str
@@ -50,22 +50,22 @@ class Plan:
     prefix_bytes: int = 0
 
     def total(self, where: str) -> int:
-        """Bytes of one place."""
+        """Returns the bytes of all items of the plan in one place of memory."""
         return sum(item.bytes for item in self.items if item.where == where)
 
     @property
     def needed_bytes(self) -> int:
-        """Bytes of the device that must be free."""
+        """Bytes that the plan needs on its device."""
         return self.total("device" if self.on_gpu else "host")
 
     @property
     def missing_bytes(self) -> int:
-        """Bytes that are not free; 0 if all fits."""
+        """Bytes that the plan needs beyond the free memory; 0 if the plan fits."""
         return sum(max(0, needed - free) for _, needed, free in self.places)
 
     @property
     def places(self) -> list[tuple[str, int, int]]:
-        """Where memory is taken: a name, bytes needed there, bytes free."""
+        """Name, needed bytes and free bytes of each place of memory."""
         places = [(self.device, self.needed_bytes, self.free_bytes)]
         if self.host_free_bytes is not None:
             places.append(("main memory", self.total("host"), self.host_free_bytes))
@@ -73,16 +73,16 @@ class Plan:
 
     @property
     def tightest(self) -> tuple[str, int, int]:
-        """The first place that is short of memory, or the device."""
+        """The first place that is short of memory, else the device."""
         return next((x for x in self.places if x[1] > x[2]), self.places[0])
 
     def to_json(self) -> str:
-        """All fields, and the sums."""
+        """Returns all fields of the plan and the sums as JSON."""
         sums = {"needed_bytes": self.needed_bytes, "missing_bytes": self.missing_bytes}
         return json.dumps(asdict(self) | sums)
 
     def table(self) -> str:
-        """The items in MiB, a column for each place."""
+        """Returns a table of the items in MiB, with a column for each place of memory."""
         places = [x for x in ("device", "host", "file") if self.total(x)]
         rows = [("MiB", *(self._heading(place) for place in places))]
         for name in dict.fromkeys(item.name for item in self.items):
@@ -128,15 +128,12 @@ def _mib(n: int) -> str:
 
 
 def gib(n: int) -> str:
-    """Bytes for a sentence."""
+    """Formats a number of bytes in GiB."""
     return f"{n / (1 << 30):.2f} GiB"
 
 
 class Planner:
-    """Plans of one pair of files; only their headers are read.
-
-    vram: bytes of a GPU to plan for: of the one here, or of a CUDA GPU that is not there.
-    """
+    """Plans the memory of a target and a drafter by the headers of their files."""
 
     def __init__(
         self,
@@ -145,7 +142,7 @@ class Planner:
         config: LoadConfig,
         vram: int | None = None,
     ) -> None:
-        """Errors: Error for files that would not load."""
+        """Reads the headers. vram: bytes of the GPU to plan for. Error for unloadable files."""
         self._vram = vram
         self.config = config
         hypothetical = vram is not None and not _has_gpu(config)
@@ -154,14 +151,14 @@ class Planner:
 
     @property
     def block_size(self) -> int:
-        """Rows of the drafter's block; 0 without a drafter."""
+        """Number of rows in the drafter's block; 0 without a drafter."""
         return self._drafter.block_size if self._drafter else 0
 
     def plan(self, config: LoadConfig | None = None, verify_rows: int = 0) -> Plan:
-        """The plan for these settings in place of the planner's; layers stay where they are.
+        """Returns the plan of the settings (None: the planner's); layers stay on their devices.
 
-        verify_rows: of a round; at least the drafter's block.
-        Errors: Error for K/V types that do not work on the device.
+        verify_rows: rows of a verify, at least the drafter's block. Errors: Error for K/V types
+        that the device does not support.
         """
         config = config or self.config
         engine = Engine(self.model, config.n_ctx, self._drafter, config.draft_window, config=config)
@@ -177,7 +174,7 @@ class Planner:
 
     @property
     def capacity(self) -> int:
-        """Bytes that may be used of the device."""
+        """Bytes of the device that the plan may use."""
         free = free_bytes(self.model.backend)
         if not self.model.on_gpu or self._vram is None:
             return free
@@ -192,12 +189,12 @@ def _has_gpu(config: LoadConfig) -> bool:
 
 
 def free_bytes(device: str) -> int:
-    """Bytes that can be allocated on a device now; 0 if it is not there."""
+    """Returns the bytes that can be allocated on a device now; 0 if there is no such device."""
     return next((x.free_bytes for x in devices() if x.name == device), 0)
 
 
 def plan_of(engine: Engine, config: LoadConfig, free: int) -> Plan:
-    """The plan that an engine, measured or real, amounts to. free: bytes of its device."""
+    """Returns the plan of an engine, real or dry run. free: free bytes of the engine's device."""
     model = engine.model
     kept = PlanItem(KEPT, (config.cache_ram or 0) << 20, "host")
     return Plan(
@@ -231,7 +228,7 @@ def _items(engine: Engine) -> Iterator[PlanItem]:
     labels = {
         "kv": "K/V cache",
         "recurrent": "recurrent state",
-        "trace": f"trace of {engine.max_verify} rows",
+        "trace": f"node updates of {engine.max_verify} rows",
         "mask": "attention masks",
         "draft": "drafter's K/V and features",
         "arena": f"compute buffer ({engine.largest_graph}){at_most}",
@@ -245,10 +242,10 @@ def _items(engine: Engine) -> Iterator[PlanItem]:
 
 
 def check_fits(plan: Plan) -> None:
-    """Error naming the bytes if the plan does not fit."""
+    """Raises Error with the missing bytes if the plan does not fit."""
     if plan.missing_bytes:
         name, needed, free = plan.tightest
         raise Error(
             f"{name} has {gib(free)} free, {gib(needed)} are needed, "
-            f"{needed - free} bytes short; --plan shows for what, --fit finds what fits"
+            f"{needed - free} bytes short; --plan lists the parts, --fit finds settings that fit"
         )

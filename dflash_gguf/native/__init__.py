@@ -1,4 +1,4 @@
-"""The compiled core in Python terms: numpy in, numpy out. No other module sees a C pointer."""
+"""Python binding of the compiled core: numpy in and out. No other folder sees a C pointer."""
 
 from ._ffi import Error, library_build
 from .calibration import CalibrationParams

@@ -1,8 +1,7 @@
-"""The only module that calls C: opens ggml and libdflash on first use, raises what fails.
+"""Calls C functions: opens ggml and libdflash on first use, turns error codes into exceptions.
 
-`dflash.h` itself is the declaration cffi reads, at once, as limits are in it. ggml is the copy
-inside llama-cpp-python, the very file libllama depends on, so that one ggml serves the process
-whoever comes first.
+cffi reads its declarations from `dflash.h` when this module is imported, because limits are in that
+file. ggml is the file in llama-cpp-python that libllama links to, so that the process has one ggml.
 """
 
 from __future__ import annotations
@@ -24,16 +23,15 @@ _LIBRARY_NAMES = {"darwin": "lib{}.dylib", "win32": "{}.dll"}
 
 
 class Error(Exception):
-    """A failed call of the core. The message is one sentence for the user."""
+    """Raised when a call of the core fails. The message is one sentence for the user."""
 
 
 def library_name(stem: str) -> str:
-    """File name of a shared library on this platform."""
     return _LIBRARY_NAMES.get(sys.platform, "lib{}.so").format(stem)
 
 
 def _installed_file(name: str) -> Path:
-    # An editable install keeps Python and compiled files in two folders, both on __path__.
+    # An editable install has two folders on __path__, for Python files and compiled ones.
     package = importlib.util.find_spec("dflash_gguf")
     folders = list(package.submodule_search_locations or []) if package else []
     for folder in folders:
@@ -43,38 +41,40 @@ def _installed_file(name: str) -> Path:
 
 
 def library_build() -> str:
-    """What tells this build of libdflash from others: the size and time of its file."""
+    """Returns a key of this build of libdflash: the size and modification time of its file."""
     stat = _installed_file(library_name("dflash")).stat()
     return f"{stat.st_size} {stat.st_mtime_ns}"
 
 
 def ggml_library() -> Path:
-    """The libggml that llama-cpp-python loads."""
+    """Returns the path of the libggml that llama-cpp-python loads."""
     spec = importlib.util.find_spec("llama_cpp")
     plain = library_name("ggml")
     for folder in (spec.submodule_search_locations or []) if spec else []:
-        # The wheel holds copies, not links: another file of the same library is another ggml.
+        # The wheel has copies instead of links; a second copy would be a second ggml.
         for name in (f"{plain}.0", plain):
             if (path := Path(folder) / "lib" / name).is_file():
                 return path
-    raise Error("llama-cpp-python is not installed; it brings the ggml libraries")
+    raise Error(
+        "llama-cpp-python, which has the ggml libraries, is not installed; reinstall dflash-gguf"
+    )
 
 
 def lib() -> Any:
-    """The opened libdflash, checked against the header and the ggml it was built with."""
-    with _opening:  # lru_cache lets threads that come first together all run the function
+    """Returns libdflash; Error if its ABI or ggml version is not the one it was built for."""
+    with _opening:  # lru_cache alone would let several threads open the library
         return _open()
 
 
 def value(function: str, *args: Any) -> int:
-    """What `dfl_<function>(*args)` returns: a number, of calls that cannot fail."""
+    """Returns the integer of `dfl_<function>(*args)`, a function that cannot fail."""
     return int(_function("dfl_" + function)(*args))
 
 
 def _declarations() -> str:
     header = _installed_file("dflash.h").read_text(encoding="utf-8")
     lines = [x for x in header.splitlines() if not x.startswith("#") and 'extern "C"' not in x]
-    # What is left of `extern "C" { ... }` between the #ifdefs is its closing brace.
+    # The lone closing brace belongs to `extern "C" {`, which was removed above.
     return "\n".join(x for x in lines if x.strip() != "}")
 
 
@@ -82,12 +82,10 @@ ffi.cdef(_declarations())
 
 
 def constants(enum: str) -> dict[str, int]:
-    """Names and values of an enum of the header."""
     return dict(ffi.typeof(enum).relements)
 
 
 def fields_of(struct: str) -> set[str]:
-    """Names of the fields of a struct of the header."""
     return {name for name, _ in ffi.typeof(struct).fields}
 
 
@@ -118,7 +116,7 @@ _of_thread = threading.local()
 
 
 def _function(name: str) -> Any:
-    """The C function; looking one up takes as long as calling it."""
+    """Returns a cached C function: cffi's look-up takes as long as a short call."""
     function = _functions.get(name)
     if function is None:
         function = _functions[name] = getattr(lib(), name)
@@ -137,20 +135,15 @@ def call(function: str, *args: Any) -> None:
 
 
 def create(kind: str, function: str, *args: Any) -> Any:
-    """Calls `dfl_<function>(*args, &handle, err)`; `dfl_<kind>_free` ends the handle with Python's.
-
-    Raises Error as `call` does.
-    """
+    """Returns the handle that `dfl_<function>(*args, &handle, err)` creates; Python frees it."""
     out = new(f"dfl_{kind} **")
     call(function, *args, out)
     return ffi.gc(out[0], getattr(lib(), f"dfl_{kind}_free"))
 
 
 def new(cdecl: str, init: Any = None) -> Any:
-    """`ffi.new`."""
     return ffi.new(cdecl, init)
 
 
 def text(value: Any) -> str:
-    """A C string as Python text."""
     return str(ffi.string(value).decode(errors="replace"))

@@ -1,4 +1,4 @@
-"""Newton steps of what is learned as outcomes come in."""
+"""Online calibration of candidate probabilities, by Newton steps in the core."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Floats = NDArray[np.float64]
 
 
 class CalibrationParams:
-    """Parameters of the calibration, numbers [5]; see `dfl_calibration_params` in dflash.h."""
+    """Parameters of the calibration, float64 [5] each; `dfl_calibration_params` explains them."""
 
     def __init__(
         self,
@@ -42,13 +42,11 @@ class CalibrationParams:
         curvatures: Floats,
         counts: abc.Sequence[int],
     ) -> None:
-        """Changes weights [n, 5] and information [n, 5, 5], outcome by outcome.
+        """Takes one Newton step for each outcome. All arrays are float64 and contiguous.
 
-        gradients: [.., 5] and curvatures: [.., 5, 5] of the depths of each outcome, one outcome's
-        after another's: counts says how many.
-
-        Raises:
-            Error: an outcome has more depths than there are.
+        weights [n_depths, 5] and information [n_depths, 5, 5] are changed. Outcome i has counts[i]
+        depths; gradients [sum(counts), 5] and curvatures [sum(counts), 5, 5] have a row for each.
+        Error if counts[i] exceeds n_depths; nothing has changed then.
         """
         into = (
             ffi.from_buffer("double[]", weights, True),

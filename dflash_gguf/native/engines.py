@@ -1,4 +1,4 @@
-"""Owns what costs memory: caches, graphs and the drafter's state, for several sequences."""
+"""Engine: caches, graphs and drafter state of a loaded model, for several sequences."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ from .samplers import SampleRequest
 
 
 class Memory(NamedTuple):
-    """Bytes of one use in one place. Names are those of `dfl_memory` in dflash.h."""
+    """Bytes of one use ("kv", "arena", ...: see `dfl_memory` in dflash.h) on one device."""
 
     name: str
     place: str
-    """Name of the device."""
     bytes: int
 
 
 class Engine:
-    """Caches and graphs of a model and its drafter. Not for two threads at once."""
+    """Caches and graphs of a model and its drafter. Not thread-safe."""
 
     def __init__(
         self,
@@ -41,10 +40,8 @@ class Engine:
     ) -> None:
         """Allocates the caches and the compute buffer.
 
-        config: in place of the model's. n_ctx, draft_window: in place of the config's.
-
-        Raises:
-            Error: out of memory, or the cache types do not work on the model's device.
+        config replaces the model's; n_ctx and draft_window replace the config's. Error if memory is
+        short or the device cannot combine the K/V types.
         """
         config = self.config = config or model.config
         options = c_options("dfl_engine_params", config)
@@ -70,30 +67,30 @@ class Engine:
 
     @property
     def handle(self) -> Any:
-        """The C handle; raises Error once closed."""
+        """The engine's C handle; raises Error after `close`."""
         if self._is_closed:
             raise Error("the engine is closed")
         return self._handle
 
     def close(self) -> None:
-        """Gives up this reference; memory goes when the engine's sequences are closed too."""
+        """Closes the engine; its memory is freed once its sequences are closed too."""
         self._is_closed = True
         self.count_sequences(0)
 
     def count_sequences(self, change: int) -> None:
-        """Sequences keep the engine; the last one that is closed gives up a closed one."""
+        """Counts open sequences, which keep a closed engine alive. change: +1 or -1."""
         self._n_sequences += change
         if self._is_closed and self._n_sequences == 0:
             self._handle = None
 
     def info(self) -> Any:
-        """The engine's `dfl_engine_info`: sizes and counters."""
+        """Returns sizes and counters, a `dfl_engine_info` of dflash.h."""
         info = new("dfl_engine_info *")
         call("engine_get_info", self.handle, info)
         return info
 
     def memory(self) -> list[Memory]:
-        """Memory by use and place, one use after another."""
+        """Returns the bytes of memory by use and device."""
         uses = []
         memory = new("dfl_memory *")
         for index in range(self.info().n_memory):
@@ -102,37 +99,33 @@ class Engine:
         return uses
 
     def bytes_of(self, name: str) -> int:
-        """Memory of one use in all places."""
+        """Returns the bytes of memory that one use takes on all devices."""
         return sum(use.bytes for use in self.memory() if use.name == name)
 
     @property
     def largest_graph(self) -> str:
-        """The kind of graph that decides the arena's size: "prefill", "verify" or "draft"."""
+        """The kind of graph that determines the arena's size: "prefill", "verify" or "draft"."""
         return text(self.info().largest_graph)
 
     @property
     def cpu_operations(self) -> list[str]:
-        """Operations that the device lacks and the CPU does, by ggml's names."""
+        """Operations that the CPU runs because the device lacks them, by ggml's names."""
         return [name for name in text(self.info().cpu_operations).split(",") if name]
 
     @property
     def max_verify(self) -> int:
-        """Rows verified or drafted at once at most, of all sequences; see `reserve_verify`.
-
-        A draft of n tokens has n + 1 rows: the last token's is the first.
-        """
+        """Largest number of rows of a verify or draft: n drafted tokens take n + 1 rows."""
         return value("engine_verify_rows", self.handle)
 
     @property
     def max_top_k(self) -> int:
-        """Best tokens of a row that `set_top_k` may be asked for."""
+        """Largest k of `set_top_k`."""
         return min(MAX_TOP, self.model.n_vocab)
 
     def set_top_k(self, k: int) -> bool:
-        """Has a device pick the k best (0 to MAX_TOP) of every row in the passes to come.
+        """Makes later passes copy each row's k best tokens from the device instead of the row.
 
-        They are then all that sampling copies. False where the rows are at hand, on a
-        CPU, or where the device cannot; 0 ends it.
+        k: 0 to `max_top_k`; 0 ends it. Returns False on a CPU and on devices that cannot select.
         """
         kept = new("int32_t *")
         call("engine_set_top_k", self.handle, k, kept)
@@ -141,29 +134,28 @@ class Engine:
 
     @property
     def n_free_cells(self) -> int:
-        """K/V rows that no sequence has; see `Sequence.cells_needed`."""
+        """K/V cells in pages that neither a sequence nor a prefix holds."""
         return value("engine_n_free_cells", self.handle)
 
     @property
     def prefix_bytes(self) -> int:
-        """Bytes of main memory that prefixes take."""
+        """Bytes of main memory that all prefixes take."""
         return value("engine_prefix_bytes", self.handle)
 
     def offload(self, n_cells: int, n_bytes: int) -> bool:
-        """Moves rows of prefixes to the host until n cells are free, or no more can be.
+        """Moves K/V of prefixes from cells to main memory, until n_cells more cells are free.
 
-        Rows that a sequence uses or a prefix keeps (`Prefix.keep_in_cells`) stay. Returns False
-        where it takes more than n_bytes.
+        Cells that a sequence uses or `Prefix.keep_in_cells` protects stay. Returns False if n_bytes
+        of main memory did not suffice.
         """
         is_done = new("int32_t *")
         call("engine_offload_prefixes", self.handle, n_cells, n_bytes, is_done)
         return bool(is_done[0])
 
     def create_prefix(self, tokens: Sequence[int], n_rows: Sequence[int]) -> Prefix:
-        """Creates a prefix to be filled in. n_rows: of each cache.
+        """Creates a prefix in main memory, to be filled by `Prefix.write`.
 
-        Raises:
-            Error: tokens that the model does not have, or rows that its caches do not.
+        n_rows: rows in each cache, as from `Prefix.n_rows`. Error for a bad token id or n_rows.
         """
         ids = ids_of(tokens, self.model.n_vocab)
         rows = new("int64_t[]", list(n_rows))
@@ -171,18 +163,16 @@ class Engine:
         return Prefix(create("prefix", "prefix_create", *args), len(ids))
 
     def run(self, items: Sequence[BatchEntry], progress: Progress | None = None) -> list[Rows]:
-        """Runs tokens of different sequences in one pass; a list of each one's rows.
+        """Runs the entries of different sequences in one pass. Returns the rows of each entry.
 
-        A row has the bits that it has alone. Of an append the last token's row can be read, of a
-        verify every row until `commit`, which must follow; rows are gone with the next pass or
-        draft. An append that is not finite empties its sequence: `Rows.check`. A single append may
-        have any number of tokens, and `progress` is called between its micro-batches.
-
-        Raises:
-            Error: bad token ids or parents, more tokens than the context or the pool of cells
-            holds, more rows than the pass takes: nothing has run then. A single append that is not
-            finite.
-            What progress raises; the sequence then ends after the last finished micro-batch.
+        Rows are batch-invariant. An append has one row, of its last token. A verify has a row for
+        each node, and `commit` must follow. An append with non-finite logits empties its sequence,
+        and `Rows.check` then raises Error. progress: for a single append, which may be longer than
+        a pass; called with (tokens done, tokens in all) after each micro-batch. If progress
+        raises, the finished micro-batches stay.
+        Errors: ValueError for tokens or parents of a wrong shape; Error for bad token ids or
+            parents, or too many tokens for the context, the free cells or one pass: nothing has run
+            then. Error also for a single append with non-finite logits.
         """
         n_vocab = self.model.n_vocab
         params = new("dfl_batch_entry[]", len(items))
@@ -198,14 +188,14 @@ class Engine:
             if item.parents is not None:
                 if len(item.parents) != len(ids):
                     raise ValueError(
-                        f"{len(ids)} tokens and {len(item.parents)} parents do not make a tree"
+                        f"parents has {len(item.parents)} nodes, must have {len(ids)} (one a token)"
                     )
                 keep.append(ffi.from_buffer("int32_t[]", nodes_of(item.parents, "parents")))
                 to.parents = keep[-1]
             if item.all_logits is not None:
                 keep.append(ffi.from_buffer("float[]", item.all_logits, True))
                 to.all_logits = keep[-1]
-        if progress is None:  # nearly always, and a round is short
+        if progress is None:  # making a callback would slow down short rounds
             call("engine_run", self._handle, params, len(items), ffi.NULL, ffi.NULL)
         else:
             with c_callback(progress) as callback:
@@ -216,13 +206,12 @@ class Engine:
         ]
 
     def draft(self, requests: Sequence[DraftRequest], k: int = 1) -> list[Draft]:
-        """Returns the drafter's candidates for each request, in one pass.
+        """Runs the drafter once for all requests. Returns the k best tokens of each position.
 
-        Where its scores are not finite, it has forgotten that sequence so far.
-
-        Raises:
-            Error: no drafter, n_draft outside 1 to block_size - 1, more rows than `max_verify`,
-            or no room in the context.
+        If logits of a request are not finite, its log_sum_exp are NaN, and the drafter K/V of its
+        sequence are cleared.
+        Errors: Error without a drafter, for n_draft outside 1 to block_size - 1, more rows than
+            `max_verify`, or no room in the context.
         """
         params = new("dfl_draft_request[]", len(requests))
         n = 0
@@ -236,7 +225,7 @@ class Engine:
         call(
             "engine_draft",
             self._handle,
-            0,  # the only drafter
+            0,  # index of the drafter
             params,
             len(requests),
             k,
@@ -252,14 +241,12 @@ class Engine:
         ]
 
     def sample(self, requests: Sequence[SampleRequest]) -> list[list[int]]:
-        """Draws of the rows of the last pass, in one call; the tokens of each sequence.
+        """Samples from rows of the last pass. Returns the sampled tokens of each request.
 
-        After an append that is one, of an open verify as many as a path down from the root has,
-        and one more. Fewer where nothing can be drawn from a row, or it is not finite: reading it
-        tells why.
-
-        Raises:
-            Error: a sequence without rows, seen tokens that are none.
+        An append gives one token, a verify those of the accepted nodes and one more. Sampling stops
+        before a row that is not finite or has no token to sample.
+        Errors: ValueError for masks of a wrong shape; Error for a sequence without rows, a bad
+            token id in a history, or a mask that allows no token.
         """
         params = new("dfl_sample_request[]", len(requests))
         drawn = [ffi.new("int32_t[]", walk.n_rows) for walk in requests]
@@ -281,16 +268,14 @@ class Engine:
         masks = np.ascontiguousarray(request.masks, dtype=np.uint32)
         shape = request.n_rows, (self.model.n_vocab + 31) // 32
         if masks.shape != shape:
-            raise ValueError(f"masks are {list(masks.shape)}, {list(shape)} words are needed")
+            raise ValueError(f"masks have the shape {list(masks.shape)}, must have {list(shape)}")
         return masks
 
     def commit(self, paths: Sequence[tuple[SequenceHandle, Sequence[int] | int]]) -> None:
-        """Appends a path of each sequence's open verify; what else was verified leaves no trace.
+        """Appends accepted paths of pending verifies to their sequences and drops other nodes.
 
-        paths: nodes, root first, or how many of the first ones.
-
-        Raises:
-            Error: the nodes are not a path down from the root, or one is not finite.
+        paths: nodes, root first, or the number of first nodes to append. Error for nodes that are
+        no path down from the root, or that have non-finite logits (which empties the sequence).
         """
         params = new("dfl_path[]", len(paths))
         keep: list[Any] = []
@@ -305,9 +290,5 @@ class Engine:
         call("engine_commit", self._handle, params, len(paths))
 
     def reserve_verify(self, n: int) -> None:
-        """Makes room to verify up to n rows at once, 1 to MAX_VERIFY; never less than there is.
-
-        Raises:
-            Error: n is out of range, a verify waits for its commit, or memory is short.
-        """
+        """Raises `max_verify` to n, at most MAX_VERIFY; Error if a verify is pending."""
         call("engine_reserve_verify", self.handle, n)

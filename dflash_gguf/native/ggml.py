@@ -1,4 +1,4 @@
-"""What ggml itself offers: devices, buffer types, quantisers."""
+"""Access to ggml: devices, backends, buffer types, quantisers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DEVICE_TYPES = ("cpu", "gpu", "other")
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A ggml device. Memory in bytes, as the backend reports it."""
+    """A ggml device, of type "cpu", "gpu" or "other". Memory as its backend reports it."""
 
     name: str
     description: str
@@ -26,28 +26,24 @@ class Device:
 
 
 def ggml_version() -> str:
-    """Version of the ggml in this process, for example "0.25.3"."""
+    """Returns the version of the ggml in this process, for example "0.25.3"."""
     return text(lib().dfl_ggml_version())
 
 
 def load_backend(path: str) -> None:
-    """Loads a ggml backend module; its devices join `devices()`. Loading one twice is harmless.
-
-    Raises:
-        Error: no such file, not a backend of this ggml, or one of its libraries is missing.
-    """
+    """Loads a ggml backend module, whose devices `devices()` lists; Error for another file."""
     call("backend_load", os.fsencode(path))
 
 
 @lru_cache(maxsize=1)
 def load_backend_of_environment() -> None:
-    """Loads the module that GGML_BACKEND_PATH names, as ggml's own programs do. Raises Error."""
+    """Loads the backend module that GGML_BACKEND_PATH names, as ggml's own programs do."""
     if path := os.environ.get("GGML_BACKEND_PATH"):
         load_backend(path)
 
 
 def devices() -> list[Device]:
-    """All devices of the registered ggml backends."""
+    """Returns all devices of ggml's backends, with that of GGML_BACKEND_PATH."""
     load_backend_of_environment()
     all_devices = []
     info = new("dfl_device_info *")
@@ -66,18 +62,11 @@ def devices() -> list[Device]:
 
 
 def quantize(values: NDArray[np.float32], type_name: str, n_threads: int = 0) -> NDArray[np.uint8]:
-    """Quantises rows with ggml's reference quantiser.
+    """Quantises rows with ggml's reference quantiser. Returns uint8 [rows, row_bytes].
 
-    Args:
-        values: float32 [rows, cols], C-contiguous.
-        type_name: ggml's name of the type: "q8_0", "q4_K", "f16", ...
-        n_threads: rows are shared out over so many threads; 0: one per core.
-
-    Returns:
-        uint8 [rows, row_bytes].
-
-    Raises:
-        Error: unknown type, or cols is not a multiple of its block.
+    values: float32 [rows, cols], C-contiguous; ValueError for others. type_name: ggml's name of the
+    type, such as "q4_K". n_threads: 0: one per usable core. Error for an unknown type, a type that
+    needs an importance matrix, or cols that are no multiple of its block.
     """
     if values.ndim != 2 or values.dtype != np.float32 or not values.flags.c_contiguous:
         raise ValueError(
@@ -102,24 +91,18 @@ def _names(function: str) -> list[str]:
 
 
 def extra_buffer_types() -> list[str]:
-    """Names of the CPU's extra weight buffer types."""
+    """Returns the names of the CPU's extra weight buffer types, such as "AMX"."""
     return _names("extra_buffer_types")
 
 
 def cpu_kernel_sets() -> list[str]:
-    """Returns the instruction sets of our own kernels that this CPU runs, best first.
-
-    Errors: Error if the environment variable DFLASH_CPU names none of them.
-    """
+    """Returns our kernels' instruction sets on this CPU, best first; Error for a bad DFLASH_CPU."""
     return _names("cpu_kernel_sets")
 
 
 def probe_buffer_type(name: str) -> None:
-    """Tries one of the CPU's extra weight buffer types.
+    """Tests the matrix products of an extra CPU weight buffer type; Error if they are wrong.
 
-    Kernels that cannot run here kill the process: for a child process only.
-
-    Raises:
-        Error: there is no such type, or its products are wrong.
+    Call this in a child process: kernels with unsupported instructions kill the process.
     """
     call("probe_buffer_type", name.encode())

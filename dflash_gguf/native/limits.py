@@ -1,4 +1,4 @@
-"""Limits of the core, as dflash.h declares them."""
+"""Limits of the core, from dflash.h."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from ._ffi import constants
 _LIMITS = constants("dfl_limit")
 
 MAX_TOP = _LIMITS["DFL_MAX_TOP"]
-"""Best tokens of a row that may be picked."""
+"""Largest k of a top-k selection on a device."""
 MAX_VERIFY = _LIMITS["DFL_MAX_VERIFY"]
-"""Rows that a verify may be given room for."""
+"""Largest number of rows of a verify."""
 MAX_THREADS = _LIMITS["DFL_MAX_THREADS"]
-"""Threads of an engine."""
+"""Largest number of threads of an engine."""
 MAX_PARALLEL = _LIMITS["DFL_MAX_PARALLEL"]
-"""Sequences of an engine."""
+"""Largest number of open sequences of an engine."""
 PAGE = _LIMITS["DFL_PAGE"]
-"""K/V rows that sequences take at a time, and that prefixes share."""
+"""Cells of a K/V page: sequences claim pages, and prefixes share them."""

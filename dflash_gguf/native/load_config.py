@@ -1,7 +1,7 @@
-"""How a model is loaded. An option is declared here, and nowhere else.
+"""LoadConfig: the options of loading a model, each declared here once.
 
-From the fields of LoadConfig it reaches the Python API, the command line (cli/model_arguments.py)
-and the params of the C ABI, which has it under the same name.
+Its fields also make the flags of the commands (cli/model_arguments.py) and fill the fields of the
+same names in the params structs of the C ABI.
 """
 
 from __future__ import annotations
@@ -14,26 +14,25 @@ from ._ffi import ffi, fields_of, new
 from .limits import MAX_PARALLEL, MAX_THREADS
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
-"""Names of K/V cache types, as llama.cpp spells them. Which pairs run is the device's matter."""
+"""llama.cpp's names of K/V cache types. Which pairs of K and V work depends on the device."""
 
 MAX_N_CTX = 1 << 30
 MAX_LAYERS = 1 << 16
 MAX_UBATCH = 1 << 16
 MAX_CACHE_RAM = 1 << 30
 DEFAULT_N_CTX = 32768
-"""Default context in tokens, if a model was trained for more."""
+"""Default context in tokens of models that were trained for more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What an option of loading is and takes.
+    """Description of one option of loading, for Python, the command line and C.
 
-    about: one phrase. values: whole numbers, the names to choose from, str, or bool.
-    flags: on the command line, as llama.cpp has them.
-    none: what None stands for; "" where it is no value. none_words: how the command line says it.
-    none_in_c: how the C ABI says it, for numbers; a name that is None is NULL there.
-    note: for the command line only. metavar: its name of the value.
-    shorthands: further flags, each for one value, and what they say in the help ("": nothing).
+    about: one phrase for help texts. values: range of integers, valid names, str, or bool.
+    none: meaning of None in help texts; "" if None is invalid. none_words: words for None on the
+    command line. none_in_c: integer for None in C, where texts are NULL instead. note, metavar: a
+    remark and the name of the value in the help of commands. shorthands: more flags, each with the
+    value that it stands for and its help ("": hidden).
     """
 
     about: str
@@ -47,7 +46,7 @@ class Option:
     shorthands: tuple[tuple[tuple[str, ...], object, str], ...] = ()
 
     def checked(self, name: str, value: object) -> object:
-        """The value as it is kept. ValueError for one that is not taken."""
+        """Returns a valid value, converted to its type; ValueError for others."""
         if value is None and self.none:
             return None
         if isinstance(self.values, range):
@@ -57,7 +56,7 @@ class Option:
         return flag(name, value) if self.values is bool else text(name, value)
 
     def in_c(self, value: Any) -> Any:
-        """A checked value for a params struct; C text must outlive it."""
+        """Converts a checked value for a params struct. The caller must keep C text alive."""
         if isinstance(value, str):
             return new("char[]", value.encode())
         if value is None:
@@ -71,16 +70,16 @@ def _option(default: object, about: str, values: Any, *flags: str, **more: Any) 
 
 @dataclass(frozen=True, slots=True)
 class LoadConfig:
-    """How a model is placed in memory. Every value is checked; ValueError names what is wrong."""
+    """Options of loading a model. A bad value raises ValueError with the name of its field."""
 
     n_ctx: int | None = _option(
         None,
-        "tokens the context holds",
+        "tokens of context, for all parallel requests together",
         range(1, MAX_N_CTX + 1),
         "-c",
         "--ctx-size",
-        none=f"all the model was trained for, at most {DEFAULT_N_CTX} and what fits",
-        note="0: all the model was trained for",
+        none=f"the model's training context, at most {DEFAULT_N_CTX} and what fits in memory",
+        note="0: the model's training context",
     )
     cache_type_k: str = _option("f16", "type of the K cache", CACHE_TYPES, "-ctk", "--cache-type-k")
     cache_type_v: str = _option("f16", "type of the V cache", CACHE_TYPES, "-ctv", "--cache-type-v")
@@ -90,7 +89,7 @@ class LoadConfig:
         range(1, MAX_THREADS + 1),
         "-t",
         "--threads",
-        none="one for each fast core, within a container's quota",
+        none="one for each fast core, within the CPU quota of a container",
         none_words=("-1",),
     )
     device: str | None = _option(
@@ -104,7 +103,7 @@ class LoadConfig:
     )
     n_gpu_layers: int | None = _option(
         None,
-        "layers on that device, the last ones, the head included",
+        "number of last layers on the device, the output head among them",
         range(0, MAX_LAYERS + 1),
         "-ngl",
         "--gpu-layers",
@@ -115,7 +114,7 @@ class LoadConfig:
     )
     n_cpu_moe: int = _option(
         0,
-        "first layers whose experts stay on the CPU",
+        "number of first layers whose experts stay on the CPU",
         range(0, MAX_LAYERS + 1),
         "-ncmoe",
         "--n-cpu-moe",
@@ -131,30 +130,32 @@ class LoadConfig:
     )
     n_parallel: int = _option(
         1,
-        "answers in the making at once, which share the context",
+        "requests that run at once and share the context",
         range(1, MAX_PARALLEL + 1),
         "-np",
         "--parallel",
     )
     n_ubatch: int = _option(
-        512, "prompt tokens computed at once", range(1, MAX_UBATCH + 1), "-ub", "--ubatch-size"
+        512, "most prompt tokens in a micro-batch", range(1, MAX_UBATCH + 1), "-ub", "--ubatch-size"
     )
     cache_ram: int | None = _option(
         None,
-        "MiB of main memory for what is kept of earlier answers",
+        "MiB of main memory for the prefix cache",
         range(0, MAX_CACHE_RAM + 1),
         "-cram",
         "--cache-ram",
-        none="a quarter of what is free beside the model, at most 8192",
+        none="a quarter of the memory that is free beside the model, at most 8192",
         none_words=("-1",),
     )
     draft_window: int = _option(
-        4096, "positions the drafter looks back", range(1, MAX_N_CTX + 1), "--draft-window"
+        4096,
+        "number of last positions that the drafter attends to",
+        range(1, MAX_N_CTX + 1),
+        "--draft-window",
     )
     repack: bool = _option(
         True,
-        "rearrange weights for the CPU's faster kernels, in memory of their own, or leave them as "
-        "they are in the file",
+        "copy weights into layouts for faster CPU kernels, or use them from the file as they are",
         bool,
         "--repack",
         shorthands=((("-nr",), False, ""),),
@@ -166,7 +167,6 @@ class LoadConfig:
 
 
 OPTIONS: dict[str, Option] = {x.name: x.metadata["option"] for x in fields(LoadConfig)}
-"""The options of loading by name."""
 DEFAULTS: dict[str, Any] = {x.name: x.default for x in fields(LoadConfig)}
 
 
@@ -182,6 +182,6 @@ LoadConfig.__doc__ = "\n".join(
 
 
 def c_options(struct: str, config: LoadConfig) -> dict[str, Any]:
-    """Options by the names of the params struct's fields; keep them as long as the struct."""
+    """Converts the options that a C struct has as fields; keep the dict as long as the struct."""
     names = OPTIONS.keys() & fields_of(struct)
     return {name: OPTIONS[name].in_c(getattr(config, name)) for name in names}

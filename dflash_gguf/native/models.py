@@ -1,4 +1,4 @@
-"""Weights: a target's and its drafter's."""
+"""Model and Drafter: the weights of a target and of its drafter."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .progress import Progress, c_callback
 from .proof import proven_buffer_types
 
 DRY_RUNS = (None, "device", "cuda")
-"""What a model is loaded for: to run, or to be measured where it would run, or on a CUDA GPU
-that is not there. What is measured has no memory to run in."""
+"""Kinds of dry runs: none; on the configured device; on a CUDA GPU that need not exist. A dry run
+counts memory without allocating it, so that its model cannot run."""
 
 
 @contextmanager
@@ -41,7 +41,7 @@ def _model_params(
 
 
 def _placements(kind: str, handle: Any, n: int) -> dict[str, int]:
-    """Bytes of weights by the kernels that multiply with them, the most first."""
+    """Returns the bytes of weights by the kernels that multiply with them, most bytes first."""
     by_kernels = {}
     placement = new("dfl_placement *")
     for index in range(n):
@@ -51,7 +51,7 @@ def _placements(kind: str, handle: Any, n: int) -> dict[str, int]:
 
 
 class Model:
-    """The weights of one GGUF file. Immutable; engines in several threads may share it."""
+    """The weights of one GGUF file. Immutable; engines in several threads may share a model."""
 
     def __init__(
         self,
@@ -60,10 +60,11 @@ class Model:
         progress: Progress | None = None,
         dry_run: str | None = None,
     ) -> None:
-        """Maps or copies the weights. progress: (bytes done, bytes in all). dry_run: of DRY_RUNS.
+        """Maps or copies the weights.
 
-        Raises:
-            Error: the file is missing, damaged or not a target this build can run; out of memory.
+        progress: called with (bytes done, bytes in all); an exception that it raises ends the load.
+        dry_run: one of DRY_RUNS. Error for a missing, damaged or unsupported file, or if memory is
+        short.
         """
         self.config = config or LoadConfig()
         self.path = str(path)
@@ -89,23 +90,23 @@ class Model:
 
     @property
     def device_bytes(self) -> int:
-        """Weights in buffers of the device; the CPU beside it has the rest."""
+        """Bytes of weights in device memory."""
         return self.copied_bytes - self.cpu_split_bytes
 
     @property
     def n_ctx(self) -> int:
-        """Tokens a sequence of this model may hold unless told otherwise."""
+        """Context in tokens: that of the config, or its default."""
         return self.config.n_ctx or min(self.n_ctx_train, DEFAULT_N_CTX)
 
     @property
     def handle(self) -> Any:
-        """The C handle; raises Error once closed."""
+        """The model's C handle; raises Error after `close`."""
         if self._handle is None:
             raise Error(f"{self.path}: the model is closed")
         return self._handle
 
     def close(self) -> None:
-        """Gives up this reference; weights go when the last engine of the model is closed too."""
+        """Closes the model; weights are freed once its engines are closed too."""
         self._handle = None
 
 
@@ -113,11 +114,7 @@ class Drafter:
     """The weights of a DFlash drafter, checked against its target. Immutable."""
 
     def __init__(self, path: str, target: Model, progress: Progress | None = None) -> None:
-        """Maps or copies the weights to where the target's are. progress: (bytes done, in all).
-
-        Raises:
-            Error: as Model; also a drafter that does not fit the target, naming what differs.
-        """
+        """Maps or copies the weights, as Model does; Error also if they do not fit the target."""
         self.path = str(path)
         with _model_params(target.config, progress) as params:
             self.handle = create(

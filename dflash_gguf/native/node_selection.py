@@ -1,4 +1,4 @@
-"""What of candidates is verified: as many as bring more than the pass that they are in costs."""
+"""Selects the candidates to verify: as many as gain more tokens than verifying them costs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ._ffi import call, ffi, new
 
 @dataclass(frozen=True, eq=False)
 class BreakEven:
-    """Tokens that a pass must bring, by the number of its candidates; none: all are wanted.
+    """Minimum expected accepted tokens for a pass to pay, by its number of candidates.
 
-    sizes: rising from 1 on. chains, trees: of passes with so many, where they are chains, and where
-    they are more.
+    sizes: numbers of candidates, rising from 1 on; empty: no minimum. chains, trees: the minimum of
+    each size, where the candidates of all sequences are chains, and where some are trees.
     """
 
     sizes: abc.Sequence[int] = ()
@@ -24,7 +24,7 @@ class BreakEven:
     trees: abc.Sequence[float] = ()
 
     def limited(self, max_tokens: float) -> BreakEven:
-        """Returns the sizes that need to bring no more tokens than so many; the others never do."""
+        """Returns thresholds that are infinite where they exceed max_tokens."""
         if not self.sizes or max(self.chains[-1], self.trees[-1]) <= max_tokens:
             return self
         chains, trees = (
@@ -35,7 +35,7 @@ class BreakEven:
 
     @cached_property
     def handle(self) -> Any:
-        """For the core, as long as this lives."""
+        """A `dfl_break_even`, valid as long as this object."""
         return new("dfl_break_even *", (*self._arrays, len(self.sizes)))
 
     @cached_property
@@ -48,9 +48,10 @@ NO_THRESHOLD = BreakEven()
 
 
 class Selection(NamedTuple):
-    """The nodes to verify: the first of each tree, or the first of its main chain.
+    """Numbers of nodes to verify of candidate trees, below their roots.
 
-    value: tokens that all bring beyond what they must; what they had to exceed if none does.
+    is_tree: True for the first nodes of each tree, False for the first of its main chain. value:
+    expected tokens beyond the break-even minimum, or `min_value` if no nodes are selected.
     """
 
     counts: abc.Sequence[int]
@@ -66,10 +67,10 @@ def select_nodes(
     *,
     min_value: float = 0.0,
 ) -> Selection:
-    """The best number of nodes of all trees together, the likeliest first; of chains or of trees.
+    """Selects the nodes of all trees together that gain the most expected tokens.
 
-    parents, log_probs: of each tree, as in `Tree`. limits: nodes below each root at most.
-    min_value: tokens that all must bring more than, beyond what their number must.
+    parents, log_probs: parents and path log-probabilities of each tree's nodes, as in `Tree`.
+    limits: most nodes below each root. min_value: tokens that the gain must exceed.
     """
     n = len(parents)
     if n == 1:

@@ -1,4 +1,4 @@
-"""Parts of passes of many sequences: batch entries, drafts, rows."""
+"""Arguments and results of an engine's passes: batch entries, drafts, rows of logits."""
 
 from __future__ import annotations
 
@@ -12,33 +12,31 @@ from ._ffi import Error, call, ffi, new
 
 
 class SequenceHandle(Protocol):
-    """A `Sequence`, as passes know it."""
+    """The attributes of a `Sequence` that passes use."""
 
     engine: Any
-    """Its `Engine`."""
 
     @property
     def handle(self) -> Any:
-        """The C handle; raises Error once closed."""
+        """The sequence's C handle; raises Error once the sequence is closed."""
 
 
 class BatchEntry(NamedTuple):
-    """Tokens of one sequence that a pass is to run: to append, or candidates to verify."""
+    """Tokens of one sequence in a pass: an append, or candidates to verify."""
 
     sequence: SequenceHandle
     tokens: abc.Sequence[int]
     is_verify: bool = False
     parents: abc.Sequence[int] | None = None
-    """Of a verify: None for a chain, else -1 for the root, which is chosen but not appended yet,
-    and a node before for every other one."""
+    """Parents of a verify's nodes, None for a chain. Node 0, the root, has the parent -1."""
     n_remaining: int = 0
-    """Tokens that will follow an append; if there are some, it has no row."""
+    """Tokens of the prompt left to later passes; above 0 an append has no row."""
     all_logits: NDArray[np.float32] | None = None
-    """Logits of every token of an append, float32 [n, n_vocab], to be filled in."""
+    """Output array for the logits of each token of an append, float32 [n, n_vocab]."""
 
 
 class DraftRequest(NamedTuple):
-    """Candidates for n_draft positions after a token that is chosen but not appended."""
+    """A request to draft n_draft positions after last_token, which is sampled but not appended."""
 
     sequence: SequenceHandle
     last_token: int
@@ -46,20 +44,20 @@ class DraftRequest(NamedTuple):
 
 
 class Draft(NamedTuple):
-    """Candidates of a drafter for n_draft positions: their k best tokens, best first."""
+    """Candidates of a drafter for n_draft positions: the k best tokens of each, best first."""
 
     tokens: NDArray[np.int32]
-    """[n_draft, k]"""
     logits: NDArray[np.float32]
-    """Raw, [n_draft, k]."""
+    """Raw logits of `tokens`, [n_draft, k]."""
     log_sum_exp: NDArray[np.float32]
-    """Log-sum-exp of all raw logits, [n_draft]; less it, a logit is a log-probability."""
+    """Log-sum-exp of each position's raw logits, [n_draft]; logits minus this are log-probs."""
 
 
 class Rows:
-    """The logits of one pass, a row for each token asked for.
+    """The logits of one batch entry: one row of an append, or a row for each node of a verify.
 
-    They are gone with the next pass or draft of the engine, and with every change of the sequence.
+    Reading a row raises Error after the next pass or draft of the engine and after changes of the
+    sequence, and ValueError for an index beyond the rows.
     """
 
     def __init__(self, sequence: SequenceHandle, first: int, n_rows: int) -> None:
@@ -70,35 +68,31 @@ class Rows:
 
     def _checked(self, index: int) -> tuple[Any, int]:
         if not -self._n_rows <= index < self._n_rows:
-            raise ValueError(f"row {index}: the pass has {self._n_rows}")
+            raise ValueError(f"row {index} is out of range, there are {self._n_rows} rows")
         return self._sequence.handle, self._first + index % self._n_rows
 
     def check(self) -> None:
-        """Checks an append that has no row.
-
-        Raises:
-            Error: it was not finite, so that the sequence is empty.
-        """
+        """Raises Error if the append had non-finite logits, so that its sequence is empty now."""
         call("sequence_check_append", self._sequence.handle)
 
     def argmax(self, index: int = -1) -> int:
-        """Token with the largest logit of a row, the lowest id on ties; no row is copied."""
+        """Returns the best token of a row, the lowest id on ties; Error for a non-finite row."""
         token = new("int32_t *")
         call("sequence_argmax", *self._checked(index), token)
         return int(token[0])
 
     def logits(self, index: int = -1) -> NDArray[np.float32]:
-        """A copy of a row, float32 [n_vocab]."""
+        """Returns a copy of a row, float32 [n_vocab]; Error for a non-finite row."""
         row = np.empty(self._sequence.engine.model.n_vocab, dtype=np.float32)
         call("sequence_logits", *self._checked(index), ffi.from_buffer("float[]", row))
         return row
 
 
 def ids_of(tokens: abc.Sequence[int], n_vocab: int) -> Any:
-    """Token ids as C takes them; whether the model has them is for the core to say."""
+    """Converts token ids to int32 for C; ids of lists and tuples are checked by the core."""
     if isinstance(tokens, (list, tuple)):
         try:
-            return ffi.new("int32_t[]", tokens)  # fast, and a round has few
+            return ffi.new("int32_t[]", tokens)  # faster than numpy for short lists
         except (TypeError, OverflowError):
             pass
     return ffi.from_buffer("int32_t[]", _checked_ids(tokens, n_vocab))
@@ -115,7 +109,7 @@ def _checked_ids(tokens: abc.Sequence[int], n_vocab: int) -> NDArray[np.int32]:
 
 
 def nodes_of(values: abc.Sequence[int], what: str) -> NDArray[np.int32]:
-    """Node numbers as C wants them; which of them make sense is for the core to say."""
+    """Converts node indices to int32 for C, clipped to int32's range; the core checks them."""
     nodes = np.asarray(values)
     if nodes.ndim != 1 or (nodes.size and nodes.dtype.kind not in "iu"):
         raise ValueError(f"{what}: need a list of integers, got {nodes.dtype} {list(nodes.shape)}")

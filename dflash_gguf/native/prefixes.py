@@ -1,4 +1,4 @@
-"""Prefixes in an engine: rows and states of the first tokens of a sequence, for others."""
+"""Prefix: snapshot of a sequence's K/V and states, which other sequences can attach."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ._ffi import Error, call, ffi, lib, new, text
 
 
 class PrefixTensor(NamedTuple):
-    """A tensor of a prefix's file, of a ggml type; of attention rows one for each token."""
+    """A tensor of a prefix's file. type: ggml's name. ne: row length and rows."""
 
     name: str
     type: str
@@ -20,7 +20,7 @@ class PrefixTensor(NamedTuple):
 
 
 class Prefix:
-    """All that the first tokens of a sequence left behind, until it is closed."""
+    """K/V, recurrent state and drafter K/V of the first n_tokens of a text, until `close`."""
 
     def __init__(self, handle: Any, n_tokens: int) -> None:
         """Use `Sequence.snapshot` or `Engine.create_prefix`."""
@@ -29,45 +29,45 @@ class Prefix:
 
     @property
     def handle(self) -> Any:
-        """The C handle; raises Error once closed."""
+        """The prefix's C handle; raises Error after `close`."""
         if self._handle is None:
             raise Error("the prefix is closed")
         return self._handle
 
     def close(self) -> None:
-        """Frees rows that no other prefix and no sequence holds."""
+        """Frees the K/V blocks that no other prefix and no sequence holds."""
         if self._handle is not None:
-            # In this order an interruption in between leaves it to the garbage collector.
+            # If a signal interrupts here, the garbage collector still frees the handle.
             handle, self._handle = self._handle, None
             ffi.release(handle)
 
     def info(self) -> Any:
-        """The prefix's `dfl_prefix_info`."""
+        """Returns sizes and counts, a `dfl_prefix_info` of dflash.h."""
         info = new("dfl_prefix_info *")
         call("prefix_get_info", self.handle, info)
         return info
 
     @property
     def n_draft(self) -> int:
-        """The last positions that the drafter remembers."""
+        """Number of last positions that have drafter K/V."""
         return int(self.info().n_draft)
 
     def keep_in_cells(self, keeps: bool) -> None:
-        """Keeps its rows in cells, or lets `Engine.offload` move them."""
+        """Protects the prefix's cells from `Engine.offload`, or no longer if not `keeps`."""
         call("prefix_keep_in_cells", self.handle, keeps)
 
     def cells_needed(self, n: int) -> int:
-        """Returns how many of `Engine.n_free_cells` a sequence takes to attach n tokens."""
+        """Returns the number of free cells that an empty sequence takes to attach n tokens."""
         return int(lib().dfl_prefix_cells_needed(self.handle, n))
 
     def n_rows(self) -> list[int]:
-        """Rows of each cache."""
+        """Returns the number of rows in each cache: the K/V groups', then the drafter's."""
         rows = new("int64_t[]", int(self.info().n_caches))
         call("prefix_get_rows", self.handle, rows)
         return list(rows)
 
     def parts(self) -> list[PrefixTensor]:
-        """Tensors of its file, beside the tokens."""
+        """Lists the tensors of the prefix's file, in the order of `read` and `write`."""
         parts = []
         part = new("dfl_prefix_part *")
         for index in range(self.info().n_parts):
@@ -77,9 +77,9 @@ class Prefix:
         return parts
 
     def read(self, part: int, out: NDArray[np.uint8]) -> None:
-        """Copies a part's bytes out."""
+        """Copies the bytes of a part (index in `parts`) to `out`, uint8 [n_bytes]."""
         call("prefix_read", self.handle, part, ffi.from_buffer("uint8_t[]", out, True))
 
     def write(self, part: int, data: NDArray[np.uint8]) -> None:
-        """Fills in a part of one that `Engine.create_prefix` made."""
+        """Sets a part of a prefix of `Engine.create_prefix`. data: uint8 [n_bytes]."""
         call("prefix_write", self.handle, part, ffi.from_buffer("uint8_t[]", data))

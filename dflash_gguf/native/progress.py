@@ -1,4 +1,4 @@
-"""A Python function as the progress callback of a long call."""
+"""Progress callbacks of long calls, from C to Python."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from ._ffi import Error, ffi, lib
 
 Progress = Callable[[int, int], None]
-"""Called with the part done and the whole. It may raise, to cancel."""
+"""A callback with (done, total), in bytes or tokens. Raises an exception to cancel the call."""
 
 
 @contextmanager
 def c_callback(progress: Progress | None) -> Iterator[Any]:
-    """`progress` as a C callback; what it raises comes out of the with block instead of Error."""
+    """Wraps `progress` for C. Its exception ends the with block in place of the core's Error."""
     if progress is None:
         yield ffi.NULL
         return
@@ -23,7 +23,7 @@ def c_callback(progress: Progress | None) -> Iterator[Any]:
     def on_progress(_user: Any, done: int, total: int) -> int:
         try:
             progress(done, total)
-        except BaseException as error:  # C must not see it; it is raised below
+        except BaseException as error:  # exceptions cannot pass through C
             raised.append(error)
             return 1
         return 0
@@ -35,5 +35,5 @@ def c_callback(progress: Progress | None) -> Iterator[Any]:
         if raised:
             raise raised[0] from None
         raise
-    if raised:  # raised at the very end, when there was nothing left to cancel
+    if raised:  # the last call has nothing left to cancel, but its exception counts
         raise raised[0]

@@ -1,8 +1,7 @@
-"""Which of ggml's extra CPU buffer types run on this machine, proven once in a child process.
+"""Tests once, in a child process, which of ggml's extra CPU buffer types run on this machine.
 
-A kernel built for instructions the machine or its operating system lacks kills the process that
-tries it (GCC 12 builds ggml's AMX kernels that way), so the trial is left to a child, and what it
-found is remembered for this very build of ggml on this kind of CPU.
+A kernel with instructions that the CPU or the operating system lacks kills its process (GCC 12
+builds ggml's AMX kernels that way). The result is cached for this build of ggml and this CPU.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from .._run_module import module_command
 
 FILE = "buffer-types.json"
 REFUTED = 86
-"""Exit code of a trial whose kernels multiply wrongly."""
+"""Exit code of the child process if a buffer type multiplies wrongly."""
 _TRIAL_SECONDS = 60
 
 
@@ -28,7 +27,7 @@ def _identity(library: Path) -> str:
 
 
 def _runs(name: str) -> bool | None:
-    """Whether the kernels run; None if the child failed for a reason of its own."""
+    """True if a buffer type's kernels run; None if the child failed for another reason."""
     try:
         command = [*module_command("dflash_gguf.native.trial"), name]
         done = subprocess.run(command, capture_output=True, timeout=_TRIAL_SECONDS)
@@ -40,7 +39,7 @@ def _runs(name: str) -> bool | None:
 
 
 def proven_buffer_types(names: Sequence[str], library: Path) -> list[str]:
-    """Those of names whose kernels run and multiply correctly. library: the file with them."""
+    """Returns the buffer types whose kernels run and multiply correctly. library: ggml's file."""
     identity = _identity(library)
     stored = _cache_dir.read(FILE, identity)
     known = {}
@@ -48,7 +47,7 @@ def proven_buffer_types(names: Sequence[str], library: Path) -> list[str]:
         known = {str(name): runs is True for name, runs in stored.items()}
     missing = [name for name in names if name not in known]
     if missing:
-        # The next process tries unsettled types again.
+        # Types without a result are left out: the next process tests them again.
         known |= {name: runs for name in missing if (runs := _runs(name)) is not None}
         _cache_dir.write(FILE, identity, known)
     return [name for name in names if known.get(name, False)]

@@ -1,4 +1,4 @@
-"""How tokens are drawn from rows of logits, by the core."""
+"""CoreSampler: samples tokens from rows of logits, in the core."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Floats = NDArray[np.float32]
 
 
 class SamplerOptions(NamedTuple):
-    """Names are those of `dfl_sampler_params` in dflash.h."""
+    """Settings of `dfl_sampler_params` in dflash.h; seed and sequence are taken modulo 2^64."""
 
     temperature: float
     top_k: int
@@ -30,7 +30,7 @@ class SamplerOptions(NamedTuple):
 
 
 class CoreSampler:
-    """A chain of samplers. It keeps no state between rows."""
+    """Sampler that keeps no state between rows, so that drafts do not change samples."""
 
     def __init__(
         self,
@@ -38,10 +38,7 @@ class CoreSampler:
         biases: abc.Mapping[int, float] | None = None,
         banned: abc.Iterable[int] = (),
     ) -> None:
-        """seed, sequence: of the options, any integers, taken modulo 2^64.
-
-        biases: added to the logits of tokens. banned: tokens that are never drawn.
-        """
+        """biases: numbers to add to logits, by token. banned: tokens that are never sampled."""
         self.options = options
         self.biases = dict(biases or {})
         self.banned = frozenset(banned)
@@ -64,13 +61,11 @@ class CoreSampler:
         position: int,
         ids: NDArray[np.int32] | None = None,
     ) -> tuple[int, float]:
-        """The token for a position, and its margin: best score less the second.
+        """Samples the token for a position. Returns it and its margin over the second best score.
 
-        logits: float32 [n], contiguous. history: prompt and answer so far, which penalties look at.
-        ids: where the logits are a row's best, their tokens, int32 [n].
-
-        Raises:
-            Error: NaN or +inf in the row, nothing left to draw, seen tokens that are none.
+        logits: float32 [n], contiguous. history: prompt and answer so far, for penalties. ids: None
+        if logits are a whole row; else the tokens of these best logits, int32 [n].
+        Errors: Error for NaN or +inf in the row, no token to sample, or a bad id in the history.
         """
         token, margin = new("int32_t *"), new("double *")
         among = ffi.NULL if ids is None else ffi.from_buffer("int32_t[]", ids)
@@ -83,9 +78,9 @@ class CoreSampler:
     def filter(
         self, logits: Floats, history: abc.Sequence[int]
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Returns the tokens that can be drawn and their logits, best first; see `sample`.
+        """Returns the tokens that can be sampled and their logits, best first; see `sample`.
 
-        All of them in their own order where nothing is cut off.
+        The order is that of the row if top-k, top-p and min-p are off.
         """
         ids = np.empty(len(logits), dtype=np.int32)
         values = np.empty(len(logits), dtype=np.float32)
@@ -103,11 +98,10 @@ class SampleRequest(NamedTuple):
     sequence: SequenceHandle
     sampler: CoreSampler
     history: abc.Sequence[int]
-    """Prompt and answer so far, where penalties look at them."""
+    """Prompt and answer so far; may be empty if the sampler has no penalties."""
     position: int
-    """Of the first token drawn: how long prompt and answer are."""
+    """Position of the first sampled token: the length of prompt and answer."""
     n_rows: int
-    """Of the pass; of a verify all that wait for its commit."""
+    """Rows to sample from: 1 after an append, all nodes of a verify."""
     masks: NDArray[np.uint32] | None = None
-    """Allowed tokens of each row, [n_rows, (n_vocab + 31) // 32]: bit t % 32 of word t // 32 for
-    token t. None: all."""
+    """Bit masks of allowed tokens, [n_rows, (n_vocab + 31) // 32]; None allows all tokens."""

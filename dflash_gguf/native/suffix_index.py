@@ -1,4 +1,4 @@
-"""Copies of a text so far: what came after its end where that stood before."""
+"""SuffixIndex: proposes tokens that followed earlier occurrences of the end of a text."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .limits import MAX_VERIFY
 from .node_selection import NO_THRESHOLD, BreakEven
 
 Proposal = tuple[list[int], list[int], list[int], list[float]]
-"""A tree from the last token on: tokens, parents, depths and log-chances of paths."""
+"""A candidate tree: tokens, parents, depths and path log-probabilities of its nodes, root first."""
 
 
 class SuffixIndex:
-    """Remembers texts, token by token, and proposes how they go on. Not for two threads at once."""
+    """Suffix automaton over texts, the prompt-lookup family of proposers. Not thread-safe."""
 
     def __init__(self, max_tokens: int) -> None:
-        """max_tokens: tokens remembered; beyond, the older half is forgotten."""
+        """max_tokens: most tokens to keep; the older half is dropped when they are full."""
         self.handle = create("suffix_index", "suffix_index_create", max_tokens)
 
     def __len__(self) -> int:
@@ -27,52 +27,47 @@ class SuffixIndex:
 
     @property
     def bytes(self) -> int:
-        """Memory that it takes."""
+        """Bytes of main memory that the index takes."""
         return int(lib().dfl_suffix_index_bytes(self.handle))
 
     def append(self, tokens: abc.Sequence[int], *, is_chosen: bool = False) -> int:
-        """The text goes on; how long an end of it stands in it before.
+        """Appends tokens. Returns the length of the longest suffix that also occurs earlier.
 
-        is_chosen: by the target, so that they tell how often copies come true.
-        Errors: Error for a token id below 0.
+        is_chosen: True for tokens of the target, which update `outcomes`. Error for a negative id.
         """
         ids, length = ffi.new("int32_t[]", tokens), new("int64_t *")
         call("suffix_index_append", self.handle, ids, len(tokens), is_chosen, length)
         return int(length[0])
 
     def separate(self) -> None:
-        """What comes next is another text: no copy goes across."""
+        """Ends the current text: candidates are not matched across its end."""
         call("suffix_index_separate", self.handle)
 
     def propose(self, n_positions: int, n_nodes: int) -> Proposal:
-        """The likeliest copies as a tree, no deeper than n_positions, the likeliest first.
-
-        Empty lists if there are none.
-        """
+        """Returns a tree of n_nodes candidates, n_positions deep, at most; empty without any."""
         proposals = Proposals().propose([self], [()], [n_positions], [n_nodes])
         return (proposals[0] if proposals else None) or ([], [], [], [])
 
     @property
     def outcomes(self) -> NDArray[np.float64]:
-        """How often copies were looked at and came true, by class: [n, 2]."""
+        """Numbers of tried and of accepted candidates, by class of evidence, float64 [n, 2]."""
         outcomes = np.empty((lib().DFL_SUFFIX_OUTCOMES, 2))
         call("suffix_index_get_outcomes", self.handle, ffi.from_buffer("double[]", outcomes))
         return outcomes
 
     @outcomes.setter
     def outcomes(self, values: NDArray[np.float64]) -> None:
-        """Error unless 0 < taken <= tried everywhere; ValueError for another shape."""
+        """Raises Error unless 0 < accepted <= tried in each row, ValueError for another shape."""
         values = np.ascontiguousarray(values, dtype=np.float64)
         if values.shape != (lib().DFL_SUFFIX_OUTCOMES, 2):
-            raise ValueError(f"outcomes are {list(values.shape)}, need one pair a class")
+            raise ValueError(
+                f"outcomes have the shape {list(values.shape)}, must have one pair for each class"
+            )
         call("suffix_index_set_outcomes", self.handle, ffi.from_buffer("double[]", values))
 
 
 class Proposals:
-    """Rounds of several texts, in one call each. Not for two threads at once.
-
-    What the call needs is kept: to make it anew takes longer than to look for copies.
-    """
+    """Proposes for several texts in one call; keeps its argument arrays for speed."""
 
     def __init__(self) -> None:
         self._n_texts = self._n_tokens = 0
@@ -85,11 +80,11 @@ class Proposals:
         n_nodes: abc.Sequence[int],
         break_even: BreakEven = NO_THRESHOLD,
     ) -> list[Proposal | None] | None:
-        """Each text goes on by what the target chose, and gives its likeliest copies as a tree.
+        """Appends the target's new tokens to each text and returns a candidate tree for each.
 
-        No more nodes than its n_nodes, MAX_VERIFY at most, none deeper than its n_positions, and of
-        all texts together as many as are worth a pass; None for a text without any, and for all.
-        Errors: Error for a token id or a count below 0, which leaves all as it was.
+        chosen: new tokens of each text. n_positions, n_nodes: limits of each tree. break_even:
+        limit of the nodes of all trees together. None stands for a text without candidates, and for
+        the list if no text has any. Error for a negative number; nothing has changed then.
         """
         n = len(texts)
         if n > self._n_texts:

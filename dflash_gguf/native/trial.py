@@ -1,4 +1,4 @@
-"""Tries one of the CPU's extra buffer types in the child process that proof.py starts."""
+"""Tests one of the CPU's extra buffer types, in the child process that proof.py starts."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Sampling whose result does not depend on speculation: the noise, and the sampler of the core."""
+"""Sampling that does not depend on speculation: the Gumbel noise, and the core's sampler."""

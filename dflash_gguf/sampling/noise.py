@@ -1,30 +1,28 @@
-"""What a draw does that speculation cannot change, and what proposers know of it beforehand.
+"""Gumbel noise that makes sampling independent of speculation, and draft scores that use it.
 
-Order of the steps, equal to llama.cpp's default chain (its other samplers are off by default):
-biases, banned tokens, penalties, top-k, top-p, min-p, temperature. The token drawn is the largest of
+Steps of sampling, equal to llama.cpp's default chain (its other samplers are off by default):
+biases, banned tokens, penalties, top-k, top-p, min-p, temperature. The sampled token has the
+largest
 
     score(token) = (logit - best logit) / temperature + gumbel(seed, sequence, position, token)
 
-over the kept tokens (float32 logits, float64 scores), which draws exactly from their softmax and keeps no generator state: the
-same row at the same position gives the same token, whatever was drafted before it.
+of the kept tokens (float32 logits, float64 scores). This samples exactly from their softmax without
+generator state: equal rows at a position give the same token, whatever was drafted before. The
+noise, bit for bit (unsigned 64-bit arithmetic, wrapping; seed and sequence modulo 2^64):
 
-The noise, bit for bit (unsigned 64-bit arithmetic, wrapping; seed and sequence modulo 2^64):
-
-    mix(x)  = x ^= x >> 30; x *= 0xBF58476D1CE4E5B9; x ^= x >> 27; x *= 0x94D049BB133111EB; x ^ x >> 31
+    mix(x)  = x ^= x >> 30; x *= 0xBF58476D1CE4E5B9;
+              x ^= x >> 27; x *= 0x94D049BB133111EB; x ^ x >> 31
     state   = 0; for each a of (seed, sequence, position): state = mix((state ^ a) + G)
     bits    = mix(state + (token + 1) * G)        with G = 0x9E3779B97F4A7C15
     u       = ((bits >> 12) + 0.5) * 2^-52        exact in float64, 0 < u < 1
     gumbel  = -log(-log(u))                       float64
 
-so a token's noise is the (token + 1)-th output of splitmix64 started at `state`. Position is the
-index the drawn token gets in the sequence: the first token after n prompt tokens has position n.
+So a token's noise is the (token + 1)-th output of splitmix64 started at `state`. Position is the
+index that the sampled token gets: the first token after n prompt tokens has position n.
 
-The core draws (csrc/sampling/sampler.h; sampler.py). Here is what ranks candidates by the draw to come: its
-noise, what it does to some logits, what it would cut off.
-
-Source of the chain: llama.cpp, common/sampling.cpp and src/llama-sampler.cpp. Of Gumbel's
-argmax: Maddison et al., arXiv 1411.0030.
-"""  # noqa: E501
+Sources: the chain, llama.cpp, common/sampling.cpp and src/llama-sampler.cpp; Gumbel's argmax,
+Maddison et al., arXiv 1411.0030. The core samples: csrc/sampling/sampler.h.
+"""
 
 from __future__ import annotations
 
@@ -46,38 +44,33 @@ MIX_1, MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 class TokenLogprobs(NamedTuple):
-    """How likely a drawn token was, and which others were.
-
-    log_prob: of the token, -inf if the draw could not give it. top: the best tokens, best first,
-    with their log-probabilities.
-    """
+    """Log-probability of a sampled token (-inf: impossible) and of the best tokens, best first."""
 
     log_prob: float
     top: tuple[tuple[int, float], ...] = ()
 
 
 class SamplingNoise:
-    """The seed and the banned tokens of a request, which its sampler and its scorer share."""
+    """The seed and the banned tokens that a request's sampler and draft scorer share."""
 
     def __init__(
         self, config: DecodeConfig, *, sequence: int = 0, banned: Collection[int] = ()
     ) -> None:
-        """Resolves the seed; `banned` tokens are never drawn (as a logit of -inf)."""
+        """Resolves the seed (None: random); banned tokens are never sampled (logit -inf)."""
         self.config = config
         self.sequence = sequence
         self.seed = secrets.randbits(32) if config.seed is None else config.seed
         self.noise_base = _state(self.seed, sequence)
-        """State of the noise before a position is mixed in."""
+        """Hash state of the noise before the position is mixed in."""
         self.banned = frozenset(banned)
 
 
 class DraftScorer(SamplingNoise):
-    """Scores candidates by what the sampler will do to them. Holds no state between rows."""
+    """Predicts the sampler's effect on draft candidates. Holds no state between rows."""
 
     def __init__(
         self, config: DecodeConfig, *, sequence: int = 0, banned: Collection[int] = ()
     ) -> None:
-        """Sorts the tokens that are banned or biased; see SamplingNoise."""
         super().__init__(config, sequence=sequence, banned=banned)
         self._banned_ids = np.array(sorted(self.banned), dtype=np.int64)
         self._biased_ids = np.array(sorted(config.logit_bias), dtype=np.int64)
@@ -86,14 +79,11 @@ class DraftScorer(SamplingNoise):
 
     @property
     def is_argmax(self) -> bool:
-        """Whether the best logit of the row is the answer, unless it is a banned token."""
+        """True if the sampler takes the best logit that is not banned: greedy, no penalties."""
         return self.config.temperature == 0.0 and not self.config.has_penalties
 
     def adjusted_among(self, ids: Ids, logits: Floats, history: Sequence[int]) -> Floats:
-        """The logits of some tokens after bans and penalties, in the order of `ids`.
-
-        ids: int64 [n], distinct. logits: float32 [n], not changed.
-        """
+        """Returns the logits of distinct tokens `ids` after biases, penalties and bans, [n]."""
         row = logits.copy()
         if len(self._biased_ids):
             at = np.minimum(np.searchsorted(self._biased_ids, ids), len(self._biased_ids) - 1)
@@ -109,7 +99,7 @@ class DraftScorer(SamplingNoise):
         return row
 
     def is_banned(self, ids: Ids) -> NDArray[np.bool_]:
-        """Marks the tokens that are never drawn, in an array of any shape."""
+        """Returns a mask of the tokens that are never sampled, with the shape of `ids`."""
         if not len(self._banned_ids):
             return np.zeros(ids.shape, dtype=bool)
         at = np.minimum(np.searchsorted(self._banned_ids, ids), len(self._banned_ids) - 1)
@@ -117,10 +107,10 @@ class DraftScorer(SamplingNoise):
         return is_banned
 
     def is_cut(self, log_q: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Which of the best tokens of rows top-k, top-p and min-p would take away.
+        """Returns a mask of the candidates that top-k, top-p or min-p would remove.
 
-        log_q: [n, k], log-probabilities within their whole rows, in any order. What lies below the
-        k best counts as far as their probabilities say, not token by token.
+        log_q: [n, k], log-probabilities relative to the whole vocabulary, in any order. Tokens
+        beyond the k candidates count only with their total probability.
         """
         config = self.config
         places = np.arange(len(log_q))[:, None], np.argsort(-log_q, axis=1, kind="stable")
@@ -142,12 +132,10 @@ class DraftScorer(SamplingNoise):
         return is_cut
 
     def _recent(self, history: Sequence[int]) -> tuple[Ids, Ids]:
-        """The tokens among the last repeat_last_n of `history`, ascending, and how often each."""
         recent = np.asarray(history[-self.config.repeat_last_n :], dtype=np.int64)
         return np.unique(recent, return_counts=True)
 
     def _penalise(self, row: Floats, places: Ids, counts: Ids) -> None:
-        """Changes the row in place where tokens were seen `counts` times."""
         config = self.config
         repeat = np.float32(config.repeat_penalty)
         values = row[places]
@@ -161,10 +149,7 @@ class DraftScorer(SamplingNoise):
 def noise_of(
     samplers: Sequence[SamplingNoise], counts: Sequence[int], positions: Ids, ids: Ids
 ) -> NDArray[np.float64]:
-    """What draws of several texts add to scores, for tokens [n, k] of n positions.
-
-    One text's rows come after another's, of each as many as counts says.
-    """
+    """Returns the noise of tokens [n, k] at n positions; counts: rows of each request, in order."""
     states = np.repeat(np.array([x.noise_base for x in samplers], dtype=np.uint64), counts)
     states ^= positions.astype(np.uint64)
     states += np.uint64(GOLDEN)
@@ -172,7 +157,7 @@ def noise_of(
 
 
 def gumbel(seed: int, sequence: int, position: int, tokens: Ids) -> NDArray[np.float64]:
-    """The noise of `tokens` [n], float64 [n], as the module's documentation defines it."""
+    """Returns the Gumbel noise of `tokens` [n] at a position, float64 [n]; see the module."""
     return _noise(np.uint64(_state(seed, sequence, position)), tokens)
 
 
@@ -196,7 +181,6 @@ def _noise(states: np.uint64 | NDArray[np.uint64], tokens: Ids) -> NDArray[np.fl
 
 
 def _mixed(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Mixes each value, in its place."""
     bits ^= bits >> np.uint64(30)
     bits *= np.uint64(MIX_1)
     bits ^= bits >> np.uint64(27)

@@ -1,4 +1,4 @@
-"""Draws of tokens by the core, as `sampling` defines them, and how likely they were."""
+"""Sampling of tokens by the core, and their log-probabilities; noise.py has the formulas."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .noise import DraftScorer, Floats, Ids, SamplingNoise, TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """A drawn token and how clearly it won.
+    """A sampled token and the margin by which it won.
 
-    margin: score of the best minus score of the second, infinite if only one was kept. Scores
-        are logits at temperature 0 and as `sampling` says otherwise. It does not see how near a
-        token is to the cuts of top-k, top-p and min-p.
+    margin: best score minus second-best score, infinite if only one token was kept. Scores are
+    logits at temperature 0, noisy scores otherwise. The margin ignores how close a token is to the
+    cuts of top-k, top-p and min-p.
     """
 
     token: int
@@ -30,12 +30,11 @@ class SampledToken:
 
 
 class Sampler(SamplingNoise):
-    """Draws tokens from rows of logits by a DecodeConfig. Holds no state between rows."""
+    """Samples tokens from rows of logits by a DecodeConfig. Holds no state between rows."""
 
     def __init__(
         self, config: DecodeConfig, *, sequence: int = 0, banned: Collection[int] = ()
     ) -> None:
-        """Resolves the seed; `banned` tokens are never drawn (as a logit of -inf)."""
         super().__init__(config, sequence=sequence, banned=banned)
         self._core = CoreSampler(
             SamplerOptions(
@@ -56,13 +55,13 @@ class Sampler(SamplingNoise):
 
     @cached_property
     def scorer(self) -> DraftScorer:
-        """The scorer of candidates for the tokens that this sampler will draw."""
+        """Scorer of draft candidates with this sampler's seed, bans and settings."""
         config = replace(self.config, seed=self.seed)
         return DraftScorer(config, sequence=self.sequence, banned=self.banned)
 
     @property
     def n_best(self) -> int:
-        """How many of a row's best tokens it takes to draw as from the whole row; 0: all of it."""
+        """Number of a row's best tokens that suffice for sampling; 0 if the whole row is needed."""
         config = self.config
         if config.temperature == 0.0 or config.has_penalties or config.top_k <= 0:
             return 0
@@ -71,17 +70,17 @@ class Sampler(SamplingNoise):
     def sample_request(
         self, sequence: KvSequence, history: Sequence[int], n_rows: int
     ) -> SampleRequest:
-        """A request to sample along the rows of a sequence. history: prompt and answer."""
+        """Returns a request to sample along n_rows rows of a sequence after its history."""
         return SampleRequest(
             sequence, self._core, self._penalty_window(history), len(history), n_rows
         )
 
     def sample(self, logits: Floats, history: Sequence[int], position: int) -> SampledToken:
-        """Draws the token for `position`.
+        """Samples the token for `position`.
 
-        logits: float32 [n_vocab], not changed. history: prompt and answer so far, ids in order.
-        Errors: ValueError for a row that is not float32 [n_vocab], has NaN or +inf, or nothing
-        finite left to draw.
+        logits: float32 [n_vocab], not changed. history: token ids of prompt and answer so far.
+        Errors: ValueError for a row that is not float32 [n_vocab], holds NaN or +inf, or has no
+        token to sample.
         """
         row = _checked(logits)
         with _ValueErrors():
@@ -90,7 +89,7 @@ class Sampler(SamplingNoise):
     def distribution(
         self, logits: Floats, history: Sequence[int]
     ) -> tuple[Ids, NDArray[np.float64]]:
-        """The tokens that can be drawn, best first, and their probabilities (they sum to 1)."""
+        """Returns the tokens that can be sampled, best first, and their probabilities (sum 1)."""
         row = _checked(logits)
         with _ValueErrors():
             kept, values = self._core.filter(row, self._penalty_window(history))
@@ -104,10 +103,10 @@ class Sampler(SamplingNoise):
         return ids, chances
 
     def logprobs(self, logits: Floats, history: Sequence[int], token: int) -> TokenLogprobs:
-        """How likely the token of a row was, and the `n_probs` best, as the config asks.
+        """Returns the log-probability of a row's sampled token, and of the `n_probs` best tokens.
 
-        The model's own probabilities are those of its logits as they are: no bias, penalty or
-        temperature is in them.
+        With post_sampling_probs the probabilities are the sampler's, else the model's own: without
+        biases, penalties and temperature.
         """
         n = self.config.n_probs or 0
         if self.config.post_sampling_probs:
@@ -127,13 +126,12 @@ class Sampler(SamplingNoise):
         return TokenLogprobs(float(values[token]), tuple(top))
 
     def _penalty_window(self, history: Sequence[int]) -> Sequence[int]:
-        """What penalties look at."""
         config = self.config
         return history[-config.repeat_last_n :] if config.penalises_history else ()
 
 
 def best_ids(row: Floats, n: int) -> Ids:
-    """The n best tokens of a row, best first, lower id on ties; all of them if it has fewer."""
+    """Returns the n tokens of a row with the largest logits, best first, lower id on ties."""
     if n == 0:
         return np.empty(0, dtype=np.int64)
     config = DecodeConfig(temperature=1.0, top_k=n, top_p=1.0, min_p=0.0)
@@ -152,7 +150,7 @@ def _checked(logits: Floats) -> Floats:
 
 
 class _ValueErrors:
-    """Raises the core's refusals of a row as ValueError."""
+    """Converts the core's errors about a row into ValueError."""
 
     def __enter__(self) -> None:
         pass

@@ -1,17 +1,16 @@
-"""Probability that the target accepts a drafter's candidate, learned from outcomes.
+"""Probability that the target accepts a drafter's candidate, learned online from outcomes.
 
-Drafters trust their late positions too much, a greedy target is surer than any draw, and how much
-noise shared with the target tells depends on how alike the two are. So the chance of candidate i of
-a position is
+Drafters are overconfident at late positions, and acceptance depends on the sampling settings. So
+the probabilities of candidate i of a position, and of none of the candidates, are
 
-    softmax_i (a log q_i + b + c g_i - d h_i + e f_i)   and of none of them   softmax (a log q_rest)
+    softmax_i (a log q_i + b + c g_i - d h_i + e f_i)   and   softmax (a log q_rest)
 
-over the candidates and the rest, with q the drafter's probability, g the noise of the target's draw
-and h whether the sampler would cut the candidate off if the row were the drafter's (both 0 where
-the target is greedy), f whether it is the drafter's best. a to e are of the depth. At a = 1 and
-b = c = d = e = 0 this is q itself; at c = a its largest is a draw from q with the target's noise.
-They follow the maximum of the log-likelihood, which is concave, by Newton steps as outcomes come
-in; old ones fade.
+over the candidates and the rest of the vocabulary. q: the drafter's probability. g: the Gumbel
+noise that the target will add. h: 1 if top-k, top-p or min-p would remove the candidate from the
+drafter's distribution. f: 1 for the drafter's best candidate. A greedy target has g = h = 0. Each
+depth has its own weights a to e. The weights (1, 0, 0, 0, 0) give q itself; with c = a and b = d =
+e = 0 the highest score belongs to a sample from q with the target's noise. Each outcome is one
+Newton step towards the maximum of the log-likelihood, which is concave; old outcomes decay.
 """
 
 from __future__ import annotations
@@ -30,27 +29,26 @@ from ..native import CalibrationParams
 Floats = NDArray[np.float64]
 
 MEMORY = 64
-"""Outcomes of a depth after which the weight of one has fallen to 1/e."""
+"""Number of later outcomes at a depth that reduce the weight of an outcome to 1/e."""
 PRIORS = {False: (1.0, 0.0, 0.0, 0.0, 0.0), True: (1.0, 0.0, 0.5, 1.0, 0.0)}
-"""a to e at depth 1 before any outcome, by whether the target samples; a deeper depth starts from
-the one before it."""
+"""Prior calibration weights a to e of depth 1, by whether the target samples; each deeper depth
+starts from the weights of the depth before."""
 PRECISION = (6.0, 2.0, 6.0, 2.0, 2.0)
-"""Precision of the prior: the information of about ten outcomes."""
+"""Prior precision of the calibration weights a to e, as if about ten outcomes had been seen."""
 PULL = 0.2
-"""Strength of the lasting pull back to the prior, as a part of its precision."""
+"""Strength of the permanent pull of the weights towards their prior, as a fraction of PRECISION."""
 BOUNDS = np.array([[0.02, -6.0, 0.0, 0.0, -6.0], [4.0, 6.0, 4.0, 8.0, 6.0]])
-"""Bounds of a to e."""
+"""Lower and upper bounds of the calibration weights a to e."""
 TOP1_PRIOR = 0.6, 2.0
-"""Prior acceptance rate of a best candidate, and its weight in outcomes."""
+"""Prior acceptance rate of top-1 candidates, and its weight in outcomes."""
 MIN_PROB = 1e-300
-"""Chance that a path has at least: beyond two hundred positions their product may be rounded to 0.
-"""
+"""Lower bound of a path's probability: a product over 200 positions may underflow to 0."""
 MIN_LOG_PROB = -30.0
-"""Log-probabilities below are taken for this one: a single surprise shall not outweigh the rest."""
+"""Lower bound of log-probabilities, so that a single surprise does not outweigh other outcomes."""
 
 
 class Calibration:
-    """Calibration of one drafter and target, for one sampling class."""
+    """Calibration of one drafter's probabilities for one target and one sampling class."""
 
     def __init__(self, is_sampled: bool = False) -> None:
         self._is_sampled = is_sampled
@@ -62,11 +60,11 @@ class Calibration:
         )
 
     def weights(self, n: int) -> Floats:
-        """The numbers of depths 1 to n, float64 [n, 5]; unseen depths are like the last seen."""
+        """Returns the weights a to e of depths 1 to n, float64 [n, 5]; unseen depths included."""
         return self._of_depths(np.arange(n))
 
     def log_probs(self, features: Features) -> Floats:
-        """Returns the log-probability that each candidate is accepted after its path; [n, k]."""
+        """Returns each candidate's log-probability of acceptance after its path, float64 [n, k]."""
         features.log_probs = self._log_probs(features)
         of_candidates: Floats = features.log_probs[:, :-1]
         return of_candidates
@@ -86,11 +84,11 @@ class Calibration:
         rows: Sequence[int] | None = None,
         counts: Sequence[int] | None = None,
     ) -> None:
-        """Learns from outcomes of drafts, one after the other.
+        """Learns from the target's tokens at drafted positions.
 
-        places: [n], of each token that the target took among the k candidates; k for none of them.
-        rows: [n], of the features; None: from the first on. counts: positions of each outcome;
-        None: all are one outcome's.
+        places: [n], index of the target's token among the k candidates; k if it is none of them.
+        rows: [n], row of `features` for each token; None for the first n rows. counts: number of
+        positions of each draft; None if all positions belong to one draft.
         """
         rows, counts = range(len(places)) if rows is None else rows, counts or [len(places)]
         log_probs = features.log_probs
@@ -106,7 +104,6 @@ class Calibration:
         self._params.step(self._weights, self._information, gradients, curvatures, counts)
 
     def _of_depths(self, depths: NDArray[np.intp]) -> Floats:
-        """The numbers of depths, from 0 on."""
         if not len(self._weights):
             return np.tile(self._prior, (len(depths), 1))
         weights: Floats = self._weights[np.minimum(depths, len(self._weights) - 1)]
@@ -119,7 +116,7 @@ class Calibration:
             self._information = np.concatenate([self._information, [np.diag(PRECISION)]])
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the learned values as plain ones."""
+        """Returns the learned weights and information as JSON-serialisable values."""
         return {
             "is_sampled": self._is_sampled,
             "weights": self._weights.tolist(),
@@ -128,28 +125,25 @@ class Calibration:
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Calibration:
-        """Restores `to_dict`. Errors: KeyError, TypeError or ValueError for anything else."""
+        """Restores a calibration from `to_dict`; KeyError, TypeError or ValueError if invalid."""
         calibration = cls(bool(stored["is_sampled"]))
         weights = np.array(stored["weights"], dtype=np.float64).reshape(-1, 5)
         information = np.array(stored["information"], dtype=np.float64).reshape(len(weights), 5, 5)
         if not (np.isfinite(weights).all() and np.isfinite(information).all()):
-            raise ValueError("a calibration that is not finite")
+            raise ValueError("the stored calibration is not finite")
         calibration._weights, calibration._information = weights, information
         return calibration
 
 
 class Top1Acceptance:
-    """Acceptance rate of best candidates, by depth, where all before were accepted.
-
-    Old outcomes fade.
-    """
+    """Recent acceptance rate of top-1 candidates by depth, if all before were accepted."""
 
     def __init__(self) -> None:
         self._tried: list[float] = []
         self._taken: list[float] = []
 
     def observe(self, candidates: Sequence[int], chosen: Sequence[int]) -> None:
-        """Learns from a chain of candidates and the tokens that the target chose instead."""
+        """Counts which candidates of a chain equal the target's tokens, up to the first miss."""
         self._extend(len(candidates))
         keep = 1.0 - 1.0 / MEMORY
         for depth, (candidate, token) in enumerate(zip(candidates, chosen, strict=False)):
@@ -159,10 +153,7 @@ class Top1Acceptance:
                 return
 
     def paths(self, n: int) -> list[float]:
-        """Chances that all of the first candidates are taken, for 1 to n of them.
-
-        A depth that was seldom reached is taken to be like the one before it.
-        """
+        """Returns, for i = 1 to n, the probability that the first i candidates are all accepted."""
         self._extend(n)
         path, (prob, weight), paths = 1.0, TOP1_PRIOR, []
         for taken, tried in zip(self._taken[:n], self._tried, strict=False):
@@ -172,20 +163,20 @@ class Top1Acceptance:
         return paths
 
     def log_paths(self, n: int) -> list[float]:
-        """Returns the logarithms of `paths`."""
+        """Returns the natural logarithms of the path probabilities `paths(n)`."""
         return [math.log(max(path, MIN_PROB)) for path in self.paths(n)]
 
     def to_dict(self) -> list[list[float]]:
-        """Tried and taken, by depth."""
+        """Returns the decayed counts of tried and of accepted candidates, by depth."""
         return [list(self._tried), list(self._taken)]
 
     @classmethod
     def from_dict(cls, stored: Sequence[Sequence[float]]) -> Top1Acceptance:
-        """Restores `to_dict`. Errors: ValueError or TypeError for anything else."""
+        """Restores acceptance rates from `to_dict`; ValueError or TypeError if invalid."""
         acceptance = cls()
         for tried, taken in zip(*stored, strict=True):
             if not 0.0 <= float(taken) <= float(tried) < 1e6:
-                raise ValueError(f"{taken} candidates of {tried}")
+                raise ValueError(f"stored acceptance: {taken} of {tried} candidates")
             acceptance._tried.append(float(tried))
             acceptance._taken.append(float(taken))
         return acceptance
@@ -197,25 +188,25 @@ class Top1Acceptance:
 
 
 class Calibrations:
-    """Calibrations by sampling class, as a calibration misleads in another class."""
+    """Calibrations of one drafter by sampling class, as each class has its own acceptance."""
 
     def __init__(self) -> None:
         self._known: dict[str, Calibration] = {}
         self._top1: defaultdict[str, Top1Acceptance] = defaultdict(Top1Acceptance)
 
     def of(self, config: DecodeConfig) -> Calibration:
-        """The calibration of a way to draw."""
+        """Returns the calibration for the sampling class of a request's config."""
         sampling_class = sampling_class_of(config)
         if sampling_class not in self._known:
             self._known[sampling_class] = Calibration(is_sampled=config.temperature > 0.0)
         return self._known[sampling_class]
 
     def top1(self, config: DecodeConfig) -> Top1Acceptance:
-        """Returns the acceptance of best candidates in the sampling class of a config."""
+        """Returns the top-1 acceptance rates for the sampling class of a request's config."""
         return self._top1[sampling_class_of(config)]
 
     def to_dict(self) -> dict[str, Any]:
-        """All that was learned, as plain values."""
+        """Returns the learned values of all sampling classes as JSON-serialisable values."""
         return {
             "ranked": {name: known.to_dict() for name, known in self._known.items()},
             "spines": {name: known.to_dict() for name, known in self._top1.items()},
@@ -223,7 +214,7 @@ class Calibrations:
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Calibrations:
-        """Restores `to_dict`. Errors: KeyError, TypeError or ValueError for anything else."""
+        """Restores calibrations from `to_dict`; KeyError, TypeError or ValueError if invalid."""
         calibrations = cls()
         for name, known in stored["ranked"].items():
             calibrations._known[name] = Calibration.from_dict(known)
@@ -233,12 +224,12 @@ class Calibrations:
 
 
 def sampling_class_of(config: DecodeConfig) -> str:
-    """Returns the sampling class of a config: requests of one are accepted equally often."""
+    """Returns a config's sampling class (temperature, penalties), the key of learned acceptance."""
     return f"{config.temperature:g}{' penalised' if config.has_penalties else ''}"
 
 
 class Features:
-    """Inputs of a calibration: float64 [n, k + 1, 5]; the last of the k + 1 rows is the rest."""
+    """Inputs of a calibration, float64 [n, k + 1, 5]: k candidates and the rest, at n positions."""
 
     def __init__(
         self,
@@ -247,14 +238,16 @@ class Features:
         is_cut: NDArray[np.bool_] | None = None,
         depths: NDArray[np.intp] | None = None,
     ) -> None:
-        """log_q: [n, k], the drafter's log-probabilities; -inf for what cannot be taken.
+        """Builds the calibration's inputs for n drafted positions with k candidates each.
 
-        noise: [n, k], of the target's draw. is_cut: [n, k]. None if it is greedy. depths: [n], of
-        the positions, from 0 on; None: one draft's, from the first.
+        log_q: [n, k], the drafter's log-probabilities; -inf for banned candidates. noise: [n, k],
+        Gumbel noise of the target's sampler. is_cut: [n, k], True if the sampler would remove the
+        candidate. Both are None for a greedy target. depths: [n], positions in their drafts from 0
+        on; None: one draft.
         """
         n, k = log_q.shape
         self.depths: NDArray[np.intp] = np.arange(n) if depths is None else depths
-        self.log_probs: Floats | None = None  # what these were last taken to mean, [n, k + 1]
+        self.log_probs: Floats | None = None  # log-probabilities by the calibration, [n, k + 1]
         self.values = np.zeros((n, k + 1, 5))
         rest = 1.0 - np.exp(log_q).sum(axis=1)
         self.values[:, :k, 0] = np.maximum(log_q, MIN_LOG_PROB)

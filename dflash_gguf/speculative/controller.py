@@ -1,10 +1,9 @@
-"""Chooses the draft of a round and the nodes to verify: a fixed size, or (`auto`) by measured gain.
+"""Controllers: choose a round's draft and the nodes to verify, by fixed sizes or by expected gain.
 
-docs/develop/design.md has `auto` on one page. A second is worth the tokens that decoding makes in
-it (Dinkelbach's method), so gains are in tokens; losses are in plain rounds. Nothing here reads a
-clock: equal rounds give equal choices.
-
-Deciding by the measured cost of the next node is an idea of CaDDTree, arXiv 2606.01813.
+AutoController values one second at the tokens that decoding makes in it (Dinkelbach's method):
+gains are in tokens, losses in plain rounds. No controller reads a clock: equal rounds give equal
+decisions. docs/develop/design.md describes `auto` on one page. Source of deciding by the measured
+cost of the next node: CaDDTree, arXiv 2606.01813.
 """
 
 from __future__ import annotations
@@ -27,28 +26,28 @@ Requests = Sequence[SpeculativeState]
 Proposers = Sequence[Proposer]
 
 SHARE = 0.01
-"""Share of the running time that a proposer may lose to plain decoding, and that decisions take. Of
-n sequences it is smaller by the root of n, as drafts gain less for many."""
+"""Share of the running time that a proposer may lose compared with plain decoding, and that
+decisions may take. For n sequences it is divided by sqrt(n), as drafts gain less there."""
 CREDIT = 0.64
-"""Plain rounds that a proposer may lose before any were run."""
+"""Initial balance of a proposer's loss budget, in plain rounds."""
 SAVED, OWED = 24.0, 2.0
-"""Plain rounds that a proposer can save up, and owe: bounds of its balance."""
+"""Largest balance of a proposer's loss budget, and its largest debt, in plain rounds."""
 RARE = 0.001
-"""Probability of misses in a row, by a proposer's expected acceptance, that refutes the latter."""
+"""Probability of consecutive misses below which a proposer's expected acceptance is rejected."""
 MEMORY = 16
-"""Rounds (or drafts) after which the weight of one in a running mean has fallen to 1/e."""
+"""Number of later rounds or drafts that reduce the weight of one in a running mean to 1/e."""
 MAX_TTL_ROUNDS = 256
-"""Longest time to live of a decision, and longest wait for a probe, in rounds."""
+"""Maximum rounds that a decision stays valid, and maximum rounds between two probes."""
 LENGTHS = (3, 7, 15)
-"""Positions of drafts beside the longest draft: a verify fills 4, 8 or 16 rows of a kernel."""
+"""Draft lengths tried beside the longest one: with the root they fill 4, 8 or 16 kernel rows."""
 SIZES = (1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63, 95, 127, 191, 255)
-"""Nodes that a pass of one sequence may verify; of more sequences, as many rows: kernels change at
-multiples of 4 and 8 rows, and each number of rows needs a graph."""
+"""Numbers of nodes that a pass may verify for one sequence; a pass of n sequences has the same
+numbers of rows. Each number needs a graph, and kernels change at multiples of 4 and 8 rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftPlan:
-    """A draft that needs a pass of its proposer: its number of positions, and its shape."""
+    """A plan to run one proposer's forward pass: its number of positions, and the draft's shape."""
 
     proposer: str
     n_positions: int
@@ -56,57 +55,51 @@ class DraftPlan:
 
 
 class Controller:
-    """Chooses twice a round: the length of the draft before it, the nodes to verify after it.
+    """Chooses each round's draft before the pass, and the candidates that the pass verifies.
 
-    n_nodes: most nodes of a sequence that a pass verifies. longest: most positions of a proposal.
+    n_nodes: maximum verified nodes of a sequence. longest: maximum positions of a draft.
     """
 
     n_nodes: int
     longest: int
 
     def break_even(self, done: Round) -> BreakEven:  # noqa: ARG002
-        """Returns the tokens that proposals without a pass must promise."""
+        """Returns the break-even for candidates of proposers that need no forward pass."""
         return NO_THRESHOLD
 
     def plan(self, done: Round, requests: Requests, proposers: Proposers) -> DraftPlan | None:
-        """Chooses a draft of a proposer that needs a pass. The other proposers have run already."""
+        """Chooses a draft that needs a forward pass, or None; the other proposers ran before."""
         raise NotImplementedError
 
     def select(self, done: Round, trees: Sequence[Tree], limits: Sequence[int]) -> list[Tree]:
-        """Returns the part of each tree to verify, at most limits[i] nodes below the root.
-
-        trees: of the sequences that have candidates.
-        """
+        """Returns the part of each tree to verify, with at most limits[i] nodes below the root."""
         raise NotImplementedError
 
     def observe(self, done: Round) -> None:
-        """Learns from a round."""
+        """Learns from the times and accepted tokens of a finished round."""
 
     def max_skip(self, done: Round) -> int:  # noqa: ARG002
-        """Returns how many rounds may follow in which no proposer is asked."""
+        """Returns the maximum number of rounds that may follow without calling proposers."""
         return 0
 
 
 class FixedController(Controller):
-    """Verifies the same size every round, less only where the answer or the context ends."""
+    """A controller of fixed draft size; drafts less only where the answer or context ends."""
 
     def __init__(self, shape: str, size: int, longest: int, least: int = 0) -> None:
-        """shape: CHAIN, TREE or MAIN_CHAIN. size: nodes. longest: positions.
-
-        least: drafts of fewer nodes are dropped.
-        """
+        """Creates a controller. size: nodes of a draft. least: drafts below this are dropped."""
         self._shape, self.n_nodes, self._least = shape, size, least
         self.longest = min(size, longest)
 
     def plan(self, done: Round, requests: Requests, proposers: Proposers) -> DraftPlan | None:  # noqa: ARG002
-        """Returns the same plan every time, for the first proposer."""
+        """Returns the fixed plan for the first proposer; None if `least` tokens do not fit."""
         limit = max(request.limit for request in requests)
         if not proposers or min(limit, self.longest) < self._least:
             return None
         return DraftPlan(proposers[0].name, self.longest, self._shape)
 
     def select(self, done: Round, trees: Sequence[Tree], limits: Sequence[int]) -> list[Tree]:  # noqa: ARG002
-        """Returns the likeliest chain, or the likeliest nodes."""
+        """Selects the first nodes of each tree, or of its main chain if drafts are chains."""
         found = [
             (tree.main_chain() if self._shape == CHAIN else tree).first(min(self.n_nodes, limit))
             for tree, limit in zip(trees, limits, strict=True)
@@ -117,10 +110,10 @@ class FixedController(Controller):
 class ProposerStats:
     """Measured acceptance of one proposer, and its loss budget.
 
-    balance: plain rounds that the proposer may still lose; below zero it rests. n_misses: drafts in
-    a row without an accepted candidate. n_waited: rounds since its last draft; wait: rounds from a
-    draft to the next probe. path[i]: expected accepted tokens of a chain of i nodes. tree_gains[j]:
-    expected accepted tokens of a tree of SIZES[j] nodes beyond those of a chain with as many.
+    balance: plain rounds that the proposer may still lose; below 0 it is disabled. n_misses:
+    consecutive drafts without an accepted candidate. n_waited: rounds since the last draft. wait:
+    rounds between a draft and the next probe. path[i]: expected accepted tokens of a chain of i
+    nodes. tree_gains[j]: expected accepted tokens of a tree of SIZES[j] nodes beyond a chain's.
     """
 
     def __init__(self) -> None:
@@ -132,40 +125,40 @@ class ProposerStats:
 
     @property
     def is_believed(self) -> bool:
-        """False if the last misses in a row are improbable by the expected acceptance."""
+        """False if the latest consecutive misses are improbable under the expected acceptance."""
         return float(1.0 - self.path[1]) ** self.n_misses >= RARE
 
     def book(self, rounds: float) -> None:
-        """Adds gained, earned or (below 0) lost plain rounds to the balance."""
+        """Adds won or (if negative) lost plain rounds to the balance of the loss budget."""
         self.balance = min(max(self.balance + rounds, -OWED), SAVED)
 
     def add_draft(self, n_accepted: int, is_probe: bool) -> None:
-        """Counts a draft without accepted candidates as a miss. A failed probe doubles the wait."""
+        """Counts a draft as a hit or a miss; a failed probe doubles the wait for the next probe."""
         self.n_misses = 0 if n_accepted else self.n_misses + 1
         self.n_waited = 0
         if is_probe:
             self.wait = 0 if n_accepted else min(2 * self.wait + 1, MAX_TTL_ROUNDS)
 
     def add_tree(self, tree: Tree, n_positions: int) -> None:
-        """Updates tree_gains by the expected tokens of a drafted tree of so many positions."""
+        """Updates the mean expected gain of trees over chains by a newly drafted tree."""
         promised = np.cumsum(np.exp(tree.log_probs[1:]))[np.minimum(SIZES, tree.n_drafted) - 1]
         self._n_trees = min(self._n_trees + 1, MEMORY)
         gains = promised - self.expected(n_positions, TOP1) - self.tree_gains
         self.tree_gains += gains / self._n_trees
 
     def expected(self, n_positions: int, shape: str) -> Floats:
-        """Returns the expected tokens of a draft beyond the first, [len(SIZES)], by nodes."""
+        """Returns the expected accepted tokens of a draft for each number of nodes in SIZES."""
         chains: Floats = self.path[np.minimum(SIZES, n_positions)]
         return chains if shape == TOP1 else chains + np.maximum(self.tree_gains, 0.0)
 
 
 @dataclass(slots=True)
 class ControllerState:
-    """Learned state that outlives answers: measured costs, proposers' success, recent speed.
+    """Learned state that outlives requests: measured costs, statistics of proposers, recent speed.
 
-    rates: tokens and seconds of the last rounds, by number of sequences. choose_s: mean seconds of
-    a decision. since_plain: rounds since the last plain round whose time was filed. was_plain: True
-    if the last round was plain.
+    rates: decayed sums of tokens and seconds of recent rounds, by number of sequences. choose_s:
+    mean seconds of a decision. since_plain: rounds since the last plain round whose time was filed.
+    was_plain: True if the last round was plain.
     """
 
     costs: CostModel = field(default_factory=CostModel)
@@ -180,12 +173,12 @@ class ControllerState:
 
 @dataclass(slots=True)
 class Decision:
-    """The draft of the coming rounds of as many sequences.
+    """A decision of the auto controller about the next rounds with a given number of sequences.
 
-    ttl_rounds: rounds until the next decision. plan: None for no draft. is_probe: True if the plan
-    is expected to lose, and is run to measure its acceptance. gain: tokens a round that the plan
-    wins over plain decoding. plain_tokens: tokens that decoding makes in the time of a plain round;
-    0 if unknown. break_even: tokens that candidates must bring.
+    ttl_rounds: rounds until the next decision. plan: the draft, None for no draft. is_probe: True
+    if the plan is expected to lose and only measures acceptance. gain: expected tokens of a round
+    beyond plain decoding. plain_tokens: tokens that decoding makes in the time of a plain round; 0
+    if unknown. break_even: tokens that candidates must gain.
     """
 
     ttl_rounds: int = 1
@@ -197,30 +190,28 @@ class Decision:
 
 
 class AutoController(Controller):
-    """Drafts by measured gain, for the requests of one engine."""
+    """The controller of `--draft auto`: drafts only where a gain is expected, or as a probe."""
 
     def __init__(
         self, state: ControllerState, longest: int, max_nodes: int, min_nodes: int = 0
     ) -> None:
-        """longest: most positions of a draft. max_nodes: most nodes of a sequence in a pass.
-
-        min_nodes: drafts of fewer nodes are dropped.
-        """
+        """Creates a controller of drafts of min_nodes to max_nodes nodes, up to `longest` deep."""
         self._state, self.n_nodes, self._min_nodes = state, max_nodes, max(min_nodes, 1)
         self.longest = min(longest, max_nodes)
         self._nodes = np.array(SIZES)
         self._is_size = (self._min_nodes <= self._nodes) & (self._nodes <= max_nodes)
-        self._decisions: dict[tuple[int, int], Decision] = {}  # key: sequences, and those asked for
+        # Keys of the decisions: decoding sequences of a round, and sequences with speculation.
+        self._decisions: dict[tuple[int, int], Decision] = {}
         self._decision = Decision()
         self._has_decided = False
 
     def break_even(self, done: Round) -> BreakEven:
-        """Returns the tokens that a pass must bring; 0 beside a draft, which pays for the pass."""
+        """Returns the decided break-even; NO_THRESHOLD if a draft pays for the pass anyway."""
         decision = self._decisions.get((done.n_sequences, done.n_asked), Decision())
         return NO_THRESHOLD if decision.plan else decision.break_even
 
     def plan(self, done: Round, requests: Requests, proposers: Proposers) -> DraftPlan | None:
-        """Returns the decision's plan, or None if the candidates at hand gain as much."""
+        """Returns the decided draft; None if other candidates suffice or plain decoding is due."""
         limit = max(request.limit for request in requests)
         key = done.n_sequences, done.n_asked
         decision = self._decisions.get(key, Decision(0))
@@ -235,21 +226,23 @@ class AutoController(Controller):
             or self._copies_bring(decision.gain, done, requests)
         ):
             return None
-        done.free = ()  # a gain must be booked to one proposer
+        done.free = ()  # drops the other candidates, as a gain is booked to one proposer
         for request in requests:
             request.proposed.clear()
         return DraftPlan(plan.proposer, min(plan.n_positions, limit), plan.shape)
 
     def _is_plain_due(self, gain: float) -> bool:
-        """Returns True if a new measurement of plain decoding costs SHARE of the rounds since one.
+        """Returns True if a new measurement of plain decoding is due.
 
-        gain: plain rounds that are lost by decoding one round plainly. A measurement takes two, as
-        the first is slower: drafting has evicted the target's weights from the CPU's caches.
+        gain: plain rounds that one round of plain decoding loses compared with drafting. A
+        measurement takes two rounds, as drafting has evicted the target's weights from the CPU
+        caches before the first. A measurement is due if its loss is at most SHARE of the rounds
+        since the last one.
         """
         return self._state.since_plain * SHARE >= 2.0 * gain
 
     def _copies_bring(self, gain: float, done: Round, requests: Requests) -> bool:
-        """Returns True if the candidates at hand promise as much as a draft."""
+        """Returns True if candidates that need no pass are expected to gain as much as a draft."""
         asked = [request for request in requests if request.proposed]
         trees = [request.merged() for request in asked]
         value, _ = self._best(done, trees, [request.n_room - 1 for request in asked])
@@ -258,7 +251,6 @@ class AutoController(Controller):
     def _decide(
         self, done: Round, requests: Requests, proposers: Proposers, limit: int
     ) -> Decision:
-        """Chooses the plan of most tokens a second, or none."""
         state, costs, n = self._state, self._state.costs, done.n_sequences
         if not costs.knows_plain(n):
             return Decision()
@@ -289,10 +281,7 @@ class AutoController(Controller):
     def _options(
         self, done: Round, requests: Requests, proposer: Proposer, limit: int
     ) -> list[tuple[float, float, DraftPlan]]:
-        """Returns expected tokens and seconds of a round, for each draft of a proposer.
-
-        The balance covers the cost of each, even if nothing is accepted.
-        """
+        """Returns expected tokens and seconds, and plan, of each draft that the budget affords."""
         asked = [request for request in requests if proposer.name not in request.failed]
         if not asked:
             return []
@@ -320,7 +309,6 @@ class AutoController(Controller):
         return options
 
     def _break_even(self, done: Round, rate: float) -> BreakEven:
-        """Returns the tokens that candidates must bring where a second is worth `rate` tokens."""
         costs, n = self._state.costs, done.n_sequences
         plain_s = costs.plain_s(done.position, n) - n * costs.sample.value
         nodes = (1 + size - n for size in SIZES)
@@ -331,7 +319,7 @@ class AutoController(Controller):
         return BreakEven(sizes, chains.tolist(), trees.tolist())
 
     def select(self, done: Round, trees: Sequence[Tree], limits: Sequence[int]) -> list[Tree]:
-        """Returns the nodes that gain more than their rows cost; a probe always verifies some."""
+        """Selects the nodes that are worth their rows' cost; a probe verifies nodes in any case."""
         if done.proposer and not done.is_top1:
             for tree in trees:
                 self._state.stats[done.proposer].add_tree(tree, done.n_positions)
@@ -345,8 +333,7 @@ class AutoController(Controller):
     ) -> tuple[float, list[Tree]]:
         """Returns the expected gain in tokens, and the nodes to verify of each tree.
 
-        Either all are chains or all are trees, as some layers take longer for a tree of any size.
-        The balance covers the cost of all nodes, even if none is accepted.
+        Either all drafts are chains or all are trees, as some layers take longer for any tree.
         """
         decision, stats, costs = self._decision, self._state.stats, self._state.costs
         names = (done.proposer,) if done.proposer else done.free
@@ -371,7 +358,7 @@ class AutoController(Controller):
         ]
 
     def observe(self, done: Round) -> None:
-        """Books the round's gain or loss, and files its times."""
+        """Books a finished round's gain or loss to its proposers, and files its measured times."""
         state, costs, n = self._state, self._state.costs, done.n_sequences
         if self._has_decided:
             self._has_decided = False
@@ -381,7 +368,7 @@ class AutoController(Controller):
             plain_s, seconds = costs.plain_s(done.position, n), done.seconds
             if done.is_timing_shared:
                 seconds = costs.expected_s(done)
-            elif not costs.is_warm(done):  # the first run of a shape builds its graph
+            elif not costs.is_warm(done):  # the first run of a batch shape builds its graph
                 seconds = min(seconds, 2.0 * costs.expected_s(done))
             self._book(done, seconds / plain_s)
             keep = 1.0 - 1.0 / MEMORY
@@ -397,7 +384,6 @@ class AutoController(Controller):
         decision.ttl_rounds = 0 if failed else decision.ttl_rounds - 1
 
     def _book(self, done: Round, rounds: float) -> None:
-        """Books a round that took the time of `rounds` plain rounds."""
         all_stats = self._state.stats
         for name in {*all_stats, *done.free, done.proposer} - {""}:
             all_stats[name].book(_share(done) * rounds)
@@ -410,17 +396,16 @@ class AutoController(Controller):
             all_stats[name].book(done.n_tokens / done.n_sequences - rounds)
 
     def max_skip(self, done: Round) -> int:
-        """Returns how many rounds to skip so that asking takes at most its share of the time."""
+        """Returns how many rounds to skip so that proposers take at most SHARE of the time."""
         plain_s = self._state.costs.plain_s(done.position, done.n_sequences)
         return int((done.choose_s + done.draft_s) / max(_share(done) * plain_s, 1e-9))
 
 
 def _share(done: Round) -> float:
-    """Returns the share of a round's time that a proposer may lose, and that decisions take."""
     return SHARE / math.sqrt(done.n_sequences)
 
 
 def _preference(option: tuple[float, float, DraftPlan]) -> float:
-    """Returns a draft's tokens a second, SHARE more for a tree: ranked candidates teach more."""
+    """Returns a draft's tokens per second, plus SHARE for trees: ranked candidates teach more."""
     tokens, seconds, plan = option
     return tokens / seconds * (1.0 + SHARE * (plan.shape == TREE))

@@ -1,7 +1,6 @@
-"""Measured seconds of rounds, by rows, sequences and tokens in the caches.
+"""Measured seconds of passes and drafts, by rows, sequences and cached tokens.
 
-A time is the median of the last measurements. Other sizes are interpolated between measured ones,
-and more rows never take less.
+Each time is a median of the last measurements; times between measured sizes are interpolated.
 """
 
 from __future__ import annotations
@@ -20,31 +19,31 @@ from .._validate import integer, number
 from .tree import Tree
 
 N_TIMES = 9
-"""Times in a running median. With fewer than a third of them, the minimum counts: noise adds."""
+"""Number of measurements in a running median. Below a third of this number the minimum is used, as
+noise only adds time."""
 N_FIRST = 2
-"""First runs of a shape, whose times are dropped: the graph is built, and on CUDA captured."""
+"""First runs of a batch shape whose times are dropped: they build the graph (CUDA: capture it)."""
 ROW = 0.25
-"""Assumed cost, in plain passes, of a draft and of each further row, until one is measured."""
+"""Cost of a draft and of each further row, as a fraction of a plain pass, until it is measured."""
 CELLS = 256
-"""Width of the first bucket of cached tokens; each further bucket is twice as wide."""
+"""Cached tokens in the first bucket of times; the others end at 2, 4, 8 ... times this number."""
 PASSES = ("plain", "chains")
-"""Kinds of passes of the target; `_draft_kind` names those of drafts."""
+"""Kinds of measured target passes; `_draft_kind` names the kinds of measured drafts."""
 
 
 @dataclass(slots=True)
 class Round:
-    """Work and times of a round: one pass for one sequence or several.
+    """Work and times of one round: one pass for one or several decoding sequences.
 
-    position: tokens in the caches of all its sequences before it. n_sequences: decoding sequences;
-    n_undrafted: those of them without speculation. is_timing_shared: True if the pass or the draft
-    did other work too, so that the round's seconds are not filed.
-    proposer: name of the proposer that ran a pass, if any; n_positions: its positions, of the
-    longest draft; n_draft_rows: rows of its pass; is_top1: True for best candidates alone. free:
-    names of proposers that had candidates without a pass.
-    n_drafted: verified nodes below the roots; is_tree: True if they were more than chains.
-    n_accepted: accepted nodes. n_tokens: tokens added to answers.
-    Seconds: choose_s of deciding, and of learning from the last round with proposers; draft_s of
-    proposing and selecting, pass_s of the target's pass and of batching, sample_s of sampling.
+    position: cached tokens of all sequences before the round. n_sequences: decoding sequences.
+    n_undrafted: decoding sequences without speculation. is_timing_shared: True if other work ran
+    too, so that the seconds are not filed. proposer: name of the proposer that ran a forward pass,
+    if any. n_positions, n_draft_rows: longest draft, and rows of the proposer's pass. is_top1: True
+    for a top-1 draft. free: names of proposers with candidates that needed no pass. n_drafted:
+    verified nodes below the roots. is_tree: True if a verified tree has branches. n_accepted:
+    accepted candidates. n_tokens: tokens added to answers. choose_s: seconds of deciding, and of
+    learning from the round before. draft_s: seconds of proposing and selecting. pass_s: seconds of
+    the target's pass and of batching. sample_s: seconds of sampling.
     """
 
     position: int
@@ -66,33 +65,33 @@ class Round:
     sample_s: float = 0.0
 
     def add_tree(self, tree: Tree) -> None:
-        """Adds the nodes that the target verifies for one sequence."""
+        """Adds the nodes of one sequence's verified tree to the round's counts."""
         self.n_drafted += tree.n_drafted
         self.is_tree |= not tree.is_chain
 
     @property
     def n_rows(self) -> int:
-        """Rows of the pass."""
+        """Number of rows in the round's pass of the target."""
         return self.n_sequences + self.n_drafted
 
     @property
     def is_plain(self) -> bool:
-        """True if no proposer ran a pass, and nothing was verified."""
+        """True if the round ran no proposer's forward pass and verified no candidates."""
         return not (self.n_drafted or self.n_positions)
 
     @property
     def n_asked(self) -> int:
-        """Sequences with speculation."""
+        """Number of decoding sequences with speculation in the round."""
         return self.n_sequences - self.n_undrafted
 
     @property
     def seconds(self) -> float:
-        """Seconds of the whole round."""
+        """Duration of the whole round in seconds."""
         return self.choose_s + self.draft_s + self.pass_s + self.sample_s
 
 
 class RunningMedian:
-    """Median of the last times, in seconds; 0 without any."""
+    """Median of the last N_TIMES measured times in seconds; 0 before the first one."""
 
     def __init__(self, *times: float) -> None:
         self._times: deque[float] = deque(maxlen=N_TIMES)
@@ -102,31 +101,30 @@ class RunningMedian:
 
     @property
     def is_sure(self) -> bool:
-        """True if there are enough times for one outlier to move nothing."""
+        """True if the median has enough times to be unaffected by a single outlier."""
         return 3 * len(self._times) >= N_TIMES
 
     def add(self, seconds: float) -> None:
-        """Adds a time."""
+        """Adds a measured time in seconds."""
         self._times.append(seconds)
         times, n = sorted(self._times), len(self._times)
         self.value = (times[(n - 1) // 2] + times[n // 2]) / 2.0 if self.is_sure else times[0]
 
 
 class Curve:
-    """Seconds by rows: rising lines between measured points, extrapolated by their mean slope."""
+    """A curve of seconds by rows: interpolated, and extrapolated by the mean slope."""
 
     def __init__(self, points: Iterable[tuple[int, float]]) -> None:
-        """points: rows and seconds; at least one."""
         found = sorted(points)
         self._xs = [n_rows for n_rows, _ in found]
         self._ys = list(accumulate((seconds for _, seconds in found), max))
 
     def at(self, n_rows: int) -> float:
-        """Returns the seconds of so many rows."""
+        """Returns the seconds of a pass or draft with n_rows rows."""
         xs, ys = self._xs, self._ys
         if len(xs) == 1:
             return ys[0] * max(1.0 + ROW * (n_rows - xs[0]), 0.0)
-        if n_rows >= xs[-1]:  # the last step alone may be where a kernel ends
+        if n_rows >= xs[-1]:  # mean slope: the last interval may hold a jump between kernels
             return ys[-1] + (ys[-1] - ys[0]) / (xs[-1] - xs[0]) * (n_rows - xs[-1])
         i = max(bisect(xs, n_rows), 1)
         slope = (ys[i] - ys[i - 1]) / (xs[i] - xs[i - 1])
@@ -134,38 +132,38 @@ class Curve:
 
 
 Buckets = dict[int, RunningMedian]
-"""Times of one kind and number of rows, by tokens in the caches."""
+"""Measured times of one kind of pass and one number of rows, by bucket of cached tokens."""
 
 
 class CostModel:
-    """Times of plain passes, chains, trees and drafts.
+    """Cost model of plain passes, verifies (chains and trees) and drafts.
 
-    Rows of several sequences cost what as many of one do, and what plain passes of as many
-    sequences were measured to cost more; all that times a factor, which is measured for each number
-    of sequences, and for trees.
+    A verify of several sequences costs as much as a chain of as many rows, plus the difference of
+    plain passes, times a factor that is measured by number of sequences and for trees.
     """
 
     def __init__(self) -> None:
         self.n_observed = 0
-        """Rounds filed by this process."""
+        """Number of rounds that this process has filed in the cost model."""
         self.sample = RunningMedian()
         """Seconds of sampling one token."""
-        self._times: defaultdict[str, dict[int, Buckets]] = defaultdict(dict)  # keys: kind, rows
-        self._factors: dict[tuple[int, bool], RunningMedian] = {}  # keys: sequences, is_tree
+        # Keys of _times: kind of pass, rows. Keys of _factors: number of sequences, is_tree.
+        self._times: defaultdict[str, dict[int, Buckets]] = defaultdict(dict)
+        self._factors: dict[tuple[int, bool], RunningMedian] = {}
         self._n_runs: Counter[tuple[object, ...]] = Counter()
         self._curves: dict[tuple[str, int], Curve] = {}
 
     def knows_plain(self, n_sequences: int = 1) -> bool:
-        """Returns True if plain passes of as many sequences, or up to twice as many, are known."""
+        """Returns True if plain passes of n_sequences, or of fewer than twice that, were timed."""
         return any(n in self._times["plain"] for n in range(n_sequences, 2 * n_sequences))
 
     def is_warm(self, done: Round) -> bool:
-        """Returns True if a pass and a draft of the same shapes ran N_FIRST times before."""
+        """Returns True if the round's batch shapes ran N_FIRST times, so their graphs exist."""
         shapes = _shapes(done)
         return all(self._n_runs[shape] >= N_FIRST for shape in shapes if shape is not None)
 
     def observe(self, done: Round) -> None:
-        """Files the times of a round."""
+        """Files the measured times of a round, but not those of a batch shape's first runs."""
         self.n_observed += 1
         rows, draft = _shapes(done)
         if draft is not None and self._counts(draft):
@@ -181,7 +179,7 @@ class CostModel:
         self.sample.add(done.sample_s / max(done.n_tokens, 1))
 
     def expected_s(self, done: Round) -> float:
-        """Returns the seconds of such a round, if its pass does no other work."""
+        """Returns the expected seconds of a round of this size whose pass does no other work."""
         draft_s = 0.0
         if done.n_positions:
             draft_s = self.draft_s(done.proposer, done.n_draft_rows, done.is_top1)
@@ -189,33 +187,33 @@ class CostModel:
         return draft_s + pass_s + done.n_tokens * self.sample.value
 
     def draft_s(self, proposer: str, n_rows: int, is_top1: bool) -> float:
-        """Returns the seconds of a draft; before the first one of its kind, those of the other."""
+        """Returns the seconds of a draft, estimated from top-1 or ranked ones if unmeasured."""
         for kind in (_draft_kind(proposer, is_top1), _draft_kind(proposer, not is_top1)):
             if self._times[kind]:
                 return self._curve(kind, 0).at(n_rows)
         return ROW * self.plain_s(0)
 
     def plain_s(self, position: int, n_sequences: int = 1) -> float:
-        """Returns the seconds of a plain round after `position` tokens."""
+        """Returns the seconds of a plain round with `position` cached tokens, sampling included."""
         pass_s = self._curve("plain", _bucket(position)).at(n_sequences)
         return pass_s + n_sequences * self.sample.value
 
     def passes_s(
         self, position: int, counts: Iterable[int], is_tree: bool = False, n_sequences: int = 1
     ) -> NDArray[np.float64]:
-        """Returns the seconds of passes with so many rows after `position` tokens, [n]."""
+        """Returns the seconds of passes of counts[i] rows after `position` tokens, float64 [n]."""
         chains_s = self._chains_s(_bucket(position), counts, n_sequences)
         known = [key for key, factor in self._factors.items() if factor.is_sure]
         if not known or not (is_tree or n_sequences > 1):
             return chains_s
-        # Trees by trees, chains by chains; then by the nearest number of sequences.
+        # Prefer a factor of the same kind (tree or chain), then of the nearest number of sequences.
         key = min(known, key=lambda key: (key[1] != is_tree, abs(key[0] - n_sequences)))
         return chains_s * (self._factors[key].value if key[0] > 1 or is_tree else 1.0)
 
     def pass_s(
         self, position: int, n_rows: int, is_tree: bool = False, n_sequences: int = 1
     ) -> float:
-        """Returns the seconds of one such pass."""
+        """Returns the seconds of one pass of n_rows rows with `position` cached tokens."""
         return float(self.passes_s(position, (n_rows,), is_tree, n_sequences)[0])
 
     def _chains_s(
@@ -227,15 +225,14 @@ class CostModel:
         return np.array([max(chains.at(n) + more_s, 0.0) for n in counts])
 
     def _curve(self, kind: str, bucket: int) -> Curve:
-        """Returns seconds by rows in a bucket; all are 0 if nothing is known.
+        """Returns the curve of seconds by rows for a bucket of cached tokens; 0 if none is known.
 
-        Rows without a time in the bucket cost as much as in the nearest bucket, plus the difference
-        of a plain pass between both.
+        A missing time is that of the nearest bucket, plus the difference of plain passes to there.
         """
         curve = self._curves.get((kind, bucket))
         if curve is None:
             plain, times = self._times["plain"].get(1, {}), self._times[kind]
-            if kind == "chains":  # beyond the most verified rows, plain rounds tell
+            if kind == "chains":  # plain passes replace chains longer than any measured one
                 most, all_plain = max(times, default=1), self._times["plain"].items()
                 times = {**times, **{n: of for n, of in all_plain if n == 1 or n > most}}
             points = []
@@ -248,7 +245,6 @@ class CostModel:
         return curve
 
     def _counts(self, shape: tuple[object, ...]) -> bool:
-        """Counts a run; returns False for the first ones of its shape."""
         self._n_runs[shape] += 1
         return self._n_runs[shape] > N_FIRST
 
@@ -257,7 +253,7 @@ class CostModel:
         self._curves.clear()
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns all medians, as plain values."""
+        """Returns all medians of the cost model as JSON-serialisable values."""
         times = [
             [kind, n_rows, bucket, median.value]
             for kind, known in self._times.items()
@@ -269,7 +265,7 @@ class CostModel:
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> CostModel:
-        """Restores `to_dict`. Errors: KeyError, ValueError or TypeError for anything else."""
+        """Restores a cost model from `to_dict`; KeyError, ValueError or TypeError if invalid."""
         costs = cls()
         for kind, n_rows, bucket, seconds in stored["times"]:
             costs._times[str(kind)].setdefault(_count(n_rows), {})[int(bucket)] = _stored(seconds)
@@ -281,10 +277,7 @@ class CostModel:
 
 
 def _shapes(done: Round) -> tuple[tuple[Any, ...], tuple[str, int] | None]:
-    """Returns the shapes of a round's pass and draft: kind and rows.
-
-    A verify of a tree or of several sequences has a factor: its shape is sequences, is_tree, rows.
-    """
+    """Returns the cost model's keys of a round's pass and of its draft (None without one)."""
     rows: tuple[Any, ...] = PASSES[done.n_drafted > 0], done.n_rows
     if done.n_drafted and (done.is_tree or done.n_sequences > 1):
         rows = done.n_sequences, done.is_tree, done.n_rows
@@ -310,6 +303,5 @@ def _bucket(position: int) -> int:
 
 
 def _nearest(buckets: Buckets, bucket: int) -> tuple[int, float]:
-    """Returns the nearest bucket, and its seconds."""
     at = min(buckets, key=lambda at: abs(at - bucket))
     return at, buckets[at].value

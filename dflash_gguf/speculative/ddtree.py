@@ -1,8 +1,8 @@
-"""Trees of drafters that give candidates for each of the coming positions, whatever stands before.
+"""Best-first candidate trees (DDTree) of drafters that give candidates for each position.
 
-Every sequence of candidates is then a node, and its chance is the product of theirs.
-`best_first_tree` takes the likeliest nodes one after the other; a node's parent is likelier than
-the node, so it comes first.
+The candidates of a position do not depend on the tokens before it, so any sequence of candidates is
+a path, whose probability is the product of its candidates' probabilities. `best_first_tree` adds
+the most probable nodes one by one; a parent is more probable than its children, so it comes first.
 
 Source: Ringel & Romano, DDTree, arXiv 2604.12989.
 """
@@ -22,11 +22,10 @@ from .tree import Tree
 
 @dataclass(frozen=True, slots=True)
 class PositionCandidates:
-    """What may follow the last token, position by position.
+    """Candidates for each of the next n positions, k a position, most probable first.
 
-    tokens: integers [n, k], distinct within a row.
-    log_probs: float64 [n, k], at most 0, falling within a row: the log of the chance that the
-        target takes the token, given that it took the path before it. -inf: not a candidate.
+    tokens: integers [n, k], distinct within a row. log_probs: float64 [n, k], log-probabilities
+    that the target accepts a token after the path before it; -inf: no candidate.
     """
 
     tokens: NDArray[np.integer[Any]]
@@ -37,7 +36,7 @@ class PositionCandidates:
 
 
 def chain(root: int, candidates: PositionCandidates, length: int) -> Tree:
-    """The best candidate of each of the first `length` positions, up to one that has none."""
+    """Returns the chain of the best candidates of at most the first `length` positions."""
     ids, steps = candidates.tokens[:length, 0].tolist(), candidates.log_probs[:length, 0].tolist()
     tokens, paths = [root], [0.0]
     for token, step in zip(ids, steps, strict=True):
@@ -51,15 +50,12 @@ def chain(root: int, candidates: PositionCandidates, length: int) -> Tree:
 def best_first_tree(
     root: int, candidates: PositionCandidates, budget: int, *, main_chain: bool = False
 ) -> Tree:
-    """The `budget` likeliest nodes below the root; fewer if there are no more.
-
-    main_chain: the chain of best candidates comes first, whole, then the likeliest of the rest.
-    """
+    """Returns a tree of the `budget` best nodes; main_chain: with the whole main chain first."""
     ids, steps = candidates.tokens.tolist(), candidates.log_probs.tolist()
     n, k = candidates.tokens.shape
     tree = chain(root, candidates, budget if main_chain else 0)
     tokens, parents, depths, paths = tree.tokens, tree.parents, tree.depths, tree.log_probs
-    # Entries: minus the path's log-chance, the earlier one on ties, parent, rank among siblings.
+    # Heap entries: minus the path's log-probability, insertion order (for ties), parent, rank.
     heap: list[tuple[float, int, int, int]] = []
     for node in range(len(tokens)):
         rank = 0 if node == tree.n_drafted else 1

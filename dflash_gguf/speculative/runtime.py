@@ -1,8 +1,4 @@
-"""Runtime of speculative decoding: an engine's proposers, controllers and measured costs.
-
-What passes cost is measured while a model is loaded, and is kept in a file between processes, so
-that no answer begins cold.
-"""
+"""Runtime of speculative decoding: an engine's proposers, controllers and measured costs."""
 
 from __future__ import annotations
 
@@ -24,35 +20,29 @@ from .proposers.proposer import CHAIN, MAIN_CHAIN, TOP1, TREE, Proposer, Specula
 from .proposers.registry import create_proposers, select_proposers
 
 ROOM = 32
-"""Rows that a verify is given room for from the start, where there is memory."""
+"""Rows of a verify for which memory is reserved in advance, if it is available."""
 MEASURE_S, N_PROMPT = 0.2, 8
-"""Seconds of measuring while a model is loaded, and tokens in the cache before its rounds."""
+"""Time limit of measuring rounds at load, in seconds, and cached tokens before these rounds."""
 SHAPES = ((7, True), (7, False), (3, True), (3, False), (15, True))
-"""Nodes of the measured verifies, the most useful first, and whether they are a top-1 chain."""
+"""Verifies to measure, most useful first: number of nodes, True for a top-1 chain (else tree)."""
 N_ROUNDS_KEPT = 256
-"""Rounds after which the cost file is written again: that takes 2 ms, as long as a small pass."""
+"""Rounds between two writes of the cost file; one write takes about 2 ms."""
 N_HEADER = 1 << 16
-"""Bytes at a file's start that tell it from another of the same size and time."""
+"""Bytes at the start of a model file that are hashed to identify it, besides its size and time."""
 
 
 class CostFile:
-    """File of a pair's costs; its name is a hash of the model files and the settings."""
+    """File of measured costs; its name is a hash of the model files and the settings."""
 
     def __init__(self, paths: Iterable[str], *settings: str | int) -> None:
-        """paths: target and drafter. settings: all others that change the cost of a pass.
-
-        Errors: OSError for a file that cannot be read.
-        """
+        """Identifies the file by model files and settings; OSError for unreadable models."""
         files = [_file_identity(part) for path in paths for part in files_of(path)]
         self._identity = [*files, *map(str, settings), _cache_dir.cpu_name()]
         name = hashlib.sha256("\n".join(self._identity).encode()).hexdigest()[:16]
         self._name = f"costs-{name}.json"
 
     def load(self) -> tuple[CostModel, dict[str, Any]]:
-        """Returns the stored costs, and the learned values of proposers by name.
-
-        Both are empty if the file is missing or damaged.
-        """
+        """Returns the stored costs and learned values; empty if the file is missing or damaged."""
         stored = _cache_dir.read(self._name, self._identity)
         if stored is not None:
             with contextlib.suppress(*_cache_dir.SENSELESS):
@@ -60,13 +50,13 @@ class CostFile:
         return CostModel(), {}
 
     def store(self, costs: CostModel, learned: Mapping[str, Any]) -> None:
-        """Writes costs and learned values."""
+        """Writes the cost model and the learned values of proposers."""
         value = {"costs": costs.to_dict(), "learned": dict(learned)}
         _cache_dir.write(self._name, self._identity, value)
 
 
 class SpeculativeRuntime:
-    """Proposers, controllers and learned state of an engine. A file keeps the state."""
+    """Proposers, controllers and learned state of an engine; a cost file keeps the state."""
 
     def __init__(
         self,
@@ -74,7 +64,7 @@ class SpeculativeRuntime:
         cost_file: CostFile | None = None,
         max_verify_rows: int = MAX_VERIFY,
     ) -> None:
-        """cost_file: None to keep nothing. max_verify_rows: most rows of a verify by default."""
+        """Creates an engine's proposers with the state in the cost file (None: no file is kept)."""
         self.proposers = create_proposers(sequence)
         costs, learned = cost_file.load() if cost_file else (CostModel(), {})
         self.state = ControllerState(costs)
@@ -87,9 +77,9 @@ class SpeculativeRuntime:
         self._auto, self._auto_key = AutoController(self.state, 1, 1, 0), (1, 1, 0, list[str]())
 
     def controller(self, config: DecodeConfig) -> tuple[list[Proposer], Controller | None]:
-        """Returns an answer's proposers and controller; no controller for plain decoding.
+        """Returns the proposers and the controller for a config; no controller for plain decoding.
 
-        Errors: ValueError for a draft that this engine cannot make.
+        Errors: ValueError for draft settings that the engine's proposers cannot fulfil.
         """
         is_drafted = config.draft != "none"
         proposers = select_proposers(self.proposers, config.draft_type) if is_drafted else []
@@ -99,11 +89,13 @@ class SpeculativeRuntime:
         if not proposers:
             if config.draft in ("none", "auto"):
                 return [], None
-            raise ValueError(f"draft is {config.draft!r}, which needs a drafter")
+            raise ValueError(
+                f"draft is {config.draft!r}, which needs a drafter; load one, or use 'auto'"
+            )
         longest = max(proposer.max_draft for proposer in drafters or proposers)
         for name, value in (("draft_max", config.draft_max), ("draft_min", config.draft_min)):
             if value is not None and value > longest:
-                raise ValueError(f"{name} is {value}, this drafter drafts at most {longest}")
+                raise ValueError(f"{name} is {value}, this drafter drafts at most {longest} tokens")
         longest, least = config.draft_max or longest, config.draft_min
         if config.draft == "chain":
             return proposers, FixedController(CHAIN, longest, longest, least)
@@ -119,14 +111,14 @@ class SpeculativeRuntime:
         return proposers, self._auto
 
     def measure(self) -> None:
-        """Measures some rounds for MEASURE_S, unless costs are known. Empties the sequence."""
+        """Measures rounds for MEASURE_S seconds unless costs are known; empties the sequence."""
         sequence, costs = self._sequence, self.state.costs
         n_rows = min(ROOM, self._max_verify_rows, sequence.n_ctx - 2 * N_PROMPT)
         if costs.knows_plain() or n_rows < 2:
             return
         self.make_room(n_rows, is_needed=False)
         n_vocab = self._engine.model.n_vocab
-        # Equal tokens would all be routed to the same experts.
+        # Use different tokens: equal ones would all be routed to the same experts.
         tokens = [97 * row % n_vocab for row in range(ROOM)]
         drafters = [proposer for proposer in self.proposers if proposer.needs_forward]
         request = SpeculativeState(sequence, tokens[:N_PROMPT], DraftScorer(DecodeConfig()))
@@ -154,13 +146,13 @@ class SpeculativeRuntime:
             sequence.prefill(tokens[:N_PROMPT]).argmax()
             n_rows = min(n_rows, self._engine.max_verify)
             measure(costs, n_rows, drafters[0] if drafters else None, run, MEASURE_S)
-        except Error:  # the first answer raises it again
+        except Error:  # the first request will raise the same error
             self.state.costs = CostModel()
         finally:
             sequence.reset()
 
     def make_room(self, n_rows: int, *, is_needed: bool) -> None:
-        """Makes room for verifies of so many rows; with less memory for fewer, unless is_needed."""
+        """Reserves memory for verifies of n_rows rows; without is_needed, fewer if it is short."""
         if not is_needed:
             n_rows = min(n_rows, self._max_verify_rows)
         if n_rows > self._engine.max_verify:
@@ -172,13 +164,13 @@ class SpeculativeRuntime:
                 self._max_verify_rows = self._engine.max_verify
 
     def forget(self, sequences: Iterable[Sequence]) -> None:
-        """Makes all proposers forget the texts of sequences."""
+        """Makes all proposers forget the remembered text of sequences."""
         for sequence in sequences:
             for proposer in self.proposers:
                 proposer.forget(sequence)
 
     def save(self, n_rounds: int = N_ROUNDS_KEPT) -> None:
-        """Writes the cost file, if at least so many rounds were observed since the last time."""
+        """Writes the cost file if at least n_rounds rounds were filed since the last write."""
         n_observed = self.state.costs.n_observed
         if self._cost_file is not None and n_observed >= self._n_stored + n_rounds:
             learned = {proposer.name: proposer.to_dict() for proposer in self.proposers}
@@ -193,10 +185,10 @@ def measure(
     run: Callable[[Round], None],
     max_s: float,
 ) -> None:
-    """Runs rounds that accept nothing, so that the first answers begin with measured costs.
+    """Runs rounds that accept nothing, so that the first request has a measured cost model.
 
-    n_rows: most rows of a pass. drafter: None without one. run: runs a round and sets its seconds.
-    A round is left out if it would probably end after max_s.
+    n_rows: maximum rows of a pass. drafter: None to measure no drafts. run: runs a round and sets
+    its seconds. A round that would probably end later than max_s seconds is left out.
     """
     name, longest = (drafter.name, drafter.max_draft) if drafter else ("", 0)
     plain = 0, True

@@ -1,11 +1,11 @@
-"""Round of speculative decoding: selects candidates, and learns from their outcome.
+"""Rounds of speculative decoding: proposes candidates, selects nodes, learns from the outcome.
 
-    propose   proposers give trees of candidates, a controller selects the nodes to verify
-    verify    the target runs once over their tree (a chain is a tree of width 1)
-    follow    from the root down, while the target's own token is a child of the node
-    commit    the path stays in every cache; the rest leaves no trace
+    propose   proposers give trees of candidates, the controller selects the nodes to verify
+    verify    the target runs once over each tree (a chain is a tree of width 1)
+    follow    the path goes down from the root while the target's token is a child of the node
+    commit    the accepted path is appended to every cache, the rest is dropped
 
-The scheduler runs such rounds of many answers; simulations run those of none.
+The scheduler runs such rounds for requests; simulations run them without a model.
 """
 
 from __future__ import annotations
@@ -18,52 +18,46 @@ from .cost_model import Round
 from .proposers.proposer import TOP1, TREE, Proposer, SpeculativeState
 
 Clock = Callable[[str], AbstractContextManager[object]]
-"""Returns a context manager that times a phase, by its name."""
+"""A function that returns a context manager, which times the phase of the given name."""
 
 MAX_SKIP = 16
-"""Most rounds in a row without asking proposers: a suffix match is found so much later."""
+"""Maximum consecutive rounds without calling proposers; a suffix match may be found that late."""
 
 
 def untimed(_phase: str) -> AbstractContextManager[object]:
-    """A clock that measures nothing."""
+    """Returns a context manager that measures nothing."""
     return nullcontext()
 
 
 class Speculator:
-    """Proposes candidates for rounds, and selects the ones to verify.
-
-    Methods take lists of requests, one for each sequence of the next pass.
-    """
+    """Proposes candidates and selects the nodes to verify, for all requests of a round."""
 
     def __init__(
         self, proposers: Sequence[Proposer], controller: Controller, clock: Clock = untimed
     ) -> None:
-        """clock: of "choose", "draft" and "select"."""
+        """Creates a speculator; the clock times the phases "choose", "draft" and "select"."""
         self._proposers, self._controller, self._clock = proposers, controller, clock
         self._free = [proposer for proposer in proposers if not proposer.needs_forward]
         self._drafters = [proposer for proposer in proposers if proposer.needs_forward]
         self._skip, self.n_skip = 1, 0
-        """Plain rounds to skip after the next miss, and those still to be skipped now."""
+        """Rounds to skip after the next miss, and rounds still to be skipped now."""
 
     def start(self, request: SpeculativeState) -> None:
-        """Begins an answer; the prompt is in the request's `history`."""
+        """Starts all proposers for a request, whose `history` holds the prompt."""
         for proposer in self._proposers:
             proposer.start(request)
 
     def end_back_off(self) -> None:
-        """Asks proposers in the next round; called where a request is the only one.
-
-        Beside others it can wait: asking them anew for each of 16 answers took 1 % of the time.
-        """
+        """Ends the skipping of rounds; meant for a request that runs alone, as it takes time."""
         self._skip, self.n_skip = 1, 0
 
     @property
     def asks(self) -> bool:
-        """True if proposers are asked in the next round."""
+        """True if proposers are called in the next round."""
         return self.n_skip == 0
 
     def propose(self, done: Round, requests: Sequence[SpeculativeState]) -> None:
-        """Sets the tree of each request, None for a plain row, and the draft's part of `done`."""
+        """Sets the tree of each request (None: plain decoding) and the draft's part of `done`."""
         controller, clock = self._controller, self._clock
         break_even, asked = controller.break_even(done), []
         for request in requests:
@@ -108,7 +102,7 @@ class Speculator:
         requests: Sequence[SpeculativeState],
         tokens: Sequence[Sequence[int]],
     ) -> None:
-        """Learns from a round. tokens: of each request, chosen by the target in the round."""
+        """Learns from a round, given the target's tokens for each request."""
         if not self.asks:
             self.n_skip -= 1
             return
@@ -122,7 +116,6 @@ class Speculator:
             self._skip = 1
 
     def _ask(self, proposer: Proposer, requests: Sequence[SpeculativeState]) -> bool:
-        """Returns True if the proposer has candidates for any request."""
         name, is_any = proposer.name, False
         asked = [request for request in requests if name not in request.failed]
         if not asked:

@@ -1,7 +1,6 @@
-"""Draft trees: what a round verifies, with the chance of every node.
+"""Draft trees: candidate tokens to verify, with the log-probability of the path to each node.
 
-A node's path is no likelier than its parent's, so in the order of chances parents come first, and
-the first nodes of a tree are themselves the best tree of their number.
+In order of probability parents come first, and the first n nodes are the best tree of n nodes.
 """
 
 from __future__ import annotations
@@ -12,12 +11,10 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Tree:
-    """Nodes to verify, parents before children. Node 0 is the root: the token chosen last.
+    """A tree of nodes to verify, parents before children. Node 0 is the root, the last token.
 
-    Nobody changes one that is made; it is not frozen, as that takes several times as long to make.
-
-    tokens, parents, depths, log_probs: [n]; the root has parent -1, depth 0 and chance 1.
-    log_probs: of the whole path from the root to the node.
+    Never changed once built; a frozen dataclass takes several times as long to create. All fields
+    are [n]; the root has parent -1, depth 0, log-probability 0. log_probs: of the path to a node.
     """
 
     tokens: list[int]
@@ -28,7 +25,7 @@ class Tree:
 
     @classmethod
     def of(cls, tokens: Sequence[int], parents: Sequence[int] | None = None) -> Tree:
-        """A tree of these nodes, a chain without parents; all chances are 1."""
+        """Builds a tree from tokens and parents (None: a chain), with all log-probabilities 0."""
         parents = range(-1, len(tokens) - 1) if parents is None else parents
         depths: list[int] = []
         for parent in parents:
@@ -37,7 +34,7 @@ class Tree:
 
     @classmethod
     def chain(cls, tokens: Sequence[int], log_probs: Sequence[float]) -> Tree:
-        """A chain with the log-chances of its paths; both [n], with the root."""
+        """Builds a chain from tokens and path log-probabilities, both [n] including the root."""
         n = len(tokens)
         return cls(list(tokens), list(range(-1, n - 1)), list(range(n)), list(log_probs))
 
@@ -46,16 +43,16 @@ class Tree:
 
     @property
     def n_drafted(self) -> int:
-        """Nodes below the root."""
+        """Number of nodes below the root of the tree."""
         return len(self.tokens) - 1
 
     @property
     def is_chain(self) -> bool:
-        """True if every node follows the one before it."""
+        """True if the tree has no branches."""
         return self.depths[-1] == self.n_drafted
 
     def child(self, node: int, token: int) -> int | None:
-        """The child of a node that is this token, None if there is none."""
+        """Returns the number of a node's child with this token, or None if there is none."""
         if self.is_chain:
             below = node + 1
             return below if below < len(self.tokens) and self.tokens[below] == token else None
@@ -67,10 +64,10 @@ class Tree:
     def follow(
         self, choose: Callable[[int], int], take: Callable[[int], bool]
     ) -> tuple[list[int], int]:
-        """The path of nodes that the target takes, root first, and how many candidates it took.
+        """Returns the accepted path of nodes, root first, and the number of accepted candidates.
 
-        choose: the target's token after a node. take: is given each of these tokens; True ends the
-        path before the token, which counts as taken all the same if it is a candidate.
+        choose: returns the target's token after a node. take: receives each of these tokens; if it
+        returns True, the path ends before that token, which still counts as accepted if drafted.
         """
         path, n_taken = [0], 0
         while True:
@@ -82,22 +79,19 @@ class Tree:
             path.append(node)
 
     def accepted(self, chosen: Iterable[int]) -> list[int]:
-        """The path that the target takes, root first.
-
-        chosen: its token after each node of the path, taken only as far as the path goes.
-        """
+        """Returns the accepted path of nodes, root first. chosen: the target's token after each."""
         tokens = iter(chosen)
         return self.follow(lambda _: next(tokens, -1), lambda _: False)[0]
 
     def first(self, n_drafted: int) -> Tree:
-        """The root and the first nodes below it, which are a tree as well."""
+        """Returns the tree of the root and the first n_drafted nodes below the root."""
         n = n_drafted + 1
         if n >= len(self):
             return self
         return Tree(self.tokens[:n], self.parents[:n], self.depths[:n], self.log_probs[:n])
 
     def main_chain(self) -> Tree:
-        """The chain that follows the first child of every node: the likeliest one."""
+        """Returns the main chain: from the root on always the first, most probable child."""
         if self.is_chain:
             return self
         path = [0]
@@ -108,10 +102,9 @@ class Tree:
 
 
 def merged(trees: Sequence[Tree]) -> Tree:
-    """All paths of some trees with one root, the likeliest first.
+    """Merges trees with equal roots into one, most probable nodes first.
 
-    What several propose has the best chance that one of them gives: they may agree for the same
-    reason.
+    A node of several trees gets its highest probability: proposers may agree for the same reason.
     """
     if len(trees) == 1:
         return trees[0]
@@ -134,7 +127,7 @@ def merged(trees: Sequence[Tree]) -> Tree:
                 probs.append(prob)
             elif prob > probs[at]:
                 probs[at] = prob
-    # Nodes are made after their parents, so a stable sort keeps that order on ties.
+    # Parents precede their children here, and a stable sort keeps that order on ties.
     order = sorted(range(len(tokens)), key=lambda node: -probs[node])
     number = {node: i for i, node in enumerate(order)}
     number[-1] = -1

@@ -1,1 +1,1 @@
-"""Text to tokens and back: tokenizer, chat templates, streaming, vocabularies of GGUF files."""
+"""Tokenizer, chat templates, incremental text, and metadata and vocabularies of GGUF files."""

@@ -18,20 +18,16 @@ Message = Mapping[str, Any]
 
 MAX_PROMPT_CHARACTERS = 1 << 26
 MAX_RENDER_S = 10.0
-"""CPU time of the thread. A template that takes longer does not end; the longest prompts take well
-under a second."""
+"""Most seconds of CPU time to render a prompt, against endless templates. Most take under 1 s."""
 
 
 class ChatPrompt(list[int]):
-    """Token ids of a conversation up to where the answer begins."""
+    """Token ids of a conversation, up to where the answer begins."""
 
     def __init__(
         self, tokens: Iterable[int], reasoning: Format | None, turn_boundaries: Iterable[int] = ()
     ) -> None:
-        """reasoning: how an answer marks its thoughts; None if the template marks none.
-
-        turn_boundaries: positions where a later prompt of the conversation may part from this one.
-        """
+        """turn_boundaries: positions where a later prompt of the conversation may diverge."""
         super().__init__(tokens)
         self.reasoning = reasoning
         self.turn_boundaries = tuple(turn_boundaries)
@@ -43,7 +39,6 @@ class _Generation(jinja2.ext.Extension):
     tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Any) -> Any:
-        """The nodes inside the block."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
@@ -58,13 +53,12 @@ def render(
     tools: Sequence[Mapping[str, Any]] | None = None,
     variables: Mapping[str, Any] | None = None,
 ) -> str:
-    """The prompt that a template makes of messages.
+    """Returns the prompt that a Jinja template makes of messages.
 
-    special_tokens: "bos_token", "eos_token" and so on, texts that templates refer to.
-    enable_thinking: passed on unless None; templates that do not know it ignore it.
-    tools, variables: further values that a template may look at.
-    Errors: ValueError for a template that cannot be parsed, fails, refuses the messages, or makes
-        more than MAX_PROMPT_CHARACTERS or takes longer than MAX_RENDER_S.
+    special_tokens: texts of special tokens by their names in templates, such as "bos_token".
+    enable_thinking, tools, variables: values for the template; None for enable_thinking omits it.
+    Errors: ValueError for a template that cannot be parsed, fails, refuses the messages, exceeds
+        MAX_PROMPT_CHARACTERS or takes longer than MAX_RENDER_S.
     """
     environment = _Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
@@ -94,14 +88,13 @@ def render(
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Keeps a template from the machine, and from taking it for ever."""
+    """Jinja sandbox with a time limit, checked in methods that every turn of a loop calls."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self._ends_at = time.thread_time() + MAX_RENDER_S
 
     def text_of(self, pieces: Iterable[str]) -> str:
-        """The pieces of a prompt in one, checked as they are made."""
         parts: list[str] = []
         n_characters = 0
         for piece in pieces:
@@ -113,17 +106,14 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return "".join(parts)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Every turn of a loop that does anything comes by here, or by one of the next two."""
         self._check_time()
         return super().getattr(obj, attribute)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        """See `getattr`."""
         self._check_time()
         return super().getitem(obj, argument)
 
     def call(self, context: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """See `getattr`."""
         self._check_time()
         return super().call(context, obj, *args, **kwargs)
 
@@ -133,7 +123,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 class _RefusedError(Exception):
-    """What a template's raise_exception() raises."""
+    """Raised by raise_exception() of a template."""
 
 
 def _refuse(message: str) -> NoReturn:
@@ -149,7 +139,7 @@ def _to_json(value: Any, indent: int | None = None, **settings: Any) -> str:
 
 
 def last_asked(messages: Sequence[Message]) -> str:
-    """What the last user turn says; "" if there is none."""
+    """Returns the text of the last user turn, "" if there is none."""
     for message in reversed(messages):
         if message.get("role") == "user":
             content = message.get("content")

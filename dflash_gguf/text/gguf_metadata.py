@@ -1,8 +1,7 @@
 """Reads the metadata of a GGUF file: keys and values, not the tensors.
 
-Values are decoded when asked for, and arrays of text are walked, not copied, so that a vocabulary
-of 250,000 tokens costs milliseconds. Every length is checked against the file before it is
-believed. Source: ggml, docs/gguf.md.
+Values are decoded on demand, so that opening a file with a large vocabulary takes milliseconds.
+Every length is checked against the size of the file. Source: ggml, docs/gguf.md.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ DTYPES = {
     for code, name in enumerate(TYPE_NAMES)
     if code not in (STRING, ARRAY)
 }
-"""Types of scalars and of array items, by their codes."""
+"""numpy types of scalars and array items, by GGUF type code."""
 INTEGERS = {(code, code) for code, dtype in DTYPES.items() if dtype.kind in "iu" and code != BOOL}
 _U64 = struct.Struct("<Q")
 
 
 def files_of(path: str) -> list[str]:
-    """The files of a model: this one, and those that follow it if it is the first of several."""
+    """Returns the files of a model: the path and, for the first of split files, the later parts."""
     match = re.search(r"-00001-of-(\d{5})\.gguf$", path)
     if match is None:
         return [path]
@@ -51,10 +50,10 @@ def files_of(path: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class MetadataEntry:
-    """Where a value lies: `start` is behind the type codes and the length of an array.
+    """Position of one key and its value in the file, in bytes.
 
-    type: GGUF type code; item_type and count: those of an array, else type and 1.
-    begin: first byte of the key, so that file[begin:end] is the whole entry.
+    type: GGUF type code. item_type, count: of an array's items, else `type` and 1. begin: start of
+    the key. start: start of the value, after type codes and array length. end: end of both.
     """
 
     type: int
@@ -66,19 +65,19 @@ class MetadataEntry:
 
     @property
     def type_name(self) -> str:
-        """For messages: "uint32", "array of string"."""
+        """Name of the type for messages, such as "uint32" or "array of string"."""
         name = TYPE_NAMES[self.item_type]
         return f"array of {name}" if self.type == ARRAY else name
 
 
 class GgufMetadata:
-    """The metadata of one file. ValueError names the file and what is wrong with it.
+    """The metadata of one GGUF file. ValueError for a damaged file names it and the defect.
 
-    Typed reads return None where the key is missing and raise ValueError where its type differs.
+    Typed reads return None for a missing key and raise ValueError for a value of another type.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Reads the whole table once. OSError where the file cannot be read."""
+        """Finds all metadata entries; OSError if the file cannot be read."""
         self.path = os.fspath(path)
         if os.path.isdir(self.path):
             raise ValueError(f"{self.path}: is a directory, expected a GGUF file")
@@ -96,7 +95,7 @@ class GgufMetadata:
             raise
 
     def close(self) -> None:
-        """Unmaps the file; entries remain, values can no longer be read."""
+        """Unmaps the file; its values can no longer be read."""
         self._data.close()
 
     def __enter__(self) -> GgufMetadata:
@@ -109,7 +108,6 @@ class GgufMetadata:
         return key in self.entries
 
     def text(self, key: str) -> str | None:
-        """A string value."""
         entry = self._typed(key, {(STRING, STRING)}, "string")
         if entry is None:
             return None
@@ -119,17 +117,15 @@ class GgufMetadata:
             raise ValueError(f"{self.path}: {key} is not valid UTF-8") from None
 
     def integer(self, key: str) -> int | None:
-        """An integer value of any width."""
         entry = self._typed(key, INTEGERS, "an integer")
         return None if entry is None else int(self._scalar(entry))
 
     def boolean(self, key: str) -> bool | None:
-        """A bool value."""
         entry = self._typed(key, {(BOOL, BOOL)}, "bool")
         return None if entry is None else bool(self._scalar(entry))
 
     def array(self, key: str, *type_names: str) -> NDArray[Any] | None:
-        """A numeric array of one of the types named, as a copy."""
+        """Returns a copy of a numeric array, whose items must be of one of the named types."""
         kinds = {(ARRAY, TYPE_NAMES.index(name)) for name in type_names}
         entry = self._typed(key, kinds, f"array of {' or '.join(type_names)}")
         if entry is None:
@@ -138,7 +134,7 @@ class GgufMetadata:
         return np.frombuffer(self._data, dtype, entry.count, entry.start).copy()
 
     def texts(self, key: str) -> list[bytes] | None:
-        """An array of strings, as raw bytes."""
+        """Returns an array of strings as raw bytes."""
         entry = self._typed(key, {(ARRAY, STRING)}, "array of string")
         if entry is None:
             return None
@@ -146,14 +142,13 @@ class GgufMetadata:
         return [data[start + 8 : end] for start, end in pairwise([0, *ends])]
 
     def raw(self, key: str) -> bytes:
-        """The bytes of a whole entry, key and type included, as they are in the file."""
+        """Returns the bytes of an entry in the file: key, type and value."""
         entry = self.entries[key]
         return self._data[entry.begin : entry.end]
 
     def _typed(
         self, key: str, kinds: Collection[tuple[int, int]], expected: str
     ) -> MetadataEntry | None:
-        """Returns the entry, whose type and item type must be one of the kinds."""
         entry = self.entries.get(key)
         if entry is not None and (entry.type, entry.item_type) not in kinds:
             raise ValueError(f"{self.path}: {key} is {entry.type_name}, expected {expected}")

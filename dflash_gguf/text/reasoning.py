@@ -1,8 +1,4 @@
-"""What a model thinks before its answer, told apart from the answer while both are written.
-
-How a model marks its thoughts follows from its chat template; the text of a prompt says whether
-they have begun already.
-"""
+"""Separates reasoning from the answer while both are generated, by marks of the chat template."""
 
 from __future__ import annotations
 
@@ -14,25 +10,24 @@ PartKind = Literal["text", "reasoning"]
 
 
 class OutputPart(NamedTuple):
-    """A piece of an answer of one kind."""
+    """A piece of an answer: text or reasoning."""
 
     text: str
     kind: PartKind = "text"
 
 
 def joined(parts: Iterable[OutputPart], kind: PartKind) -> str:
-    """The text of all parts of one kind."""
     return "".join([part.text for part in parts if part.kind == kind])
 
 
 class Splitter(Protocol):
-    """Tells thoughts from the answer in text that comes in pieces, however it was cut."""
+    """Interface of splitters: they separate reasoning from the answer, however text is cut."""
 
     def push(self, text: str) -> list[OutputPart]:
-        """Adds text; what is certain of it."""
+        """Adds text. Returns the parts that are certain; the start of a mark is held back."""
 
     def finish(self) -> list[OutputPart]:
-        """What was held back, at the end of the text."""
+        """Returns the held back text as parts, at the end of the answer."""
 
 
 MARKS = {
@@ -40,37 +35,33 @@ MARKS = {
     "think": ("<think>", "</think>"),
     "cohere": ("<|START_THINKING|>", "<|END_THINKING|>"),
 }
-"""What stands before and after thoughts, by the name of the format."""
+"""Pairs of marks before and after reasoning, by name of the format."""
 
 
 class Format(NamedTuple):
-    """How an answer to one prompt marks its thoughts.
-
-    name: "harmony", or one of MARKS. is_open: the prompt ends with the opening mark.
-    """
+    """Format of reasoning in an answer. is_open: True if the prompt ends with the opening mark."""
 
     name: str
     is_open: bool = False
 
     @property
     def opening(self) -> str:
-        """The mark before thoughts; none in harmony, whose messages have headers."""
+        """The mark before reasoning; "" for harmony, whose messages have headers."""
         return MARKS[self.name][0] if self.name in MARKS else ""
 
     @property
     def closing(self) -> str:
-        """The mark after them."""
+        """The mark after reasoning; "" for harmony."""
         return MARKS[self.name][1] if self.name in MARKS else ""
 
     def splitter(self) -> Splitter:
-        """A new splitter of one answer."""
         if self.name == "harmony":
             return Harmony()
         return Block(self.opening, self.closing, self.is_open)
 
 
 def format_of(template: str, prompt: str) -> Format | None:
-    """The format of answers to a prompt that the template made; None if it marks no thoughts."""
+    """Returns the format of answers to a template's prompt; None if it marks no reasoning."""
     if "<|channel|>" in template and "<|message|>" in template:
         return Format("harmony")
     for name, (opening, closing) in MARKS.items():
@@ -80,23 +71,21 @@ def format_of(template: str, prompt: str) -> Format | None:
 
 
 class Block:
-    """Thoughts between two marks at the beginning of the answer."""
+    """Splitter for reasoning between two marks at the beginning of an answer."""
 
     def __init__(self, opening: str, closing: str, is_open: bool) -> None:
-        """is_open: the prompt ends with the opening mark, so the text begins with thoughts."""
+        """is_open: True if the prompt ends with the opening mark, so that reasoning comes first."""
         self._opening, self._closing = opening, closing
         self._held = ""
         self._place: Literal["before", "inside", "after"] = "inside" if is_open else "before"
         self._skips_space = is_open
-        """A part begins after the white space that follows a mark."""
+        """True after a mark, whose following white space is dropped."""
 
     def push(self, text: str) -> list[OutputPart]:
-        """Adds text; what is certain of it."""
         self._held += text
         return [part for part in self._parts(at_end=False) if part.text]
 
     def finish(self) -> list[OutputPart]:
-        """What was held back, at the end of the text."""
         return [part for part in self._parts(at_end=True) if part.text]
 
     def _parts(self, at_end: bool) -> Iterator[OutputPart]:
@@ -109,7 +98,7 @@ class Block:
         if self._place == "inside":
             self._skip_space()
             at = self._held.find(self._closing)
-            # White space before the closing mark is not of the thoughts.
+            # Hold back trailing white space: it is dropped if the closing mark follows.
             n = (
                 at
                 if at >= 0
@@ -141,18 +130,17 @@ _CHANNEL = re.compile(r"<\|channel\|>\s*(\w*)")
 
 
 class Harmony:
-    """The messages of gpt-oss, each with a header that names its channel.
+    """Splitter for gpt-oss, whose messages have headers that name a channel.
 
-    Analysis is thought; commentary and final are the answer. A message to a tool keeps its header
-    and stays in the answer as it is, for whoever reads calls there.
+    Channel analysis is reasoning; commentary and final are the answer. Messages to tools keep their
+    headers and stay in the answer, where clients parse them.
     Source: OpenAI, harmony response format.
     """
 
     MESSAGE = "<|message|>"
-    """Between header and text."""
     ENDS = ("<|start|>", "<|end|>", "<|return|>", "<|call|>")
     MAX_HEADER = 256
-    """Characters after which text without a mark is no header: the model does not keep to it."""
+    """Longest header in characters; longer text without a mark is part of the answer."""
 
     def __init__(self) -> None:
         self._held = ""
@@ -160,12 +148,10 @@ class Harmony:
         self._kind: PartKind = "text"
 
     def push(self, text: str) -> list[OutputPart]:
-        """Adds text; what is certain of it."""
         self._held += text
         return [part for part in self._parts() if part.text]
 
     def finish(self) -> list[OutputPart]:
-        """What was held back, at the end of the text."""
         rest, self._held = self._held, ""
         return [OutputPart(rest, "text" if self._in_header else self._kind)] if rest else []
 
@@ -202,7 +188,7 @@ class Harmony:
 
 
 def _certain(text: str, mark: str) -> int:
-    """Characters of the text that cannot be the beginning of a mark at its end."""
+    """Returns the length of the text without the longest end of it that may begin the mark."""
     for n in range(min(len(mark) - 1, len(text)), 0, -1):
         if text.endswith(mark[:n]):
             return len(text) - n

@@ -1,4 +1,4 @@
-"""Incremental text: characters split across tokens, and texts that end an answer."""
+"""Incremental decoding of text: characters split across tokens, and stop texts."""
 
 from __future__ import annotations
 
@@ -10,29 +10,25 @@ T = TypeVar("T")
 
 
 class Utf8Stream:
-    """Joins the bytes of tokens to text; an incomplete character waits for its rest.
-
-    The joined text equals `b"".join(pieces).decode("utf-8", "replace")` however the bytes were cut:
-    bytes that cannot become a character give U+FFFD at once, an incomplete one only at the end.
-    """
+    """Decodes pieces of UTF-8, with U+FFFD for bad bytes; holds back incomplete characters."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, piece: bytes) -> str:
-        """Adds bytes and returns the text they completed."""
+        """Adds bytes and returns the text that they complete."""
         return self._decoder.decode(piece)
 
     def finish(self) -> str:
-        """Returns what is left, with U+FFFD for an incomplete character."""
+        """Returns U+FFFD if the bytes end with an incomplete character, else an empty text."""
         return self._decoder.decode(b"", final=True)
 
 
 class StopMatcher:
-    """Passes text on until a stop text occurs; holds back what may be the beginning of one.
+    """Passes text on until a stop text occurs; holds back text that may begin a stop text.
 
-    Of several stop texts the one that is complete first counts, and of two that are complete
-    with the same character the longer, so that the answer does not depend on how the text was cut.
+    The first complete stop text counts, the longer one if two end with the same character, so that
+    the answer does not depend on how its text is cut.
     """
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
@@ -41,7 +37,7 @@ class StopMatcher:
         self.matched: str | None = None
 
     def push(self, text: str) -> str:
-        """Adds text and returns what is certain to belong to the answer."""
+        """Adds text and returns the text that certainly belongs to the answer."""
         if self.matched is not None:
             return ""
         if not self._stops:
@@ -57,13 +53,13 @@ class StopMatcher:
         return text[: len(text) - n_held]
 
     def finish(self) -> str:
-        """Returns what was held back and did not become a stop text."""
+        """Returns the held back text, at the end of the answer."""
         rest, self._held = self._held, ""
         return rest
 
 
 def n_common(a: Sequence[T], b: Sequence[T]) -> int:
-    """Counts the characters or tokens that two texts of one type begin with alike."""
+    """Returns the length of the common prefix of two texts or token lists."""
     n = min(len(a), len(b))
     if a[:n] == b[:n]:
         return n
@@ -71,7 +67,7 @@ def n_common(a: Sequence[T], b: Sequence[T]) -> int:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that is a proper beginning of `stop`."""
+    """Returns the length of the longest end of `text` that is a proper prefix of `stop`."""
     return next(
         (n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0
     )

@@ -1,4 +1,4 @@
-"""Tokenizer and chat template of a target, by llama.cpp on a vocabulary that was checked first."""
+"""Tokenizer and chat templates of a target: llama.cpp's, on a vocabulary that was checked first."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ try:
     import llama_cpp
 except (
     RuntimeError
-) as error:  # a library that it needs is missing, such as CUDA's: told on first use
+) as error:  # a library of llama.cpp is missing, such as CUDA's; the first use raises this
     _unopened = error
 
 PIECE_BYTES = 256
 LOG_LEVEL_ERROR = 4
 MAX_TEXT_BYTES = (1 << 31) - (1 << 20)
 PLAIN_RUN = 4096
-"""Longest run of characters without a word boundary that fits a default stack with ease."""
+"""Longest run of characters without a word boundary that is tokenized on the caller's stack."""
 STACK_BYTES_PER_CHARACTER = 640
-"""llama.cpp splits text by std::regex for many tokenizers, which recurses for every character of a
-word: 312 bytes were measured (libstdc++ 12); twice that is given."""
+"""Bytes of stack for std::regex, by which llama.cpp splits text for many tokenizers: std::regex
+recurses for each character of a word. Twice the 312 bytes measured with libstdc++ 12."""
 MAX_RUN = 1 << 20
 _EOG_MARKS = (b"<", b"[")
-"""Every text that llama.cpp takes for the end of a generation holds one of these."""
+"""Characters of which llama.cpp's names of end-of-generation tokens contain at least one."""
 
 _LogCallback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 _load_lock = threading.Lock()
@@ -50,23 +50,23 @@ _log_errors: list[str] = []
 
 @_LogCallback  # type: ignore[untyped-decorator]
 def _keep_errors(level: int, text: bytes, _data: Any) -> None:
-    """Keeps llama.cpp quiet; the text of errors is for the message of a failed load."""
+    """Drops llama.cpp's log, but keeps errors for the message of a failed load."""
     if level == LOG_LEVEL_ERROR:
         _log_errors.append(text.decode("utf-8", "replace").strip())
 
 
 @_LogCallback  # type: ignore[untyped-decorator]
 def _print_errors(level: int, text: bytes, _data: Any) -> None:
-    """The message of ggml before it aborts: it logs the device's error nowhere else."""
+    """Prints errors: before ggml aborts, it reports a device's error only to the log."""
     if level == LOG_LEVEL_ERROR:
         sys.stderr.write(text.decode("utf-8", "replace"))
 
 
 class Tokenizer:
-    """The tokenizer of one GGUF file. Calls from several threads are safe."""
+    """The tokenizer and chat templates of one GGUF file. Threads may share a tokenizer."""
 
     def __init__(self, vocabulary: Vocabulary, name: str = "tokenizer") -> None:
-        """Loads a checked vocabulary. ValueError where llama.cpp still refuses it."""
+        """Loads a checked vocabulary; ValueError if llama.cpp refuses it. name: for messages."""
         self._vocabulary = vocabulary
         self._pieces: dict[tuple[int, bool], bytes] = {}
         model = _load(vocabulary, name)
@@ -77,37 +77,33 @@ class Tokenizer:
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Tokenizer | None:
-        """The tokenizer of a GGUF file of any architecture; None if it has none.
-
-        Errors: OSError; ValueError that names the file and what is wrong with it.
-        """
+        """Loads the tokenizer of a GGUF file, None if it has none; ValueError for a bad file."""
         with GgufMetadata(path) as file:
             vocabulary = read_vocabulary(file)
         return None if vocabulary is None else cls(vocabulary, os.fspath(path))
 
     def close(self) -> None:
-        """Frees the tokenizer; closing twice is harmless."""
+        """Frees the tokenizer, which then raises ValueError; closing twice is harmless."""
         self._pieces.clear()
         self._free()
 
     @property
     def n_tokens(self) -> int:
-        """Size of the vocabulary."""
         return len(self._vocabulary.tokens)
 
     @property
     def templates(self) -> dict[str, str]:
-        """The chat templates in the file by name, "" for the default one."""
+        """The Jinja chat templates in the file by name; the default one is ""."""
         return self._vocabulary.templates
 
     def tokenize(
         self, text: str, *, add_special: bool = True, parse_special: bool = True
     ) -> list[int]:
-        """Token ids of a text.
+        """Returns the token ids of a text.
 
-        add_special: with the BOS and EOS tokens that the model asks for.
-        parse_special: names of control tokens in the text become those tokens.
-        Errors: ValueError for text that is not valid Unicode, or 2 GB and more of it.
+        add_special: True to add the BOS and EOS tokens that the model asks for. parse_special: True
+        to turn names of control tokens in the text into these tokens.
+        Errors: ValueError for invalid Unicode, or text of more than MAX_TEXT_BYTES.
         """
         try:
             data = text.encode()
@@ -132,9 +128,9 @@ class Tokenizer:
         return run() if n_run <= PLAIN_RUN else _with_stack(run, n_run)
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
-        """The bytes a token adds to a text; none for a control token unless `special`.
+        """Returns the bytes a token adds to a text; none for a control token unless `special`.
 
-        Errors: ValueError for an id outside the vocabulary.
+        ValueError for an id outside the vocabulary.
         """
         known = self._pieces.get((token, special))
         if known is None:
@@ -153,9 +149,10 @@ class Tokenizer:
             size = -n
 
     def detokenize(self, tokens: Iterable[int], *, special: bool = False) -> str:
-        """The text of tokens; bytes that are no character become U+FFFD.
+        """Returns the text of tokens, with U+FFFD for invalid bytes.
 
-        The space that the model's tokenizer put before the text is taken off again.
+        A leading space is dropped if the tokenizer puts one before each text. special: True to
+        include the names of control tokens. ValueError for an id outside the vocabulary.
         """
         pieces = [self.piece(int(token), special=special) for token in tokens]
         data = b"".join(pieces)
@@ -165,7 +162,7 @@ class Tokenizer:
         return data.decode("utf-8", "replace")
 
     def special_text(self, key: str) -> str | None:
-        """The text of a special token by its metadata key, None if the model has none."""
+        """Returns the text of a special token by its metadata key, None if the model has none."""
         token = self._vocabulary.ids.get(key)
         return None if token is None else self._vocabulary.tokens[token].decode()
 
@@ -176,17 +173,15 @@ class Tokenizer:
         template: str | None = None,
         enable_thinking: bool | None = None,
     ) -> ChatPrompt:
-        """Token ids of a conversation up to where the answer begins.
-
-        template: None for the file's own; else see `chat_text`.
-        """
+        """Returns the token ids of a conversation; arguments and errors as for `chat_text`."""
         text = self.chat_text(messages, template=template, enable_thinking=enable_thinking)
         return self.chat_tokens(text, template=template, asked=last_asked(messages))
 
     def chat_tokens(self, text: str, *, template: str | None = None, asked: str = "") -> ChatPrompt:
-        """Token ids of what `chat_text` made, or of what it made and more after it.
+        """Tokenizes the text of `chat_text`, to which the caller may have appended more.
 
-        asked: what the last user turn says. Clients rewrite it, and templates what follows it.
+        asked: text of the last user turn. Turn boundaries are at its ends: clients may edit the
+        turn, and templates may render the text after it differently later.
         """
         bos = self.special_text(Key.TOKENIZER_BOS_ID)
         add_special = bos is None or not text.startswith(bos)
@@ -199,7 +194,7 @@ class Tokenizer:
         return ChatPrompt(tokens, self.chat_format(text, template=template), turn_boundaries)
 
     def chat_format(self, text: str, *, template: str | None = None) -> Format | None:
-        """How answers to a prompt of `chat_text` mark thoughts; None if they do not."""
+        """Returns how answers to a text of `chat_text` mark reasoning; None if they do not."""
         return format_of(self._template(template) or "", text)
 
     def chat_text(
@@ -212,13 +207,13 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt of a conversation as text.
+        """Returns the prompt of a conversation as text.
 
-        template: name of a template in the file or of one built into llama.cpp ("chatml", ...),
-            or a file with a Jinja template, or the template itself.
-        add_generation_prompt: the text ends where the answer begins, not after the last message.
-        tools, variables: further values for templates; see `chat.render`.
-        Errors: ValueError for an unknown template, or one that does not take the messages.
+        messages: each with "role" and "content". template: None for the model's default; else the
+        name of a template in the file or of one built into llama.cpp ("chatml", ...), a file with a
+        Jinja template, or its text. add_generation_prompt: True to end the text where the answer
+        begins, False after the last message. Other arguments: as for `chat.render`.
+        Errors: ValueError for an unknown template, or messages that the template refuses.
         """
         for message in messages:
             if not {"role", "content"} <= message.keys():
@@ -248,7 +243,7 @@ class Tokenizer:
         )
 
     def _template(self, choice: str | None) -> str | None:
-        """The Jinja text of a choice, None if it is the name of a built-in template."""
+        """Finds the Jinja text of a template argument; None for one built into llama.cpp."""
         if choice is None:
             if not self.templates.get(""):
                 raise ValueError("the model has no chat template, name one (for example chatml)")
@@ -271,11 +266,7 @@ class Tokenizer:
             ) from None
 
     def _stop_tokens(self) -> frozenset[int]:
-        """The ids llama.cpp takes for the end of a generation.
-
-        Without an EOS id in the file llama.cpp takes 11 for one in byte-level vocabularies, an
-        ordinary token: that one is left out.
-        """
+        """Returns llama.cpp's end-of-generation ids, but not 11, its guess for a missing EOS id."""
         tokens, types = self._vocabulary.tokens, self._vocabulary.types
         candidates = {t for t, text in enumerate(tokens) if any(m in text for m in _EOG_MARKS)}
         candidates |= set(self._vocabulary.ids.values())
@@ -295,14 +286,14 @@ class Tokenizer:
 
 
 def _longest_run(text: str) -> int:
-    """Bound on the characters of one pre-token: a word and the white space beside it."""
+    """Returns an upper bound of the characters in a pre-token: a word and white space beside it."""
     if len(text) <= PLAIN_RUN:
         return len(text)
     return 2 * max(match.end() - match.start() for match in re.finditer(r"\S+|\s+", text))
 
 
 def _with_stack(run: Callable[[], list[int]], n_run: int) -> list[int]:
-    """Runs in a thread whose stack carries the recursion over `n_run` characters."""
+    """Calls `run` in a thread whose stack suffices for a recursion over `n_run` characters."""
     if n_run > 2 * MAX_RUN:
         raise ValueError(
             f"the text holds {n_run // 2} characters without a word boundary, "
@@ -325,7 +316,6 @@ def _with_stack(run: Callable[[], list[int]], n_run: int) -> list[int]:
 
 
 def _load(vocabulary: Vocabulary, name: str) -> Any:
-    """A llama.cpp model that holds the vocabulary only."""
     if _unopened is not None:
         raise ValueError(f"llama-cpp-python cannot be used: {_unopened}") from _unopened
     with _load_lock:
@@ -348,7 +338,6 @@ def _load(vocabulary: Vocabulary, name: str) -> Any:
 
 
 def _builtin_names() -> list[str]:
-    """Names of the chat templates that are compiled into llama.cpp."""
     n = llama_cpp.llama_chat_builtin_templates(None, 0)
     names = (ctypes.c_char_p * n)()
     llama_cpp.llama_chat_builtin_templates(names, n)
@@ -356,7 +345,6 @@ def _builtin_names() -> list[str]:
 
 
 def _builtin(name: str, messages: Sequence[Message], add_generation_prompt: bool) -> str:
-    """The prompt by a template compiled into llama.cpp."""
     chat = (llama_cpp.llama_chat_message * len(messages))()
     for entry, message in zip(chat, messages, strict=True):
         entry.role = str(message["role"]).encode()

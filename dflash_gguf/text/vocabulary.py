@@ -1,8 +1,7 @@
-"""Checks the tokenizer in a GGUF file and hands on only what passed.
+"""Checks the tokenizer in a GGUF file and copies the checked entries to a new file.
 
-llama.cpp, which does the tokenizing, aborts the process on a damaged vocabulary. It therefore
-never sees the user's file: `Vocabulary.to_gguf()` is a file of its own with the checked entries
-and nothing else, which also serves architectures that llama.cpp does not know.
+llama.cpp, which tokenizes, aborts the process on a damaged vocabulary. It therefore reads only
+`Vocabulary.to_gguf()`, which also serves architectures that llama.cpp does not know.
 Source: llama.cpp, src/llama-vocab.cpp.
 """
 
@@ -32,8 +31,8 @@ smaug-bpe smollm solar-open spark2_5 stablelm2 starcoder superbpe talkie tekken 
 trillion ufakzeka viking youtu
 """
 PRE_NAMES = frozenset(_PRE_NAMES.split())
-"""Pre-tokenizers of model "gpt2" that llama.cpp 0c1e57098 knows, without those of embedding
-models and those that do not work on byte-level text."""
+"""Pre-tokenizers of tokenizer model "gpt2" in llama.cpp 0c1e57098, without those for embedding
+models and those for text that is not byte-level."""
 
 MAX_TOKENS = 1 << 24
 NORMAL, BYTE, MAX_TOKEN_TYPE = 1, 6, 6
@@ -55,16 +54,16 @@ UNUSED_IDS = (
     Key.TOKENIZER_FIM_REP_ID,
     Key.TOKENIZER_FIM_SEP_ID,
 )
-"""Ids that plain text generation does not need: left out when they are out of range."""
+"""Keys of special ids that generation does not need; ids out of range are left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """A tokenizer that passed the checks.
+    """A checked tokenizer of a GGUF file.
 
-    tokens: their texts as stored, UTF-8. types: GGUF token types [n_tokens], or None.
-    ids: special ids by key. flags: the boolean settings by key, where llama.cpp's default does
-    not hold. templates: chat templates by name, "" for the default one.
+    tokens: texts in the file, UTF-8. types: GGUF token types [n_tokens], or None. ids, flags:
+    special ids and boolean settings by metadata key. templates: chat templates by name; the default
+    one is "". entries: bytes of the file's entries that `to_gguf` copies.
     """
 
     model: str
@@ -77,7 +76,7 @@ class Vocabulary:
     entries: list[bytes] = field(repr=False)
 
     def to_gguf(self) -> bytes:
-        """A GGUF file without tensors that holds this vocabulary."""
+        """Returns the bytes of a GGUF file with this vocabulary and no tensors."""
         entries = [_string_entry(Key.GENERAL_ARCHITECTURE, "llama"), *self.entries]
         entries += [_entry(key, 4, struct.pack("<I", value)) for key, value in self.ids.items()]
         entries += [_entry(key, 7, struct.pack("<?", value)) for key, value in self.flags.items()]
@@ -85,7 +84,7 @@ class Vocabulary:
 
 
 def read_vocabulary(file: GgufMetadata) -> Vocabulary | None:
-    """The tokenizer of a file, None if it has none. ValueError names the first thing wrong."""
+    """Reads the tokenizer of a file, None if it has none; ValueError for the first defect."""
     model = file.text(Key.TOKENIZER_MODEL)
     if model is None or model in WITHOUT_VOCABULARY:
         return None
@@ -132,9 +131,9 @@ def _tokens(file: GgufMetadata) -> list[bytes]:
 
 
 def _unique(file: GgufMetadata, tokens: list[bytes]) -> frozenset[bytes]:
-    """Returns the set of texts as llama.cpp reads them.
+    """Returns the set of token texts as llama.cpp reads them, cut at the first NUL.
 
-    It cuts a text at the first NUL and names an empty text by its id; equal texts abort it.
+    ValueError for equal texts, on which llama.cpp would abort.
     """
     named = tokens
     if b"" in tokens or b"\0" in b"".join(tokens):
@@ -183,7 +182,7 @@ def _check_scores(file: GgufMetadata, model: str, n_tokens: int) -> None:
 
 
 def _check_bytes(file: GgufMetadata, known: frozenset[bytes]) -> None:
-    """Text without a token of its own is encoded byte by byte, so every byte needs a token."""
+    """Checks that every byte has a token, because other text is encoded byte by byte."""
     for byte in range(256):
         if b"<0x%02X>" % byte not in known and bytes([byte]) not in known:
             what = f"has no token for the byte 0x{byte:02X}"
@@ -223,7 +222,7 @@ def _ids(file: GgufMetadata, n_tokens: int) -> dict[str, int]:
 
 
 def _flags(file: GgufMetadata, model: str, ids: dict[str, int]) -> dict[str, bool]:
-    """The boolean settings; llama.cpp aborts if it is to add a token that has no id."""
+    """Reads the boolean settings. llama.cpp aborts if a token that it must add has no id."""
     flags = {}
     for key, id_key in (
         (Key.TOKENIZER_ADD_BOS, Key.TOKENIZER_BOS_ID),
@@ -249,7 +248,6 @@ def _suppressed(file: GgufMetadata, n_tokens: int) -> frozenset[int]:
 
 
 def _templates(file: GgufMetadata) -> dict[str, str]:
-    """Chat templates by name; a key that is not text is an error like any other."""
     templates = {}
     for key in file.entries:
         if key == Key.TOKENIZER_CHAT_TEMPLATE or key.startswith(Key.TOKENIZER_CHAT_TEMPLATE + "."):
@@ -262,7 +260,7 @@ def _is_byte_name(text: bytes) -> bool:
 
 
 def _check_utf8(file: GgufMetadata, key: str, texts: Iterable[bytes]) -> None:
-    """One pass over all: a line break between texts cannot complete a broken character."""
+    """Checks that all texts are UTF-8, joined for speed: a line break completes no character."""
     texts = list(texts)
     try:
         b"\n".join(texts).decode()

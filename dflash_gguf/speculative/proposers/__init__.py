@@ -1,1 +1,1 @@
-"""Proposers of candidate tokens, one a file, and their table in registry.py."""
+"""Proposers of candidate tokens: one in each file, listed in registry.py."""

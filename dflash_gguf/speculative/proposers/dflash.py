@@ -1,4 +1,4 @@
-"""The DFlash drafter of a sequence: candidates for every position of a block, in one pass."""
+"""The DFlash draft model as a proposer: candidates for all positions of a block in one pass."""
 
 from __future__ import annotations
 
@@ -20,21 +20,19 @@ from ..tree import Tree
 from .proposer import CHAIN, MAIN_CHAIN, TOP1, Proposer, SpeculativeState, draft_for_all
 
 N_RANKED = 32
-"""Candidates of a position that compete for its place where the best logit does not decide."""
+"""Candidates that a ranked draft takes from the draft model for each position."""
 
 
 class _Batch:
-    """Drafts whose candidates were ranked together, row after row."""
+    """Drafts of several requests that were ranked together; their rows follow one another."""
 
     def __init__(
         self, calibration: Calibration, features: Features, tokens: NDArray[np.int64]
     ) -> None:
-        """tokens: [n, k], as the drafter gave them."""
         self.calibration, self.features, self.tokens = calibration, features, tokens
         self.best: list[int] = tokens[:, 0].tolist()
 
     def observe(self, outcomes: Sequence[tuple[int, Sequence[int]]]) -> None:
-        """Learns at which places the target's tokens stood, each from its draft's first row on."""
         counts = [len(taken) for _, taken in outcomes]
         rows = [first + at for first, taken in outcomes for at in range(len(taken))]
         tokens = np.array([token for _, taken in outcomes for token in taken])
@@ -44,35 +42,34 @@ class _Batch:
 
 
 class _Ranked(NamedTuple):
-    """Rows of a batch that are one request's: what is compared with what the target takes."""
-
     batch: _Batch
     first: int
     n: int
 
 
 class DFlash(Proposer):
-    """Chances are learned from what the target took.
+    """Proposes candidates of the DFlash draft model, with probabilities learned from outcomes.
 
-    A top-1 draft takes the best logits as they are; its probabilities are how often the target took
-    such candidates lately. Others rank the candidates by all that is known: bans and penalties, and
-    the target's noise, which is known before it draws, as much as that was found to tell.
+    A top-1 draft takes the best logit of each position; its probabilities are recent acceptance
+    rates. A ranked draft orders the candidates by calibrated probability, after bans, penalties and
+    the target's sampling noise, which is known before the target samples.
     """
 
     name = "dflash"
 
     def __init__(self, max_draft: int) -> None:
-        """max_draft: one less than the drafter's block."""
+        """Creates the proposer. max_draft: maximum positions, the drafter's block minus one."""
         self.max_draft = max_draft
         self.calibrations = Calibrations()
-        self._outcomes: list[tuple[_Ranked, Sequence[int]]] = []  # to be learned from, all at once
+        self._outcomes: list[tuple[_Ranked, Sequence[int]]] = []
 
     def propose(self, requests: Sequence[SpeculativeState]) -> list[Tree | None]:
-        """Drafts for all; none, with a warning, where the drafter's scores are not finite."""
+        """Drafts for all requests; a request with non-finite scores gets None and a warning."""
         self._learn_outcomes()
         drafts = draft_for_all(requests, [self._width(request) for request in requests])
         trees: dict[SpeculativeState, Tree] = {}
-        groups: dict[object, list[tuple[SpeculativeState, Draft]]] = {}  # None: top-1 drafts
+        # Requests and drafts by ranking class; the key None holds top-1 drafts.
+        groups: dict[object, list[tuple[SpeculativeState, Draft]]] = {}
         for request, draft in zip(requests, drafts, strict=True):
             ranking_class = None if request.shape == TOP1 else _ranking_class(request.scorer)
             groups.setdefault(ranking_class, []).append((request, draft))
@@ -89,7 +86,7 @@ class DFlash(Proposer):
     def observe(
         self, requests: Sequence[SpeculativeState], tokens: Sequence[Sequence[int]]
     ) -> None:
-        """Learns at which place the target's choices stood."""
+        """Updates the top-1 acceptance rates, and keeps ranked outcomes for the calibration."""
         for request, chosen in zip(requests, tokens, strict=True):
             note = request.notes.pop(self.name, None)
             if note is None:
@@ -103,16 +100,16 @@ class DFlash(Proposer):
                 acceptance.observe(note, chosen)
 
     def expected_path_probs(self, scorer: DraftScorer) -> Sequence[float]:
-        """How often the target took chains of such candidates lately."""
+        """Returns recent rates at which top-1 chains of 1 to max_draft tokens were all accepted."""
         return self.calibrations.top1(scorer.config).paths(self.max_draft)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns all calibrations, with all outcomes learned from."""
+        """Returns all calibrations, after learning from all pending outcomes."""
         self._learn_outcomes()
         return self.calibrations.to_dict()
 
     def learn(self, stored: Mapping[str, Any]) -> None:
-        """Goes on from those of an earlier process."""
+        """Restores the calibrations that `to_dict` returned in an earlier process."""
         self.calibrations = Calibrations.from_dict(stored)
 
     def _width(self, request: SpeculativeState) -> int:
@@ -123,7 +120,6 @@ class DFlash(Proposer):
         return min(1 + len(request.scorer.banned), N_RANKED)
 
     def _brief(self, request: SpeculativeState, draft: Draft) -> Tree:
-        """The best candidate of every position that may be drawn at all."""
         banned, rows = request.scorer.banned, draft.tokens[: request.n_nodes].tolist()
         tokens = [next((t for t in row if t not in banned), row[0]) for row in rows]
         request.notes[self.name] = tokens
@@ -131,7 +127,7 @@ class DFlash(Proposer):
         return Tree.chain([request.history[-1], *tokens], [0.0, *probs])
 
     def _ranked(self, drafts: Sequence[tuple[SpeculativeState, Draft]]) -> list[PositionCandidates]:
-        """The candidates of drafts that are ranked alike: all in as few steps as one's."""
+        """Ranks candidates of several requests at once; their ranking class must be the same."""
         scorers = [request.scorer for request, _ in drafts]
         scorer, counts = scorers[0], [len(draft.tokens) for _, draft in drafts]
         ends = list(itertools.accumulate(counts, initial=0))
@@ -143,7 +139,7 @@ class DFlash(Proposer):
             noise = noise_of(scorers, counts, starts + depths, tokens)
         calibration = self.calibrations.of(scorer.config)
         logits = _joined([draft.logits for _, draft in drafts]).astype(np.float64)
-        if scorer.config.has_penalties:  # whatever others' paths are
+        if scorer.config.has_penalties:
             weights = calibration.weights(max(counts))
             for (request, draft), a, b in zip(drafts, ends, ends[1:], strict=False):
                 own = None if noise is None else noise[a:b]
@@ -151,7 +147,7 @@ class DFlash(Proposer):
         elif scorer.banned:
             _ban(scorer, tokens, logits)
         log_q = logits - _joined([draft.log_sum_exp for _, draft in drafts])[:, None]
-        # The sums know nothing of biases and penalties, which may lift a token above all.
+        # log_sum_exp ignores biases and penalties: shift rows so that no log-probability exceeds 0.
         log_q -= np.maximum(log_q.max(axis=1, keepdims=True), 0.0)
         is_cut = None if noise is None else scorer.is_cut(log_q)
         features = Features(log_q, noise, is_cut, depths)
@@ -167,7 +163,6 @@ class DFlash(Proposer):
         return [PositionCandidates(tokens[a:b], probs[a:b]) for a, b in itertools.pairwise(ends)]
 
     def _learn_outcomes(self) -> None:
-        """Learns from all tokens that the target took since the last draft."""
         outcomes, self._outcomes = self._outcomes, []
         by_batch = defaultdict[_Batch, list[tuple[int, Sequence[int]]]](list)
         for note, taken in outcomes:
@@ -177,7 +172,7 @@ class DFlash(Proposer):
 
 
 def _ranking_class(scorer: DraftScorer) -> object:
-    """What drafts have in common that are ranked together."""
+    """Returns a key that is equal for requests whose drafts can be ranked together."""
     config = scorer.config
     cuts = config.top_k, config.top_p, config.min_p
     return config.temperature, config.has_penalties, cuts, scorer.banned
@@ -186,7 +181,6 @@ def _ranking_class(scorer: DraftScorer) -> object:
 def _finite(
     drafts: Sequence[tuple[SpeculativeState, Draft]],
 ) -> Sequence[tuple[SpeculativeState, Draft]]:
-    """Those whose scores are finite numbers, with a warning if some are not."""
     finite = [x for x in drafts if math.isfinite(sum(x[1].log_sum_exp.tolist()))]
     if len(finite) < len(drafts):
         sentence = "the drafter's scores are not finite numbers: decoding goes on without it"
@@ -206,7 +200,6 @@ def _joined(rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 
 def _best_first(probs: NDArray[np.float64], *, only_best: bool) -> NDArray[np.intp]:
-    """Places in the order of chances, the first of equal ones first; of each row one if asked."""
     places: NDArray[np.intp] = (
         probs.argmax(axis=1)[:, None] if only_best else np.argsort(-probs, axis=1, kind="stable")
     )
@@ -214,7 +207,7 @@ def _best_first(probs: NDArray[np.float64], *, only_best: bool) -> NDArray[np.in
 
 
 def _ban(scorer: DraftScorer, tokens: NDArray[np.int64], logits: NDArray[np.float64]) -> None:
-    """Takes banned tokens out; a position whose candidates are all banned keeps its own."""
+    """Sets banned tokens' logits to -inf, unless all candidates of a position are banned."""
     banned = scorer.is_banned(tokens)
     banned &= ~banned.all(axis=1, keepdims=True)
     logits[banned] = -np.inf
@@ -226,10 +219,7 @@ def _adjusted(
     noise: NDArray[np.float64] | None,
     weights: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Logits after bans and penalties; these see the likeliest path, whatever branch they are on.
-
-    A position whose candidates are all banned keeps its own.
-    """
+    """Applies bans and penalties to a draft's logits; penalties count the most probable path."""
     scorer, path = request.scorer, list(request.history)
     rows = np.empty(draft.logits.shape)
     for depth, (ids, row) in enumerate(zip(draft.tokens, draft.logits, strict=True)):

@@ -1,7 +1,7 @@
-"""Interface of proposers: a tree of candidates for each sequence, with a log-probability a node.
+"""Interface of proposers: sources of candidate trees with a log-probability for each node.
 
-A proposer may be a drafter, a head of the target that runs step by step, or a copier of earlier
-text. All candidates are verified, so a bad proposer costs time and changes no text.
+A proposer is a draft model, a prediction head of the target, or an index of earlier text. The
+target verifies all candidates, so a bad proposer costs time but never changes the text.
 """
 
 from __future__ import annotations
@@ -16,38 +16,37 @@ from ...sampling.noise import DraftScorer
 from ..tree import Tree, merged
 
 TOP1, CHAIN, TREE, MAIN_CHAIN = "top1", "chain", "tree", "main chain"
-"""Shapes of a proposal: the best continuation as quickly as it is had; the best one by all that is
-known; the likeliest nodes; all of the chain of best candidates, and the likeliest nodes beside."""
+"""Shapes of a draft: best candidates without ranking (fast); the best ranked chain; the most
+probable nodes; the whole main chain and the most probable other nodes."""
 
 
 class DraftSource(Protocol):
-    """Sequence, as proposers use it."""
+    """The members of a KV sequence that proposers use."""
 
     @property
     def n_ctx(self) -> int:
-        """Tokens that its context holds."""
+        """Number of tokens that the sequence's context holds."""
 
     @property
     def max_draft(self) -> int:
-        """Tokens of one draft of its drafter at most; 0 without one."""
+        """Maximum tokens of one draft; 0 without a draft model."""
 
     def draft(self, last_token: int, n_draft: int, k: int = 1) -> Draft:
-        """Returns the drafter's k best candidates for each of n_draft positions after a token."""
+        """Returns the draft model's k best candidates for n_draft positions after last_token."""
 
 
 @dataclass(slots=True, eq=False)
 class SpeculativeState:
-    """State of an answer that proposers read and write.
+    """The state of a request that proposers and controllers read and write.
 
-    sequence: whose it is, `DraftSource` where there is a drafter. history: prompt and answer; its
-    last token is chosen, but not in the caches yet. scorer: knows what the target's sampler does.
-    n_left: tokens the answer may still take. n_room: rows of the pass at most.
-    n_positions, n_nodes, shape: what is asked for in this round: positions, and nodes below the
-    root, at most. break_even: the expected tokens that nodes of all requests must exceed.
-    notes: what proposers keep until they are asked again, by their names.
-    failed: names of proposers that have failed for this answer.
-    proposed: candidates of this round by proposer. tree: what is verified, if anything is.
-    has_drafted: False until a draft has taken the prompt into the drafter's K/V.
+    sequence: KV sequence of the request. history: prompt and generated tokens; the last one is not
+    in the caches yet. scorer: predicts the sampler's effect on candidates. n_left: tokens that may
+    still be generated. n_room: maximum rows of the request in the pass. n_positions, n_nodes,
+    shape: maximum depth, maximum nodes below the root and shape of this round's draft. break_even:
+    tokens that the nodes of all requests must gain. notes: data that proposers keep between calls,
+    by proposer. failed: names of proposers that failed for this request. proposed: trees of this
+    round by proposer. tree: the tree to verify, None for plain decoding. has_drafted: True once a
+    draft has computed the drafter's K/V of the prompt.
     """
 
     sequence: Any
@@ -67,18 +66,15 @@ class SpeculativeState:
 
     @property
     def limit(self) -> int:
-        """Candidates of a chain that may be verified: what ends the answer need not be drafted."""
+        """Maximum drafted tokens on a path; the target itself adds the last token of the answer."""
         return min(self.n_left, self.n_room) - 1
 
     def merged(self) -> Tree:
-        """All that was proposed, as one tree; something was."""
+        """Merges the trees of all proposers into one; at least one proposer must have proposed."""
         return merged(list(self.proposed.values()))
 
     def credits(self, tokens: Sequence[int]) -> Iterator[tuple[str, int, int]]:
-        """Yields each proposer's name, its verified candidates and its accepted ones.
-
-        A candidate of several proposers counts for each. tokens: chosen by the target.
-        """
+        """Yields (proposer, number verified, number accepted), given the target's tokens."""
         if self.tree is None:
             return
         path = self.tree.accepted(tokens)[1:]
@@ -95,10 +91,11 @@ class SpeculativeState:
 
 
 class Proposer:
-    """Source of candidates for the next tokens.
+    """A source of candidates for the next tokens.
 
-    name: in `draft_type` and in reports. needs_forward: True if a proposal takes a pass of a model;
-    other proposers are asked first, in every round. max_draft: most positions of a proposal.
+    name: used in `draft_type` and in reports. needs_forward: True if a proposal runs a model's
+    forward pass; the other proposers are called before, in every round. max_draft: maximum
+    positions of a draft.
     """
 
     name: str
@@ -106,46 +103,34 @@ class Proposer:
     max_draft = 0
 
     def start(self, request: SpeculativeState) -> None:
-        """Begins an answer, whose prompt is in `history`.
-
-        Whatever the proposer remembers of the sequence is valid as far as both texts agree.
-        """
+        """Begins a request; remembered text of its sequence is valid up to the first new token."""
 
     def propose(self, requests: Sequence[SpeculativeState]) -> list[Tree | None]:
-        """Returns a tree for each request: a bare root without candidates, None for a failure.
-
-        After a failure the proposer is not asked again for the answer.
-        """
+        """Returns a tree for each request: a bare root without candidates, None after a failure."""
         raise NotImplementedError
 
     def observe(
         self, requests: Sequence[SpeculativeState], tokens: Sequence[Sequence[int]]
     ) -> None:
-        """Learns from the tokens that the target chose for each request in a round of any kind."""
+        """Learns from the target's tokens of a round, drafted or plain."""
 
     def expected_path_probs(self, scorer: DraftScorer) -> Sequence[float]:  # noqa: ARG002
-        """Returns the expected probabilities of the paths of the likeliest chain, by depth."""
+        """Returns, by depth, the expected probability that a top-1 chain is accepted that far."""
         return ()
 
     def forget(self, sequence: Any) -> None:
-        """Forgets the texts of a sequence."""
+        """Forgets the remembered text of a sequence."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns learned values, for `learn` of a later process."""
+        """Returns learned values, which `learn` restores in a later process."""
         return {}
 
     def learn(self, stored: Mapping[str, Any]) -> None:
-        """Restores `to_dict` of an earlier process.
-
-        Errors: KeyError, TypeError or ValueError for anything else; nothing is changed then.
-        """
+        """Restores `to_dict`. Errors, without any change: KeyError, TypeError or ValueError."""
 
 
 def draft_for_all(requests: Sequence[SpeculativeState], widths: Sequence[int]) -> list[Draft]:
-    """The drafter's candidates for all requests, so many a position for each.
-
-    In as few passes as there may be.
-    """
+    """Drafts for all requests, widths[i] candidates a position, in as few passes as possible."""
     if len(requests) == 1:
         (request,), (width,) = requests, widths
         return [request.sequence.draft(request.history[-1], request.n_positions, width)]

@@ -1,4 +1,4 @@
-"""The kinds of proposers: one row each."""
+"""Registry of proposers, which draft candidate tokens: one factory for each kind."""
 
 from __future__ import annotations
 
@@ -13,23 +13,20 @@ ProposerFactory = Callable[[DraftSource], Proposer | None]
 
 PROPOSERS: Mapping[str, ProposerFactory] = {
     "dflash": lambda sequence: DFlash(sequence.max_draft) if sequence.max_draft else None,
-    # Remembers of each text at least as many tokens as the context holds, at most twice that.
+    # A full suffix index drops its older half, so twice the context keeps at least one context.
     "suffix": lambda sequence: SuffixProposer(min(MAX_REMEMBERED, 2 * sequence.n_ctx)),
 }
-"""Factories of proposers for a sequence's engine, by name; None if the engine lacks something."""
+"""Factories of proposers by name; a factory returns None if the engine cannot run its proposer."""
 
 
 def create_proposers(sequence: DraftSource) -> list[Proposer]:
-    """All that serve the sequence and others of its engine."""
+    """Creates all proposers that the engine of a sequence can run."""
     made = (make(sequence) for make in PROPOSERS.values())
     return [proposer for proposer in made if proposer is not None]
 
 
 def select_proposers(proposers: Sequence[Proposer], names: Iterable[str] | None) -> list[Proposer]:
-    """Returns the proposers with these names; all of them if names is None.
-
-    Errors: ValueError for a name that none of them has.
-    """
+    """Returns the proposers with these names (None: all); ValueError for an unknown name."""
     if names is None:
         return list(proposers)
     known = {proposer.name: proposer for proposer in proposers}
@@ -37,5 +34,5 @@ def select_proposers(proposers: Sequence[Proposer], names: Iterable[str] | None)
     for name in names:
         if name not in known:
             available = ", ".join(known) or "none"
-            raise ValueError(f"draft_type {name!r} is not there; this decoder has: {available}")
+            raise ValueError(f"draft_type {name!r} is not available; this decoder has: {available}")
     return [known[name] for name in known if name in names]

@@ -1,9 +1,6 @@
-"""Copies of the text so far as candidates: no weights, no pass, any target.
+"""Proposes text that followed earlier occurrences of the current suffix: no weights, any target.
 
-A sequence's prompts and answers are remembered as they are given; where the end of the text stood
-before, what came after it there is proposed. The search is the core's
-(csrc/speculative/suffix_index.h), and so are the chances: by the length of what agrees, how often
-such copies came true.
+The search, and the probabilities learned from outcomes, are in csrc/speculative/suffix_index.h.
 """
 
 from __future__ import annotations
@@ -21,16 +18,13 @@ from ..tree import Tree
 from .proposer import Proposer, SpeculativeState
 
 MAX_REMEMBERED = 1 << 17
-"""Tokens remembered of a sequence at most, which take some 100 bytes each."""
+"""Maximum tokens that a suffix index remembers; each takes about 100 bytes."""
 
 _NO_CANDIDATES = Tree.of([-1])
 
 
 class _Memory:
-    """The remembered text of a sequence.
-
-    seen: the text of its last answer, with the prompt; n: how many tokens of it were taken up.
-    """
+    """The suffix index of a sequence; `n` tokens of `history` were appended to the index."""
 
     def __init__(self, max_tokens: int) -> None:
         self.index = SuffixIndex(max_tokens)
@@ -40,21 +34,21 @@ class _Memory:
 
 
 class SuffixProposer(Proposer):
-    """Copies for all sequences of an engine; each has its own texts."""
+    """Proposes continuations from a suffix index for each sequence of an engine."""
 
     name = "suffix"
     needs_forward = False
     max_draft = MAX_VERIFY - 1
 
     def __init__(self, max_tokens: int = MAX_REMEMBERED) -> None:
-        """max_tokens: tokens remembered of a sequence; the older half is forgotten beyond."""
+        """Creates the proposer. max_tokens: size of an index; a full one drops its older half."""
         self._max_tokens = max_tokens
         self._proposals = Proposals()
         self._memories: WeakKeyDictionary[Any, _Memory] = WeakKeyDictionary()
         self._outcomes: dict[str, list[list[float]]] = {}
 
     def start(self, request: SpeculativeState) -> None:
-        """Takes up the prompt: what it has in common with the text before is there already."""
+        """Appends the prompt to the sequence's suffix index, except tokens already in the index."""
         memory = self._memories.get(request.sequence)
         if memory is None:
             memory = self._memories[request.sequence] = _Memory(self._max_tokens)
@@ -74,7 +68,7 @@ class SuffixProposer(Proposer):
         request.notes[self.name] = memory
 
     def propose(self, requests: Sequence[SpeculativeState]) -> list[Tree | None]:
-        """Returns, for each request, tokens that followed earlier copies of the end of its text."""
+        """Returns a tree for each request: continuations of earlier occurrences of its suffix."""
         texts, chosen, n_positions, n_nodes = [], [], [], []
         for request in requests:
             memory: _Memory = request.notes[self.name]
@@ -91,19 +85,19 @@ class SuffixProposer(Proposer):
         return [Tree(*tree) if tree else _NO_CANDIDATES for tree in proposals]
 
     def forget(self, sequence: Any) -> None:
-        """Drops its texts, not how often copies came true."""
+        """Drops the remembered text of a sequence, but keeps its acceptance counts."""
         memory = self._memories.pop(sequence, None)
         if memory is not None:
             self._outcomes[memory.sampling_class] = memory.index.outcomes.tolist()
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns counts of accepted copies, by sampling class."""
+        """Returns counts of tried and accepted guesses, by sampling class."""
         for memory in self._memories.values():
             self._outcomes[memory.sampling_class] = memory.index.outcomes.tolist()
         return {"outcomes": self._outcomes}
 
     def learn(self, stored: Mapping[str, Any]) -> None:
-        """Goes on from an earlier process."""
+        """Restores the counts of tried and accepted guesses from an earlier process."""
         probe, outcomes_by_class = SuffixIndex(2), {}
         for sampling_class, outcomes in stored["outcomes"].items():
             try:
