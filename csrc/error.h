@@ -1,5 +1,4 @@
-// How a failure travels: code inside throws dfl::Error, guard() turns it into a dfl_error at the
-// ABI.
+// Errors of the core: code throws dfl::Error, which guard() turns into a dfl_error of the C ABI.
 #pragma once
 
 #include "dflash.h"
@@ -22,7 +21,6 @@ class Error : public std::runtime_error {
     dfl_status code_;
 };
 
-// printf into a std::string.
 __attribute__((format(printf, 1, 2))) inline std::string format(const char * fmt, ...) {
     va_list args;
     va_start(args, fmt);
@@ -43,7 +41,7 @@ __attribute__((format(printf, 1, 2))) inline std::string format(const char * fmt
         }                                                                                          \
     } while (0)
 
-// Runs body and reports what it throws. Nothing but a status crosses the ABI.
+// Runs body and returns its exception as a status and message: no exception may cross the C ABI.
 template <typename Body>
 dfl_status guard(dfl_error * err, Body && body) noexcept {
     dfl_status code = DFL_STATUS_OK;

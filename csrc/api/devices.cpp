@@ -1,4 +1,4 @@
-// extern "C" bodies only: devices and quantisation.
+// Functions of the C ABI for devices and quantisation.
 #include "api/handles.h"
 
 #include "cpu/isa/kernels.h"
@@ -39,7 +39,7 @@ static void write_names(const std::vector<std::string> & list, char * names, uin
         joined += (joined.empty() ? "" : ",") + name;
     }
     DFL_CHECK(joined.size() < size, DFL_STATUS_ARGUMENT,
-              "%zu bytes of names, there is room for %llu", joined.size(),
+              "the names take %zu bytes, which do not fit into size %llu", joined.size(),
               (unsigned long long)size);
     std::snprintf(names, size, "%s", joined.c_str());
 }

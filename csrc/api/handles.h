@@ -1,4 +1,4 @@
-// What handles point to, and what bodies of the C ABI share.
+// The structs behind the handles of the C ABI, and helpers of its functions.
 #pragma once
 
 #include "dflash.h"
@@ -19,7 +19,7 @@ struct dfl_drafter {
 };
 struct dfl_engine {
     std::shared_ptr<dfl::Engine> engine;
-    std::shared_ptr<std::atomic<bool>> is_busy; // its sequences share it
+    std::shared_ptr<std::atomic<bool>> is_busy; // shared by the engine's sequences and prefixes
 };
 struct dfl_sequence {
     explicit dfl_sequence(const dfl_engine & of) : sequence(of.engine), is_busy(of.is_busy) {}
@@ -48,8 +48,8 @@ void copy_text(char (&to)[N], const std::string & from) {
     std::snprintf(to, N, "%s", from.c_str());
 }
 
-// guard() of a call that runs or changes what an engine holds. A pass calls back, and no other call
-// may change what it works on.
+// Runs a call that changes an engine like guard(), but fails while another call of it is running: a
+// progress callback must not change the engine under the running pass.
 template <typename Handle, typename Body>
 dfl_status guard_busy(Handle * handle, dfl_error * err, Body && body) noexcept {
     return guard(err, [&] {

@@ -1,4 +1,4 @@
-// extern "C" bodies only: models and drafters.
+// Functions of the C ABI for models and drafters.
 #include "api/handles.h"
 
 #include "gguf_schema.h"

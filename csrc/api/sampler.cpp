@@ -1,4 +1,4 @@
-// extern "C" bodies only: samplers, and sampling from a pass.
+// Functions of the C ABI for samplers, and sampling from a pass.
 #include "api/handles.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// extern "C" bodies only: sequences.
+// Functions of the C ABI for sequences.
 #include "api/handles.h"
 
 #include <algorithm>

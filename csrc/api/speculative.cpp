@@ -1,4 +1,4 @@
-// extern "C" bodies only: selection of nodes, suffix index, calibration.
+// Functions of the C ABI for node selection, suffix index and calibration.
 #include "api/handles.h"
 #include "speculative/calibration.h"
 #include "speculative/node_selection.h"
@@ -30,7 +30,8 @@ static_assert(DFL_SUFFIX_OUTCOMES == SuffixIndex::N_LENGTHS * SuffixIndex::N_KIN
 dfl_status dfl_suffix_index_create(int64_t max_tokens, dfl_suffix_index ** index, dfl_error * err) {
     return guard(err, [&] {
         need(index);
-        constexpr int64_t limit = std::numeric_limits<int32_t>::max() / 4; // states and edges count
+        constexpr int64_t limit =
+            std::numeric_limits<int32_t>::max() / 4; // int32_t must number up to 3 edges a token
         DFL_CHECK(max_tokens >= 2 && max_tokens <= limit, DFL_STATUS_ARGUMENT,
                   "max_tokens is %lld, must be 2 to %lld", static_cast<long long>(max_tokens),
                   static_cast<long long>(limit));
@@ -61,14 +62,16 @@ dfl_status dfl_suffix_index_separate(dfl_suffix_index * index, dfl_error * err) 
 }
 
 static dfl::BreakEven break_even_of(const dfl_break_even & break_even) {
-    DFL_CHECK(break_even.n >= 0, DFL_STATUS_ARGUMENT, "%d sizes, must be 0 at least", break_even.n);
+    DFL_CHECK(break_even.n >= 0, DFL_STATUS_ARGUMENT, "break_even has %d sizes, expected 0 or more",
+              break_even.n);
     if (break_even.n > 0) {
         need(break_even.sizes, break_even.chains, break_even.trees);
     }
     int32_t before = 0;
     for (int32_t i = 0; i < break_even.n; before = break_even.sizes[i++]) {
         DFL_CHECK(break_even.sizes[i] > before, DFL_STATUS_ARGUMENT,
-                  "size %d after size %d, sizes must rise from 1 on", break_even.sizes[i], before);
+                  "break_even has size %d after size %d, sizes must rise from 1 on",
+                  break_even.sizes[i], before);
     }
     return {break_even.sizes, break_even.chains, break_even.trees, size_t(break_even.n)};
 }
@@ -87,7 +90,7 @@ dfl_status dfl_suffix_index_propose(dfl_suffix_index * const * index, int32_t n,
             need(index[i]);
             for (int32_t k = 0; k < 3; ++k) {
                 DFL_CHECK(counts[k * n + i] >= 0, DFL_STATUS_ARGUMENT,
-                          "text %d with a count of %d, none must be below 0", i, counts[k * n + i]);
+                          "text %d has a count of %d, expected 0 or more", i, counts[k * n + i]);
             }
             n_tokens += counts[i];
         }
@@ -123,7 +126,8 @@ dfl_status dfl_select_nodes(int32_t n, const int32_t * counts, const int32_t * p
         for (int32_t i = 0; i < n; ++i) {
             const int32_t n_all = counts[i], limit = counts[n + i];
             DFL_CHECK(n_all >= 1 && limit >= 0, DFL_STATUS_ARGUMENT,
-                      "tree %d of %d nodes, %d at most, must be 1 and 0 at least", i, n_all, limit);
+                      "tree %d has %d nodes and a limit of %d nodes, must be 1 and 0 at least", i,
+                      n_all, limit);
             trees.push_back({parents, log_probs, size_t(n_all), size_t(limit)});
             parents += n_all;
             log_probs += n_all;
@@ -157,7 +161,7 @@ dfl_status dfl_suffix_index_set_outcomes(dfl_suffix_index * index, const double 
             DFL_CHECK(parsed[i].accepted > 0.0 && parsed[i].accepted <= parsed[i].tried &&
                           parsed[i].tried < 1e9,
                       DFL_STATUS_ARGUMENT,
-                      "%g guesses of %g were accepted: need 0 < accepted <= tried",
+                      "%g of %g candidates were accepted: need 0 < accepted <= tried",
                       parsed[i].accepted, parsed[i].tried);
         }
         index->index.set_outcomes(parsed);
@@ -182,8 +186,8 @@ dfl_status dfl_calibration_update(const dfl_calibration_params * params, double 
         need(params, weights, information, gradients, curvatures, counts);
         for (int64_t i = 0; i < n; ++i) {
             DFL_CHECK(counts[i] >= 0 && counts[i] <= n_depths, DFL_STATUS_ARGUMENT,
-                      "outcomes at %lld depths, there are %lld", static_cast<long long>(counts[i]),
-                      static_cast<long long>(n_depths));
+                      "an outcome has %lld depths, expected 0 to n_depths = %lld",
+                      static_cast<long long>(counts[i]), static_cast<long long>(n_depths));
         }
         const CalibrationParams checked = {params->prior, params->precision, params->pull,
                                            params->lower, params->upper,     params->forgetting};

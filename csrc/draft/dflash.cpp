@@ -1,4 +1,4 @@
-// The DFlash drafter: a few layers that attend to the target's features and to a block of masks.
+// The DFlash drafter: layers that attend to features of the target and to a block of mask tokens.
 #include "dflash.h"
 #include "arch/arch.h"
 #include "draft/draft_model.h"
@@ -18,7 +18,7 @@ namespace dfl {
 static const char * const OLD_ARCHS[] = {schema::ARCH_OLD_DFLASH, schema::ARCH_OLD_QWEN35_DFLASH,
                                          schema::ARCH_OLD_GEMMA4_DFLASH};
 
-// Epsilon of files that do not name one.
+// RMS norm epsilon of drafter files in old formats, whose metadata has none.
 static constexpr double OLD_EPS = 1e-6;
 
 static bool is_old(const GgufFile & file) {
@@ -39,7 +39,7 @@ static void refuse_relatives(const GgufFile & file) {
     }
 }
 
-// The reference's choice where a checkpoint names no layers, as layer inputs.
+// Returns the taps of a file without target layers: the reference's choice, as indices of inputs.
 static std::vector<int64_t> default_taps(int64_t n_taps, int64_t n_target_layers) {
     if (n_taps == 1) {
         return {n_target_layers / 2 + 1};
@@ -68,8 +68,8 @@ static std::vector<int64_t> read_taps(const GgufFile & file, int64_t n_embd,
         const int64_t n_taps =
             file.integer(schema::KEY_OLD_DFLASH_N_TARGET_LAYERS).value_or(n_features / n_embd);
         DFL_CHECK(n_taps >= 1 && n_taps <= n_target_layers, DFL_STATUS_FILE,
-                  "%s: %lld tapped layers are given for a target of %lld", file.path().c_str(),
-                  (long long)n_taps, (long long)n_target_layers);
+                  "%s: %lld tapped layers are given for a target of %lld layers",
+                  file.path().c_str(), (long long)n_taps, (long long)n_target_layers);
         taps = default_taps(n_taps, n_target_layers);
     }
     DFL_CHECK(!taps.empty() && taps.size() <= 64, DFL_STATUS_FILE,
@@ -82,8 +82,7 @@ static std::vector<int64_t> read_taps(const GgufFile & file, int64_t n_embd,
     return taps;
 }
 
-// Reads which layers are causal: a key in the file holds for all; without it sliding
-// layers are causal and full layers are not.
+// Sets the causal layers: all or none by the file's key; without the key, layers with a window.
 // Source: the reference package dflash 0.1.0, Qwen3DFlashAttention.
 static void read_causality(const GgufFile & file, Hparams & hp) {
     const auto causal = file.boolean(schema::KEY_ATTENTION_CAUSAL);
@@ -123,7 +122,7 @@ static DraftHparams read(const GgufFile & file, int64_t n_target_layers) {
     for (LayerShape & layer : draft.hp.layers) {
         layer.activation = activation;
         layer.value_is_key = true;
-        layer.rope.takes_factors = !multi; // as llama.cpp
+        layer.rope.takes_factors = !multi;
     }
     if (multi) {
         read_rope_sections(file, draft.hp);
@@ -141,7 +140,7 @@ static DraftHparams read(const GgufFile & file, int64_t n_target_layers) {
     return draft;
 }
 
-// The first of several names that the file has.
+// Returns the first of several tensor names that the file has.
 static const char * spelled(const WeightLoader & loader, std::initializer_list<const char *> names,
                             int il) {
     for (const char * name : names) {
@@ -177,8 +176,7 @@ static void bind(WeightLoader & loader, const DraftHparams & draft) {
         BlockOptions options;
         options.head_norms = true;
         options.sinks = loader.has(schema::TENSOR_ATTN_SINKS, il);
-        // Older files keep the norm before the feed-forward under the name of the one after
-        // attention.
+        // Older files give the norm before the feed-forward the name of the norm after attention.
         options.ffn_norm = has_ffn_norm ? nullptr : schema::TENSOR_POST_ATTENTION_NORM;
         options.post_attn_norm = has_ffn_norm && loader.has(schema::TENSOR_POST_ATTENTION_NORM, il);
         options.post_ffn_norm = loader.has(schema::TENSOR_POST_FFW_NORM, il);
@@ -207,8 +205,7 @@ class DFlashModel : public DraftModel {
     RecentMax recent_cells_;
 };
 
-// Projects features into the K/V: those of all layers from the same rows, which pass none of the
-// layers' own norms.
+// Returns the graph that computes the K/V of n features in all layers, without input norms.
 CachedGraph & DFlashModel::injection(int64_t n) const {
     BatchShape shape;
     shape.kind = GraphKind::INJECT;
@@ -257,7 +254,7 @@ void DFlashModel::reserve() {
 }
 
 void DFlashModel::catch_up() {
-    std::map<int32_t, int32_t> ends; // first position of each sequence without features
+    std::map<int32_t, int32_t> ends; // end of the positions with features, for each sequence
     for (const Feature & feature : pending_) {
         ends[feature.sequence] = feature.position + 1;
     }
@@ -270,7 +267,6 @@ void DFlashModel::catch_up() {
     CachedGraph & cached = injection(static_cast<int64_t>(pending_.size()));
     std::vector<int64_t> cells = take_cells(pending_);
     try {
-        // Pad with rows of zeros that go to a cell of their own.
         const int64_t n = cached.shape.n_rows;
         std::vector<int32_t> positions(n, 0), rows(n, static_cast<int32_t>(host_.ring.zero_row()));
         for (size_t i = 0; i < pending_.size(); ++i) {
@@ -302,12 +298,12 @@ void DFlashModel::set_inputs(CachedGraph & cached, const std::vector<DraftBlock>
         tokens.resize(first + n, drafter_->draft().mask_token);
         for (int64_t i = 0; i < n; ++i) {
             positions.push_back(block.position + static_cast<int32_t>(i));
-            if (i > 0) { // a mask's row predicts its own position
+            if (i > 0) { // the row of a mask token predicts its own position
                 drafted.push_back(static_cast<int32_t>(first + i));
             }
         }
     }
-    // Pad with copies of the last block's first row, which write the same keys and values.
+    // Padding copies the last block's first row, which writes the same keys and values.
     const int64_t last = sequences.back().first;
     tokens.resize(cached.shape.n_rows, tokens[last]);
     positions.resize(cached.shape.n_rows, positions[last]);
@@ -336,8 +332,7 @@ BatchShape DFlashModel::shape_of(const std::vector<DraftBlock> & blocks, int64_t
     } else if (const int64_t n = sizes_.draft_rows(shape.n_out); n > shape.n_out) {
         shape.n_out = std::min(n, shape.n_rows - 1);
     }
-    // The cell that padding writes to is read too: CUDA's flash attention is at its best over
-    // multiples of 256 cells.
+    // n_kv includes the masked padding cell: CUDA's flash attention prefers multiples of 256 cells.
     const CellTable & table = kv_.cells();
     const bool has_masks = !kv_.groups().front().masks().empty();
     shape.n_kv = {sizes_.cells(table.high(), table.n_cells(), has_masks, recent_cells_)};
@@ -363,8 +358,8 @@ Draft DFlashModel::draft(const std::vector<DraftBlock> & blocks, int64_t k) {
         release(cells);
         throw;
     }
-    release(cells); // the blocks' K/V are temporary: the target's features replace them
-    draft.best.resize(n_drafted * k); // the rest is padding
+    release(cells); // K/V of blocks are temporary: K/V of the target's features replace them
+    draft.best.resize(n_drafted * k); // drops the candidates of padding rows
     draft.log_sum_exp.resize(n_drafted);
     return draft;
 }

@@ -2,9 +2,8 @@
 
 namespace dfl {
 
-// The window of each sequence, but all together no more than the context has tokens, see
-// make_room(); one pass or block beside it, pages that are not full, and one cell that padding
-// writes to.
+// Returns the cells of a drafter's K/V: the windows of all sequences, at most n_ctx together (see
+// make_room()), one pass or block, partly filled pages, and a cell for padding.
 static int64_t cells_needed(const DraftSizes & sizes, int64_t max_block) {
     const int64_t uncommitted = std::max(sizes.n_ubatch, max_block) + CellTable::PAGE;
     const int64_t windows = sizes.n_parallel * sizes.window;
@@ -83,7 +82,7 @@ void DraftModel::make_room(const std::map<int32_t, int64_t> & n_rows) {
             }
         }
         if (longest < 0) {
-            return; // CellTable::take() will throw
+            return; // CellTable::take() throws later
         }
         const auto first = static_cast<int32_t>(group.cells().spans(longest).front().position);
         group.release_before(longest, first + static_cast<int32_t>(CellTable::PAGE));

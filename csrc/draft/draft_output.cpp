@@ -8,7 +8,7 @@
 
 namespace dfl {
 
-// src: logits. dst: of each row ln sum exp.
+// A graph node that computes the log-sum-exp of each row of logits in our own CPU code.
 class LogSumExp : public CpuNode {
   public:
     void compute(ggml_tensor * dst, int ith, int nth) override {
@@ -30,8 +30,7 @@ void add_draft_output(CachedGraph & cached, ggml_tensor * logits) {
             add_output(cached, add_cpu_node(ctx, cached.cpu_nodes, GGML_TYPE_F32, n_draft, 1,
                                             {logits}, std::make_unique<LogSumExp>()));
     } else {
-        // ln sum exp = logit - ln p for every token of a row; take the best one, whose p
-        // is at least 1 / n, so nothing is lost.
+        // The log-sum-exp is logit - ln(p) of any token; the best token's p cannot underflow.
         probabilities = add_output(cached, ggml_soft_max(ctx, logits));
         cached.top.probabilities = probabilities;
     }
@@ -44,7 +43,7 @@ void add_draft_output(CachedGraph & cached, ggml_tensor * logits) {
     }
 }
 
-// The device gives the k best in any order.
+// Reads the device's selection, which is in any order, and sorts it.
 static Draft read_selection(const CachedGraph & cached, const Backend & backend) {
     const int64_t n = cached.logits->ne[0], n_draft = cached.logits->ne[1], k = cached.shape.n_top;
     const TopRows & rows = cached.top.rows;
@@ -68,7 +67,7 @@ static Draft read_selection(const CachedGraph & cached, const Backend & backend)
     backend.read(fetches);
     for (int64_t i = 0; i < k * n_draft; ++i) {
         const int64_t row = std::clamp<int64_t>(rows.index_of(blocks, last, i), 0,
-                                                n - 1); // NaNs may confuse the device
+                                                n - 1); // NaN makes devices return any index
         draft.best.push_back({static_cast<int32_t>(row), logits[i]});
     }
     if (!probabilities.empty()) {
@@ -84,7 +83,7 @@ static Draft read_selection(const CachedGraph & cached, const Backend & backend)
     return draft;
 }
 
-// Returns values of a tensor, copied to `fetched` unless they lie in host memory.
+// Returns the values of a tensor, which are copied to `fetched` unless they are in host memory.
 static const float * values_of(const ggml_tensor * x, const Backend & backend,
                                std::vector<float> & fetched) {
     if (backend.is_host()) {

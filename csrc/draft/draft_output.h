@@ -1,5 +1,4 @@
-// What is read of a draft: per position the best candidates and the row's log-sum-exp, picked on
-// the device where its logits do not lie in host memory.
+// Results of a draft: the best candidates and the log-sum-exp of each position.
 #pragma once
 
 #include "graph/graph.h"
@@ -10,21 +9,21 @@
 namespace dfl {
 
 struct Draft {
-    std::vector<Candidate> best;    // [n_draft][k], best first
-    std::vector<float> log_sum_exp; // [n_draft] of the whole rows
-    std::vector<float> sums;        // likewise of raw logits, of a target's
+    std::vector<Candidate> best;    // best candidates, [n_draft][k], best first
+    std::vector<float> log_sum_exp; // log-sum-exp of each whole row, [n_draft]
+    std::vector<float> sums;        // sums of a target's rows of logits, [n_out], to find NaN
 };
 
-// Marks the logits [n_rows, n_draft] as outputs and adds the selection of cached.shape: the n_top
-// best on the device (0: the host looks for them), and the rows' probabilities.
+// Adds the outputs of a draft to a graph: logits [n_vocab, n_draft], the selection of the
+// shape.n_top best on the device (0: the host selects), and log-sum-exp or probabilities.
 void add_draft_output(CachedGraph & cached, ggml_tensor * logits);
 
-// The k best of each row, lower row of the head first on ties; k is shape.n_top unless that is 0.
+// Reads the k best candidates of each row, the lower token first on ties; shape.n_top is k or 0.
 Draft read_draft(const CachedGraph & cached, int64_t k, const Backend & backend);
 
-// True if the device selects the k best of n itself.
+// True if the device can select the k best of n logits. False for a CPU.
 bool can_select_on_device(const Backend & backend, int64_t n, int64_t k);
-// Returns true if the device selects by blocks, as it sorts whole rows slowly.
+// True if the device should select by blocks, because sorting whole rows is slow.
 bool selects_by_blocks(const Backend & backend);
 
 } // namespace dfl

@@ -5,11 +5,11 @@
 
 namespace dfl {
 
-// The two files must name the same tokens; special ids may differ, as a published pair's do.
+// Throws if tokens or merges of the two files differ. Special ids differ in a published pair.
 static void check_tokenizers(const GgufFile & drafter, const GgufFile & target) {
     for (const char * key : {schema::KEY_TOKENIZER_TOKENS, schema::KEY_TOKENIZER_MERGES}) {
         if (!drafter.has(key) || !target.has(key)) {
-            continue; // older drafter files carry no tokenizer
+            continue; // older drafter files have no tokenizer
         }
         const int64_t differs = drafter.first_difference(target, key);
         DFL_CHECK(differs < 0, DFL_STATUS_FILE,

@@ -1,4 +1,4 @@
-// The kinds of drafters: one row each.
+// The table of the kinds of drafters.
 #include "draft/drafter.h"
 
 namespace dfl {

@@ -27,9 +27,8 @@ static EngineParams checked(EngineParams params) {
     return params;
 }
 
-// Nodes of the largest graph at most, however many sequences and cells it is of. n_ubatch: rows of
-// a prefill where ggml computes recurrent layers, else 0. is_fused: chains of these in one
-// operation.
+// Returns an upper bound of the nodes of any graph. n_ubatch: rows of a prefill if ggml computes
+// recurrent layers, else 0. is_fused: a chain of recurrent rows is one operation.
 static size_t max_nodes(const Model & model, const EngineParams & params, int64_t n_ubatch,
                         bool is_fused) {
     const Hparams & hp = model.hparams();
@@ -48,13 +47,12 @@ LayerPlace Engine::layer_place() {
     return [this](int64_t il) -> Backend & { return devices_.of_layer(il); };
 }
 
-// K/V of the drafter as exact as the target's, where that is exact; else half precision.
+// Returns the type of the drafter's K/V: f32 only if the target's is f32.
 static ggml_type draft_cache_type(const EngineParams & params) {
     return params.type_k == GGML_TYPE_F32 ? GGML_TYPE_F32 : GGML_TYPE_F16;
 }
 
-// Returns the largest number of uncommitted rows: a sequence appends or verifies, and each verify
-// of many may have a row of padding.
+// Returns the largest numbers of uncommitted rows; each verify may have one padding row.
 static KvGroup::UncommittedRows max_uncommitted(const EngineParams & params) {
     const int64_t of_one = std::max(params.n_ubatch, Engine::MAX_VERIFY + 1);
     const int64_t n = params.n_parallel;
@@ -93,12 +91,12 @@ void Engine::attach_drafters() {
     std::vector<std::vector<int64_t>> taps;
     for (const auto & drafter : params_.drafters) {
         DFL_CHECK(drafter->fits(model_), DFL_STATUS_ARGUMENT,
-                  "%s was loaded for another model than %s", drafter->file().path().c_str(),
-                  model_->file().path().c_str());
+                  "the drafter %s was loaded for another model than %s",
+                  drafter->file().path().c_str(), model_->file().path().c_str());
         max_block = std::max(max_block, drafter->max_block());
         taps.push_back(drafter->draft().taps);
     }
-    // The more sequences, the fewer nodes of each pay.
+    // Rows to verify for each further sequence: more sequences verify fewer nodes each.
     constexpr int64_t more_rows = 3;
     verify_rows_ = sizes_.verify_rows(
         std::min(max_block + more_rows * (params_.n_parallel - 1), MAX_VERIFY), model_->weights());
@@ -120,7 +118,7 @@ void Engine::attach_drafters() {
     }
 }
 
-// Returns rows for the largest pass, and some more, so that catch_up() has many rows at once.
+// Returns the rows of the feature ring: a largest pass, and spare rows to make catch_up() rare.
 int64_t Engine::n_ring_rows(int64_t n_verify) const {
     constexpr int64_t more_rows = 64, more_of_each = 4;
     return max_appended() + n_verify + more_rows + more_of_each * (params_.n_parallel - 1);
@@ -151,7 +149,7 @@ void Engine::forget_rows() {
 }
 
 int64_t Engine::max_masked_rows(int64_t n_verify) const {
-    if (params_.n_parallel == 1) { // it appends or verifies
+    if (params_.n_parallel == 1) { // a single sequence appends or verifies, never both
         return sizes_.verify_rows(n_verify, model_->weights());
     }
     if (!sizes_.uses_few_sizes()) {
@@ -164,7 +162,6 @@ int64_t Engine::max_rows() const {
     return std::max<int64_t>({params_.n_ubatch, params_.n_parallel, verify_rows_});
 }
 
-// Returns the cells of each group of layers.
 std::vector<int64_t> Engine::max_cells() const {
     std::vector<int64_t> cells;
     for (const KvGroup & group : kv_.groups()) {
@@ -173,7 +170,7 @@ std::vector<int64_t> Engine::max_cells() const {
     return cells;
 }
 
-// The largest graphs reserve the arena, so that memory runs out here or not at all.
+// Builds the largest graphs, which size the arena, so that memory runs out here or not at all.
 void Engine::reserve_graphs() {
     BatchShape largest;
     largest.n_rows = params_.n_ubatch;
@@ -190,10 +187,10 @@ void Engine::reserve_graphs() {
     }
     select_top(largest, can_select_top(DFL_MAX_TOP) ? DFL_MAX_TOP : 0);
     graphs_.get(largest, [&](CachedGraph & cached) { build_forward(cached); });
-    if (params_.n_parallel > 1) { // prompts and single rows together
+    if (params_.n_parallel > 1) {
         largest.n_rows = max_rows();
         largest.n_out = params_.n_parallel;
-        if (has_lanes) { // at worst chunks of which each is half as long as its lane
+        if (has_lanes) { // worst case: padded lanes are twice as long as their chunks
             const int64_t n = params_.n_parallel, rows = 2 * largest.n_rows / n;
             largest.recurrent = {{1, n, false, !fused_, true, false},
                                  {std::max<int64_t>(rows, 2), n, false, !fused_, false, false}};
@@ -224,7 +221,7 @@ void Engine::reserve_verify_graphs(int64_t n) {
     }
     select_top(largest, can_select_top(DFL_MAX_TOP) ? DFL_MAX_TOP : 0);
     graphs_.get(largest, [&](CachedGraph & cached) { build_forward(cached); });
-    if (params_.n_parallel > 1) { // and prompts beside
+    if (params_.n_parallel > 1) { // verifies and prompt chunks in one pass
         largest.n_rows = max_masked_rows(n);
         largest.n_out =
             std::min(largest.n_rows - 1, sizes_.mixed_verify_rows(n + params_.n_parallel));
@@ -256,13 +253,13 @@ void Engine::reserve_verify(int64_t n) {
     }
     forget_rows();
     for (const auto & draft : drafts_) {
-        draft->catch_up(); // pending features lie in rows that are replaced
+        draft->catch_up(); // pending features are in the ring, which is replaced below
         draft->reserve_rows(n);
     }
     if (ring_) {
         ring_->allocate(n_ring_rows(n));
     }
-    graphs_.clear(); // graphs use the tensors that are replaced here
+    graphs_.clear(); // cached graphs use tensors that are replaced below
     const int64_t n_rows = sizes_.verify_rows(n, model_->weights());
     recurrent_.reserve_updates(n_rows, !scans_);
     kv_.reserve_masks(max_masked_rows(n));
@@ -275,7 +272,7 @@ void Engine::reserve_verify(int64_t n) {
 
 bool Engine::set_top_k(int64_t k) {
     DFL_CHECK(k >= 0 && k <= DFL_MAX_TOP && k <= model_->hparams().n_vocab, DFL_STATUS_ARGUMENT,
-              "the %lld best of a row, expected 0 to %d", (long long)k, DFL_MAX_TOP);
+              "k is %lld, expected 0 to %d best tokens of a row", (long long)k, DFL_MAX_TOP);
     n_top_ = k > 0 && can_select_top(k) ? k : 0;
     return n_top_ == k;
 }
@@ -317,7 +314,7 @@ std::vector<MemoryUse> Engine::memory() const {
     const Backend * cpu = devices_.cpu();
     const ArenaBytes arena = graphs_.arena_bytes();
     std::vector<MemoryUse> uses;
-    // cpu_split: bytes of them on the CPU beside another device.
+    // Adds a use of `bytes` bytes, of which cpu_split are on the CPU beside another device.
     const auto add = [&](const char * name, uint64_t bytes, uint64_t cpu_split) {
         if (bytes > cpu_split) {
             uses.push_back({name, devices_.main().name(), bytes - cpu_split});

@@ -1,4 +1,4 @@
-// Planning and running a pass of the target: its rows and their inputs.
+// Plans and runs a pass of the target: rows, cells and graph inputs.
 #include "dflash.h"
 #include "engine/sequence.h"
 #include "error.h"
@@ -60,7 +60,7 @@ void Engine::append_in_microbatches(const BatchEntry & entry, const PrefillProgr
     const int64_t n_vocab = model_->hparams().n_vocab;
     int64_t step = params_.n_ubatch;
     if (entry.all_logits != nullptr) {
-        // A row for every token of a large vocabulary would dwarf the rest of the arena.
+        // Limits the logits of a micro-batch to 256 MiB of the arena.
         step = std::min(step, std::max<int64_t>(1, (int64_t(256) << 20) / (4 * n_vocab)));
     }
     for (int64_t n_done = 0; n_done < entry.n;) {
@@ -74,8 +74,8 @@ void Engine::append_in_microbatches(const BatchEntry & entry, const PrefillProgr
     }
 }
 
-// Entries in the order in which a pass has them: sequences that append one row by their slots,
-// which is how their states lie, then prompt chunks, then verifies.
+// Returns the order of the entries in a pass: appends of one row, prompt chunks, then verifies.
+// Slot order within each kind is the memory order of recurrent states.
 static std::vector<size_t> in_order(const std::vector<BatchEntry> & entries,
                                     const std::vector<int64_t> & n_rows) {
     std::vector<size_t> order(entries.size());
@@ -113,7 +113,7 @@ Pass Engine::plan(const std::vector<BatchEntry> & entries, const std::vector<int
         const int64_t n_left = of.n - from[i] - entry.n;
         const bool ends = n_left + of.n_remaining == 0;
         entry.n_out = of.is_verify || entry.reads_all_logits ? entry.n : ends ? 1 : 0;
-        // No drafter will see rows that are further back after this prompt.
+        // Rows that leave every drafter's window before the prompt ends need no features.
         entry.is_tapped = std::any_of(drafts_.begin(), drafts_.end(), [&](const auto & draft) {
             return n_left + of.n_remaining < draft->window();
         });
@@ -129,21 +129,21 @@ Pass Engine::plan(const std::vector<BatchEntry> & entries, const std::vector<int
     return pass;
 }
 
-// Rows of the graph. Padding of a pass that appends writes what the row that it copies writes,
-// where that one writes it; of a pass that verifies to a cell of its own.
+// Returns the rows of the graph, padding included. Padding of an append writes the same values to
+// the same cell as the row that it copies; padding of a verify writes to a cell of its own.
 int64_t Engine::n_padded(const Pass & pass) const {
     const std::vector<int64_t> chunks = chunks_of(pass);
     if (!pass.entries.back().is_verify) {
         if (std::any_of(pass.entries.begin(), pass.entries.end(),
                         [](const PassEntry & entry) { return entry.reads_all_logits; })) {
-            return pass.n_real; // a row of logits is large
+            return pass.n_real; // padding would add rows of logits, which are large
         }
         const int64_t n_single = static_cast<int64_t>(pass.entries.size() - chunks.size());
         return std::min(max_appended(), sizes_.append_rows(n_single, chunks));
     }
     int64_t n_needed = 0;
     for (const PassEntry & entry : pass.entries) {
-        const bool is_last = &entry == &pass.entries.back(); // padding needs a cell to write to
+        const bool is_last = &entry == &pass.entries.back();
         n_needed += entry.sequence->cells_needed(entry.n + is_last);
     }
     if (n_needed > kv_.cells().n_unclaimed()) {
@@ -155,7 +155,7 @@ int64_t Engine::n_padded(const Pass & pass) const {
     if (chunks.empty()) {
         return sizes_.verify_rows(pass.n_real, model_->weights());
     }
-    // Chunks and verifies are padded apart: verifies are of the same size most of the time.
+    // Pads chunks and verifies separately, since the number of verified rows seldom changes.
     const int64_t n = std::accumulate(chunks.begin(), chunks.end(), int64_t(0));
     return std::min(max_appended(), sizes_.chunk_rows(chunks)) +
            sizes_.mixed_verify_rows(pass.n_real - n);
@@ -165,7 +165,7 @@ int64_t Engine::max_appended() const {
     return std::max<int64_t>(params_.n_ubatch, params_.n_parallel);
 }
 
-// Beside verifies one row that is appended is one, too: the last of a prompt.
+// Returns the lengths of prompt chunks. In a pass with verifies a single appended row is a chunk.
 std::vector<int64_t> Engine::chunks_of(const Pass & pass) const {
     const int64_t min_rows = pass.entries.back().is_verify && sizes_.uses_few_sizes() ? 1 : 2;
     std::vector<int64_t> chunks;
@@ -177,7 +177,6 @@ std::vector<int64_t> Engine::chunks_of(const Pass & pass) const {
     return chunks;
 }
 
-// Rows of a verify's graph for prompt chunks of the same pass.
 void Engine::take_cells(Pass & pass) {
     const bool pads = pass.n_rows() > pass.n_real && pass.entries.back().is_verify;
     for (KvGroup & group : kv_.groups()) {
@@ -245,7 +244,7 @@ void Engine::take_feature_rows(Pass & pass) {
     }
 }
 
-// The first gap of n among ranges (first, size).
+// Returns the start of the first gap of n rows between taken ranges (first, length).
 static int64_t first_gap(std::vector<std::pair<int64_t, int64_t>> taken, int64_t n, int64_t size) {
     std::sort(taken.begin(), taken.end());
     int64_t at = 0;
@@ -324,9 +323,9 @@ void Engine::plan_recurrent_rows(Pass & pass) {
         pass.recurrent_rows.push_back(std::move(rows));
     }
     if (!scans_) {
-        // Chains are verified as trees are where both come: else each would be a graph.
+        // Verifies chains in tree form while recent passes had trees, so that both share graphs.
         const bool tree_form = recent_trees_(has_tree) > 0 && sizes_.serves_many();
-        // Lanes run side by side, so that padding costs little of a short pass.
+        // Lanes run in parallel, so padding costs little in a short pass.
         const int64_t max_chunk_rows = std::min(4 * pass.n_rows(), max_chunk_lane_rows());
         pass.recurrent_batches = make_recurrent_batches(
             pass.recurrent_rows, sizes_,
@@ -347,7 +346,7 @@ BatchShape Engine::shape_of(const Pass & pass) const {
         reads_all_logits = reads_all_logits || entry.reads_all_logits;
     }
     const std::vector<int64_t> chunks = chunks_of(pass);
-    // Rows that are padding have logits, too, where all have: then none need be picked.
+    // If all rows get logits, padding rows get logits too, so that no rows have to be gathered.
     shape.n_out = pass.n_out();
     if (has_verifies && sizes_.uses_few_sizes() && !chunks.empty()) {
         const int64_t n = std::min(sizes_.mixed_verify_rows(shape.n_out), shape.n_rows - 1);
@@ -392,7 +391,7 @@ void Engine::set_inputs(CachedGraph & cached, const Pass & pass) {
                     *data++ = static_cast<int32_t>(entry.first + i);
                 }
             }
-            std::fill_n(data, cached.shape.n_out - pass.n_out(), 0); // nobody reads these
+            std::fill_n(data, cached.shape.n_out - pass.n_out(), 0);
         });
     }
     if (cached.feature_rows != nullptr) {

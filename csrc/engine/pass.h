@@ -1,4 +1,4 @@
-// The rows of one pass of the target, and whose they are.
+// The rows of one pass of the target, and the sequences that the rows belong to.
 #pragma once
 
 #include "cache/kv_cache.h"
@@ -14,45 +14,42 @@ namespace dfl {
 
 class Sequence;
 
-// Part of a batch: tokens of one sequence to append or to verify.
+// Part of a batch: a sequence's tokens to append or verify. dfl_batch_entry describes the fields.
 struct BatchEntry {
     Sequence * sequence = nullptr;
-    bool is_verify = false; // else they are appended
+    bool is_verify = false;
     const int32_t * tokens = nullptr;
     int64_t n = 0;
-    const int32_t * parents = nullptr; // of a verify; NULL: a chain
-    int64_t n_remaining = 0;           // of an append: tokens that will follow it
-    float * all_logits = nullptr;      // of an append: NULL, or every token's, [n_vocab, n]
+    const int32_t * parents = nullptr;
+    int64_t n_remaining = 0;
+    float * all_logits = nullptr;
 };
 
-// Rows of a batch entry in a pass, [first, first + n).
+// Rows [first, first + n) of a pass, which compute a batch entry or a micro-batch of it.
 struct PassEntry {
     Sequence * sequence = nullptr;
     bool is_verify = false;
     int64_t first = 0, n = 0;
-    Tree tree; // of a verify
-    // Cells that its rows write, of each group of layers; after those of a verify comes the cell of
-    // padding, if there is some.
+    Tree tree;
+    // Cells that the rows write, for each K/V group; a verify may have one more cell for padding.
     std::vector<std::vector<int64_t>> cells;
-    bool is_tapped = false;            // some drafter reads its features
-    std::vector<int64_t> feature_rows; // rows of the ring that its features go to
-    int64_t first_out = 0, n_out = 0;  // rows whose logits can be read, among those of the pass
-    bool reads_all_logits = false;     // all of them at once
-    UpdateRows updates;                // of a verify
-    std::vector<bool> finite;          // of its rows: Engine::find_finite_rows()
+    bool is_tapped = false;            // True if a drafter will read the features of the rows
+    std::vector<int64_t> feature_rows; // rows of the feature ring that receive the features
+    int64_t first_out = 0, n_out = 0;  // readable rows, among the pass's rows of logits
+    bool reads_all_logits = false;
+    UpdateRows updates;       // rows for the node updates of a verify
+    std::vector<bool> finite; // True for each finite row, see Engine::find_finite_rows()
 };
 
+// All rows of a pass. Padding comes last, as copies of the first row of the last entry.
 struct Pass {
     std::vector<PassEntry> entries;
-    // Of all rows; padding comes last: copies of the first row of the last entry.
     std::vector<int32_t> tokens, positions;
-    std::vector<std::vector<int64_t>> cells; // of each group of layers
-    // Rows of each entry as recurrent layers take them and, where ggml computes these, their
-    // batches.
+    std::vector<std::vector<int64_t>> cells;
     std::vector<RecurrentRows> recurrent_rows;
     std::vector<RecurrentBatch> recurrent_batches;
     int64_t n_real = 0;
-    bool has_started = false; // computing: recurrent states may have moved
+    bool has_started = false; // True if the pass may have changed recurrent states
 
     int64_t n_rows() const { return static_cast<int64_t>(tokens.size()); }
     int64_t n_out() const {

@@ -26,12 +26,12 @@ Prefix::Prefix(std::shared_ptr<Engine> engine, std::vector<int32_t> tokens,
     : engine_(std::move(engine)), tokens_(std::move(tokens)) {
     const std::vector<CacheGroup> & caches = engine_->caches();
     DFL_CHECK(n_rows.size() == caches.size(), DFL_STATUS_ARGUMENT,
-              "a prefix of %zu caches, the engine has %zu", n_rows.size(), caches.size());
+              "a prefix of %zu K/V groups, the engine has %zu", n_rows.size(), caches.size());
     for (size_t i = 0; i < caches.size(); ++i) {
         const int64_t max_rows = std::min(size(), engine_->max_snapshot_rows(i, size()) + PAGE - 1);
         DFL_CHECK(n_rows[i] <= max_rows && n_rows[i] >= engine_->min_snapshot_rows(i, size()),
                   DFL_STATUS_ARGUMENT,
-                  "%lld rows in cache %zu of a prefix of %lld tokens, expected %lld",
+                  "%lld rows in K/V group %zu of a prefix of %lld tokens, expected %lld",
                   (long long)n_rows[i], i, (long long)size(), (long long)max_rows);
         blocks_.emplace_back();
         for (int64_t at = size() - n_rows[i]; at < size();) {
@@ -145,7 +145,7 @@ void Prefix::write(size_t part, const uint8_t * from) {
     }
 }
 
-// ---- engines and sequences
+// ---- prefixes in Engine and Sequence
 
 bool Engine::shares_pages(size_t cache) const {
     return cache == 0 && kv_.groups().front().shares_pages();
@@ -185,27 +185,27 @@ bool Engine::offload(int64_t n_cells, uint64_t n_bytes) {
 void Engine::catch_up(int32_t slot) {
     for (const auto & draft : drafts_) {
         if (draft->n_pending(slot) > 0) {
-            forget_rows(); // the graph of catch_up() reuses the arena of their logits
+            forget_rows(); // catch_up() overwrites the arena, which holds readable logits
             draft->catch_up();
         }
     }
 }
 
-// Sources of a snapshot's blocks: a block that there is already, a shared page, or rows to copy.
+// Values of BlockSource::page: the rows are copied, or the snapshot will share their page.
 static constexpr int64_t COPIED = -1, TO_BE_SHARED = -2;
 
 struct Sequence::BlockSource {
     int32_t position;
     int64_t n;
     std::shared_ptr<KvBlock> block;
-    int64_t page; // or one of these two
+    int64_t page;
 };
 
 std::vector<Sequence::BlockSource> Sequence::block_sources(size_t cache) const {
     const DraftModel * draft = engine_->caches()[cache].draft;
     const KvGroup & group = *engine_->caches()[cache].rows;
     const std::vector<cpu::CellSpan> & spans = group.cells().spans(slot_);
-    // The last rows without a gap, those among them that the drafter has yet to take in.
+    // Finds the start of the gapless last rows. Pending features count as rows of the drafter.
     int64_t first = position() - (draft != nullptr ? draft->n_pending(slot_) : 0);
     for (auto span = spans.rbegin(); span != spans.rend() && span->position + span->n >= first;
          ++span) {
@@ -223,7 +223,7 @@ std::vector<Sequence::BlockSource> Sequence::block_sources(size_t cache) const {
         }
         if (one.block == nullptr && end - at == PAGE && engine_->shares_pages(cache)) {
             one.page = index < static_cast<int64_t>(shared.size()) ? shared[index] : TO_BE_SHARED;
-            // A snapshot of another sequence that began alike may have the block.
+            // A snapshot of another sequence with the same prefix may have the block already.
             const auto by_page = group.blocks_by_page().find(one.page);
             if (by_page != group.blocks_by_page().end()) {
                 one.block = by_page->second->shared_from_this();
@@ -300,7 +300,7 @@ void Sequence::restore(const Prefix & prefix, int64_t n) {
               (long long)n, (long long)prefix.size());
     last_ = nullptr;
     if (holds && n == position()) {
-        return; // states are those of its last token
+        return; // the recurrent states are at position n already
     }
     const bool is_in_place =
         holds && std::all_of(kv_.groups().begin(), kv_.groups().end(), [&](const KvGroup & group) {
@@ -318,14 +318,14 @@ void Sequence::restore(const Prefix & prefix, int64_t n) {
               (long long)n_needed, (long long)n_free);
     try {
         for (size_t i = 0; i < blocks_.size(); ++i) {
-            // Layers with a window, and the drafter, may have forgotten rows that the prefix has.
+            // Layers with a window and drafters may have dropped rows that the prefix still has.
             const CacheBlocks & blocks = prefix.blocks()[i];
             KvGroup & group = *engine_->caches()[i].rows;
             const std::vector<cpu::CellSpan> & spans = group.cells().spans(slot_);
             if (!blocks.empty() &&
                 (spans.empty() || spans.front().position > blocks.front()->position())) {
                 if (DraftModel * draft = engine_->caches()[i].draft) {
-                    draft->truncate(slot_, 0); // pending features are of the same positions
+                    draft->truncate(slot_, 0);
                 } else {
                     group.release_from(slot_, 0);
                 }

@@ -1,9 +1,6 @@
-// Prefix: attention rows of every group of layers, recurrent states and the drafter's rows of the
-// first tokens of a sequence, kept for others that begin like it.
-//
-// Blocks of a group that shares pages stay in its cells, which the prefix holds; Engine::offload()
-// moves them to the host when others want the cells. All else is copied. Prefixes of one sequence
-// share their full blocks.
+// Prefix: K/V rows of the target and the drafters and recurrent states of the first tokens of a
+// sequence. Full pages of a K/V group that shares pages stay in its cells until Engine::offload()
+// moves them to the host; other rows are copied. Prefixes of one sequence share their full blocks.
 #pragma once
 
 #include "cache/kv_block.h"
@@ -16,12 +13,12 @@
 
 namespace dfl {
 
-// States of recurrent layers after a token.
+// States and convolution inputs of the recurrent layers after the last token of a prefix.
 class PrefixState {
   public:
     PrefixState(RawBytes bytes, uint64_t & host_bytes);
     ~PrefixState() { host_bytes_ -= bytes_.size(); }
-    PrefixState(const PrefixState &) = delete; // PrefixState counts its bytes
+    PrefixState(const PrefixState &) = delete;
     PrefixState & operator=(const PrefixState &) = delete;
 
     RawBytes & bytes() { return bytes_; }
@@ -36,24 +33,23 @@ using CacheBlocks = std::vector<std::shared_ptr<KvBlock>>;
 
 class Prefix {
   public:
-    // A part of it as files have it: `name` is one of the engine's.
+    // A tensor in a file of the prefix.
     struct Part {
         std::string name;
         ggml_type type;
         int64_t ne[2];
         uint64_t bytes;
-        size_t cache, tensor; // of attention rows
+        size_t cache, tensor; // index of a K/V group (one past the last: states) and its tensor
     };
 
-    // blocks: of each cache of the engine, in the order of positions, up to the last token; state:
-    // NULL without recurrent layers.
+    // blocks: for each K/V group, in the order of positions. state: NULL without recurrent layers.
     Prefix(std::shared_ptr<Engine> engine, std::vector<int32_t> tokens,
            std::vector<CacheBlocks> blocks, std::shared_ptr<PrefixState> state);
-    // Makes a prefix to be filled in by write(), with so many rows of each cache.
+    // Creates a prefix with n_rows rows in each K/V group, to be filled in by write().
     Prefix(std::shared_ptr<Engine> engine, std::vector<int32_t> tokens,
            const std::vector<int64_t> & n_rows);
     ~Prefix() { keep_in_cells(false); }
-    Prefix(const Prefix &) = delete; // blocks count their prefixes
+    Prefix(const Prefix &) = delete;
     Prefix & operator=(const Prefix &) = delete;
 
     const Engine & engine() const { return *engine_; }
@@ -61,27 +57,25 @@ class Prefix {
     int64_t size() const { return static_cast<int64_t>(tokens_.size()); }
     const std::vector<CacheBlocks> & blocks() const { return blocks_; }
     const PrefixState * state() const { return state_.get(); }
-    // Number of rows that the prefix has of a cache.
+    // Returns the number of rows in a K/V group.
     int64_t n_rows(size_t cache) const;
-    // Positions that the drafter remembers, up to the last token.
+    // Returns the number of last positions in the drafters' K/V.
     int64_t n_draft() const;
 
-    // Number of free cells that a sequence takes to attach the first n tokens.
+    // Returns the number of free cells that an empty sequence takes to restore the first n tokens.
     int64_t cells_needed(int64_t n) const;
-    // Keeps its blocks from being offloaded, or no longer; at first it does not.
+    // Keeps the blocks in cells, or allows Engine::offload() to move them, as after construction.
     void keep_in_cells(bool keeps);
 
     const std::vector<Part> & parts() const { return parts_; }
     void read(size_t part, uint8_t * to) const;
-    // Fills in a part.
     void write(size_t part, const uint8_t * from);
 
   private:
     void find_parts();
-    // Bytes of a part of the state.
     uint8_t * state_bytes(const Part & part) const;
 
-    std::shared_ptr<Engine> engine_; // outlives the blocks
+    std::shared_ptr<Engine> engine_; // the engine must outlive the blocks
     std::vector<int32_t> tokens_;
     std::vector<CacheBlocks> blocks_;
     bool keeps_in_cells_ = false;

@@ -1,4 +1,4 @@
-// A speculative round without its verify: drafts, sampling and commits, of many sequences at once.
+// The steps of a speculative round without the verify: draft, sample and commit.
 #include "engine/sequence.h"
 #include "error.h"
 #include "graph/recurrent_batch.h"
@@ -15,7 +15,7 @@ Draft Engine::draft(int64_t index, const std::vector<DraftRequest> & requests, i
     DFL_CHECK(!requests.empty(), DFL_STATUS_ARGUMENT, "there is nothing to draft");
     DFL_CHECK(!drafts_.empty(), DFL_STATUS_ARGUMENT, "the engine has no drafter");
     DFL_CHECK(index >= 0 && index < static_cast<int64_t>(drafts_.size()), DFL_STATUS_ARGUMENT,
-              "drafter %lld: the engine has %zu", (long long)index, drafts_.size());
+              "drafter %lld: the engine has %zu drafters", (long long)index, drafts_.size());
     DraftModel & model = *drafts_[index];
     const Drafter & drafter = model.drafter();
     const int64_t n_choices = drafter.head(*model_).n_out();
@@ -32,11 +32,10 @@ Draft Engine::draft(int64_t index, const std::vector<DraftRequest> & requests, i
                   "%lld candidates: the drafter chooses among %lld tokens", (long long)k,
                   (long long)n_choices);
         check_ids(&last_token, 1, position);
-        DFL_CHECK(
-            n_draft < n_ctx() - position, DFL_STATUS_ARGUMENT,
-            "%lld drafted tokens and the one before them after %lld do not fit into a context "
-            "of %lld",
-            (long long)n_draft, (long long)position, (long long)n_ctx());
+        DFL_CHECK(n_draft < n_ctx() - position, DFL_STATUS_ARGUMENT,
+                  "%lld drafted tokens and last_token after %lld tokens do not fit into a context "
+                  "of %lld",
+                  (long long)n_draft, (long long)position, (long long)n_ctx());
         n_rows += n_draft + 1;
         blocks.push_back({sequence->slot(), last_token, static_cast<int32_t>(position), n_draft});
     }
@@ -56,7 +55,7 @@ Draft Engine::draft(int64_t index, const std::vector<DraftRequest> & requests, i
                 draft.best[i].token = drafter.token(draft.best[i].token);
             }
         }
-        if (!is_finite) { // the drafter may recover without the rows that it saw
+        if (!is_finite) { // drops the drafter's K/V, which may hold NaN
             model.clear(block.sequence);
             std::fill_n(sums, block.n_draft, NAN);
         }
@@ -95,7 +94,6 @@ void Engine::sample(std::vector<SampleRequest> & requests) {
     }
 }
 
-// The nodes of a path.
 static std::vector<int32_t> nodes_of(const Path & path) {
     std::vector<int32_t> nodes(path.n);
     if (path.nodes != nullptr) {
@@ -124,10 +122,10 @@ void Engine::commit(const std::vector<Path> & paths) {
         promotes = promotes || (n > 0 && is_recurrent_);
     }
     if (promotes) {
-        forget_rows(); // the promotion reuses the arena their logits lie in
+        forget_rows(); // the promotion overwrites the arena, which holds readable logits
         try {
             promote_paths(paths);
-        } catch (...) { // some layers' states may have moved on
+        } catch (...) { // some layers may have advanced their states
             for (const Path & path : paths) {
                 if (path.n > 0) {
                     path.sequence->reset();
@@ -171,7 +169,7 @@ std::vector<int32_t> Engine::last_inputs(const PassEntry & pending,
     const int64_t before = model_->hparams().recurrent.d_conv - 1;
     std::vector<int32_t> rows;
     for (int64_t at = n; at < n + before; ++at) {
-        // Of the inputs committed before the verify, then the path's, the last.
+        // The first `before` convolution inputs precede the verify; the nodes' inputs follow.
         const int64_t row = at < before ? at : before + path[at - before];
         rows.push_back(static_cast<int32_t>(pending.updates.first_conv + row));
     }
@@ -194,7 +192,7 @@ CachedGraph & Engine::scan_promote_graph() {
 
 CachedGraph & Engine::promote_graph(int64_t n_steps, int64_t n_lanes, bool in_place) {
     const int64_t before = model_->hparams().recurrent.d_conv - 1;
-    const bool is_alone = params_.n_parallel == 1 && fused_; // then all layers are one operation's
+    const bool is_alone = params_.n_parallel == 1 && fused_; // promotes all layers in one operation
     const int64_t n_layers = is_alone ? model_->hparams().n_recurrent() : 1;
     BatchShape shape;
     shape.kind = GraphKind::PROMOTE;
@@ -228,10 +226,10 @@ void Engine::promote_steps(const std::vector<AcceptedPath> & paths, int64_t firs
     }
     const auto n = static_cast<int64_t>(active.size());
     end = sizes_.lanes(end);
-    const bool in_place = 3 * n >= end; // as make_recurrent_batches() has it
+    const bool in_place = 3 * n >= end; // same threshold as in make_recurrent_batches()
     const int64_t n_lanes = in_place ? end : sizes_.lanes(n);
     CachedGraph & cached = promote_graph(sizes_.promote_steps(max_steps), n_lanes, in_place);
-    // NULL: a slot whose state stays as it is.
+    // NULL marks a lane whose state does not change.
     std::vector<const AcceptedPath *> lanes(n_lanes, in_place ? nullptr : active.front());
     for (int64_t i = 0; i < n; ++i) {
         lanes[in_place ? active[i]->sequence : i] = active[i];
@@ -244,7 +242,7 @@ void Engine::promote_steps(const std::vector<AcceptedPath> & paths, int64_t firs
             data[i] = path != nullptr && step < path->nodes.size() ? path->nodes[step] : zero_row;
         }
     });
-    // Convolution inputs are few: lanes that have none write another's once more.
+    // Lanes without a path write the first path's convolution inputs again, which is cheap.
     const auto source = [&](int64_t lane) -> const AcceptedPath & {
         return lanes[lane] != nullptr ? *lanes[lane] : *active.front();
     };

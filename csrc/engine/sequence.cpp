@@ -13,15 +13,15 @@ Sequence::Sequence(std::shared_ptr<Engine> engine)
       blocks_(engine_->caches().size()) {
     tokens_.reserve(engine_->n_ctx());
     slot_ =
-        engine_->register_sequence(this); // last: what throws after it would leave its place taken
+        engine_->register_sequence(this); // must be last: an exception after it would leak the slot
 }
 
 Sequence::~Sequence() {
     try {
         if (position() > 0 || pending_verify_.n > 0) {
-            reset(); // the next sequence of the slot finds nothing of this one
+            reset(); // the next sequence in the slot must find no old state
         }
-    } catch (...) { // the device fails: the next pass will say so
+    } catch (...) { // the device failed, which the next pass reports
     }
     engine_->unregister_sequence(this);
 }
@@ -52,7 +52,7 @@ void Sequence::appended(const PassEntry & entry, const int32_t * tokens, CachedG
     if (!is_finite) {
         reset_and_zero();
     }
-    // Keep a row of a chunk without logits if it is not finite: check_append() reports it.
+    // Keeps a row for check_append() if an append without logits is not finite.
     const size_t n_rows = is_finite && entry.n_out == 0 ? 0 : 1;
     set_rows(cached, entry.first_out + entry.n_out - 1, std::vector<bool>(n_rows, is_finite));
 }
@@ -82,7 +82,7 @@ void Sequence::verified(PassEntry entry, CachedGraph & cached) {
 
 void Sequence::failed(const PassEntry & entry, bool may_have_moved) {
     if (may_have_moved && !entry.is_verify && engine_->is_recurrent()) {
-        reset(); // a pass that died half way has advanced some layers' states
+        reset(); // some layers may have advanced their states
         return;
     }
     for (const auto & draft : engine_->drafts()) {
@@ -92,7 +92,7 @@ void Sequence::failed(const PassEntry & entry, bool may_have_moved) {
 
 void Sequence::accept(const int32_t * nodes, int64_t n) {
     if (pending_verify_.n == 0) {
-        return; // after an interruption callers cannot know whether their verify still waits
+        return; // after an interruption a caller cannot know whether its verify is still pending
     }
     last_ = nullptr;
     std::vector<int64_t> feature_rows;
@@ -100,9 +100,9 @@ void Sequence::accept(const int32_t * nodes, int64_t n) {
     for (size_t g = 0; g < pending_verify_.cells.size(); ++g) {
         KvGroup & group = kv_.groups()[g];
         const std::vector<int64_t> & cells = pending_verify_.cells[g];
-        // CPU kernels sum over cells as they lie: in the order of plain decoding the sums are its
-        // own. Cells of a verify ascend and a node comes after its parent, so rows only move down,
-        // into cells whose rows have moved or are dropped.
+        // CPU kernels sum over cells in memory order: moving accepted rows to the cells of plain
+        // decoding keeps its sums. Cells of a verify ascend and nodes follow their parents, so a
+        // row moves to a lower cell whose own row has moved or is dropped.
         const bool moves = group.is_host();
         for (int64_t i = 0; i < n; ++i) {
             const int64_t cell = cells[moves ? i : nodes[i]];
@@ -139,8 +139,8 @@ void Sequence::check_finite(int64_t row, bool is_finite) {
     if (!is_finite) {
         reset_and_zero();
         throw Error(DFL_STATUS_COMPUTE,
-                    format("the logits of row %lld are not finite numbers; the sequence forgot all "
-                           "it held",
+                    format("the logits of row %lld are not finite numbers; the sequence is now "
+                           "empty",
                            (long long)row));
     }
 }
@@ -148,12 +148,12 @@ void Sequence::check_finite(int64_t row, bool is_finite) {
 bool Sequence::find_argmax(int64_t row, int32_t & token) {
     const int64_t n_vocab = engine_->model().hparams().n_vocab;
     if (last_->argmax != nullptr) {
-        if (last_->best.empty()) { // all at once: each copy waits for the device
+        if (last_->best.empty()) { // reads all rows at once, since each read waits for the device
             last_->best.resize(ggml_nelements(last_->argmax));
             engine_->main().read(last_->argmax, last_->best.data(), 0, ggml_nbytes(last_->argmax));
         }
         token = last_->best[first_out_ + row];
-        return token >= 0 && token < n_vocab; // it may name any
+        return token >= 0 && token < n_vocab; // devices return arbitrary ids for rows with NaN
     }
     const float * logits =
         static_cast<const float *>(last_->logits->data) + (first_out_ + row) * n_vocab;
@@ -176,7 +176,7 @@ bool Sequence::find_top(int64_t row, const Candidate *& best) {
     }
     const int64_t at = first_out_ + row;
     best = last_->candidates.data() + at * last_->shape.n_top;
-    // Selections see bounds in place of infinities.
+    // The device selects among logits clamped to +-FLT_MAX / 2: the bounds stand for infinities.
     return !std::isnan(last_->sums[at]) && std::fabs(best->logit) < FLT_MAX / 2;
 }
 
@@ -256,11 +256,11 @@ void Sequence::close_verify() {
         for (size_t i = pending_verify_.cells[g].size(); i-- > 0;) {
             const int64_t cell = pending_verify_.cells[g][i];
             if (group.cells().position(cell) != CellTable::FREE) {
-                continue; // it was accepted
+                continue;
             }
             if (!pending_verify_.finite[static_cast<int64_t>(i) < pending_verify_.n
                                             ? i
-                                            : 0]) { // padding: its root
+                                            : 0]) { // a padding cell holds a copy of the root's row
                 group.clear_cell(cell);
             }
             group.cells().release(cell);

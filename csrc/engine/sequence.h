@@ -1,4 +1,4 @@
-// A sequence in an engine: its tokens, a pending verify, and the rows of the last pass.
+// A sequence in an engine: its tokens, its pending verify, and its readable rows of the last pass.
 #pragma once
 
 #include "engine/engine.h"
@@ -14,102 +14,92 @@ namespace dfl {
 
 class Sequence {
   public:
-    // Throws DFL_STATUS_UNSUPPORTED where an engine has no free slot.
+    // Throws DFL_STATUS_UNSUPPORTED if the engine has no free slot.
     explicit Sequence(std::shared_ptr<Engine> engine);
     ~Sequence();
-    Sequence(const Sequence &) = delete; // its engine knows it
+    Sequence(const Sequence &) = delete;
     Sequence & operator=(const Sequence &) = delete;
 
     Engine & engine() const { return *engine_; }
     int64_t position() const { return static_cast<int64_t>(tokens_.size()); }
     const std::vector<int32_t> & tokens() const { return tokens_; }
-    // Number of free cells that n more tokens take.
+    // Returns the number of free cells that n more tokens take.
     int64_t cells_needed(int64_t n) const { return kv_.cells().cells_needed(slot_, n); }
 
-    // Rows of the last pass whose logits can be read: 1 after an append, n after a verify; 0 once
-    // the engine has run another.
+    // Returns the number of rows that can be read until the next pass or draft of the engine.
     int64_t n_out_rows() const {
         return last_ != nullptr ? static_cast<int64_t>(finite_.size()) : 0;
     }
-    // Number of the first of them among all rows of the sequence so far.
+    // Returns the number of the first readable row, counted over all passes of the sequence.
     int64_t first_row() const { return first_row_; }
-    // Throws DFL_STATUS_ARGUMENT for a row that is not there, and DFL_STATUS_COMPUTE for one with a
-    // NaN or +inf: its caches are then no better, so the sequence has forgotten all and zeroed
-    // them.
+    // Throws DFL_STATUS_ARGUMENT for an unreadable row. Empties the sequence, zeroes its caches and
+    // throws DFL_STATUS_COMPUTE for a row with NaN or +inf.
     void check_row(int64_t row);
-    // The same of the last append, also where its row cannot be read.
+    // Checks the last append as check_row() does, even if the append has no readable row.
     void check_append();
-    // Token with the largest logit of a row, lowest id on ties (host devices). This and the one
-    // below throw as check_row() does.
+    // Returns the token with a row's largest logit. Throws as check_row() does.
     int32_t argmax(int64_t row);
-    // A row's logits: dst [n_vocab].
+    // Copies the logits of a row to dst, [n_vocab]. Throws as check_row() does.
     void logits(int64_t row, float * dst);
-    // Samples the token for a position from a row, among those whose bits are set in `mask`, or all
-    // if that is NULL. False, and nothing is forgotten, where the row has nothing to sample from or
-    // is not finite; reading it says why. Throws DFL_STATUS_ARGUMENT for a mask without any bit.
+    // Samples the token for a position from a row. mask: bits of allowed tokens; NULL: all. False
+    // if the row is not finite or no token is left. Throws DFL_STATUS_ARGUMENT for an empty mask.
     bool sample(int64_t row, const Sampler & sampler, TokenHistory history, int64_t position,
                 const uint32_t * mask, int32_t & token);
 
-    // Back to position 0.
     void reset();
 
-    // Takes a snapshot of all its tokens, for others that begin alike; the rows of the last pass
-    // may be gone. snapshot_bytes(): bytes that it would take on the host.
+    // Takes a snapshot of all tokens. Readable rows of the last pass may be lost.
     std::shared_ptr<Prefix> snapshot();
     uint64_t snapshot_bytes() const;
-    // Attaches the first n tokens of a prefix to an empty sequence, or to one that begins with them
-    // already and is rewound to them; its own cells of them stay. Throws
-    // DFL_STATUS_ARGUMENT where it needs more cells than are free, and DFL_STATUS_UNSUPPORTED for a
-    // part of a prefix where the engine takes them whole.
+    // Restores the first n tokens of a prefix, as dfl_sequence_restore() describes.
     void restore(const Prefix & prefix, int64_t n);
 
-    // ---- for the engine
+    // ---- methods used by Engine
 
     int32_t slot() const { return slot_; }
     void check_no_pending_verify() const;
     void forget_rows() { last_ = nullptr; }
-    // A pass has run its rows: they join the timeline if all are finite, or wait for a commit.
+    // Appends the tokens of a completed pass, or empties the sequence if a row is not finite.
     void appended(const PassEntry & entry, const int32_t * tokens, CachedGraph & cached);
     void verified(PassEntry entry, CachedGraph & cached);
-    // A pass with its rows has failed. may_have_moved: recurrent states.
+    // Cleans up after a failed pass. may_have_moved: recurrent states may have advanced.
     void failed(const PassEntry & entry, bool may_have_moved);
     const PassEntry & pending_verify() const { return pending_verify_; }
-    // Appends the nodes of a path of the pending verify; recurrent states have moved already.
+    // Appends nodes of the pending verify, whose recurrent states were promoted before.
     void accept(const int32_t * nodes, int64_t n);
-    // Throws as check_row() does, for a row that is known to be finite or not.
+    // Empties the sequence and throws DFL_STATUS_COMPUTE if is_finite is false.
     void check_finite(int64_t row, bool is_finite);
 
   private:
-    // The rows of a pass that can be read.
+    // Sets the readable rows: finite.size() rows of the graph's logits from first_out on.
     void set_rows(CachedGraph & cached, int64_t first_out, std::vector<bool> finite);
-    // Set the best token of a row, or the candidates that the device selected; return false for a
-    // row that is not finite.
+    // Finds the best token of a row. False if the row is not finite.
     bool find_argmax(int64_t row, int32_t & token);
+    // Finds the candidates that the device selected from a row. False if the row is not finite.
     bool find_top(int64_t row, const Candidate *& best);
-    // Forgets all tokens and zeroes their cells: some kernels multiply hidden cells by 0.
+    // Empties the sequence and zeroes its cells: kernels that multiply masked cells by 0 keep NaN.
     void reset_and_zero();
-    // Keeps the features of the last tokens for drafters.
+    // Queues the features of the last tokens for the drafters. rows: rows of the feature ring.
     void add_features(const std::vector<int64_t> & rows);
     void close_verify();
     void forget_from(int64_t position);
     struct BlockSource;
     std::vector<BlockSource> block_sources(size_t cache) const;
     void attach_blocks(size_t cache, const CacheBlocks & blocks, int64_t n);
-    // Forgets blocks that it shares with prefixes from a position on.
     void forget_blocks(int64_t position);
 
     std::shared_ptr<Engine> engine_;
-    KvCache & kv_; // K/V of the engine
+    KvCache & kv_;
     RecurrentCache & recurrent_;
-    int32_t slot_;                // number of the sequence in the caches
-    std::vector<int32_t> tokens_; // the committed timeline
-    // Of each cache, by page index: blocks of this sequence that prefixes have.
+    int32_t slot_;
+    std::vector<int32_t> tokens_;
+    // Blocks that prefixes share with the sequence: for each K/V group a map by page index.
     std::vector<std::map<int64_t, std::weak_ptr<KvBlock>>> blocks_;
-    CachedGraph * last_ = nullptr; // graph whose logits are readable
-    int64_t first_out_ = 0;        // first readable row of that graph
-    std::vector<bool> finite_;     // flags of the readable rows
-    int64_t first_row_ = 0;        // number of the first of these
-    PassEntry pending_verify_;     // rows of a verify that waits for its commit
+    CachedGraph * last_ = nullptr; // graph with the readable logits; NULL: none
+    int64_t first_out_ = 0;        // first readable row among the logits of last_
+    std::vector<bool> finite_;     // True for each readable row whose logits are finite
+    int64_t first_row_ = 0;
+    PassEntry pending_verify_;
 };
 
 template <typename Of>

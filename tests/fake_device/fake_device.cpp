@@ -1,11 +1,11 @@
-// A ggml backend module for tests: a device whose memory the host must not touch, computing with
-// ggml's own CPU kernels, so that results equal the CPU's to the last bit. Outside of ggml's own
-// calls every page of a buffer is inaccessible: a host access is a segmentation fault.
+// A ggml backend module for tests: a device that computes with ggml's CPU kernels, to the same bits
+// as the CPU. Its buffers are inaccessible outside of ggml's calls: host access is a segmentation
+// fault.
 //
-// Read whenever asked: FAKE_DEVICE_MIB, its memory (4096); FAKE_DEVICE_LACKS, operations it does
-// not have, separated by commas (GGML_OP names, as SOLVE_TRI, and SHARED_MATRIX: one for several
-// groups of others); FAKE_DEVICE_MISLEADS, whether its TOP_K names a row that does not exist where
-// values are no numbers, as that of Vulkan does.
+// Environment, read at each use: FAKE_DEVICE_MIB, memory in MiB (default 4096). FAKE_DEVICE_LACKS,
+// unsupported operations, comma-separated names of GGML_OP; SHARED_MATRIX: products whose matrix
+// serves several groups. FAKE_DEVICE_MISLEADS: TOP_K of NaNs returns a row out of range, as on
+// Vulkan.
 #include "ggml-backend-impl.h"
 #include "ggml-impl.h"
 
@@ -37,7 +37,6 @@ std::mutex mutex;
 std::set<Memory *> memories;
 Device fake;
 
-// Of the device now.
 size_t total() {
     const char * mib = std::getenv("FAKE_DEVICE_MIB");
     return (mib != nullptr ? std::strtoull(mib, nullptr, 10) : 4096) << 20;
@@ -54,7 +53,7 @@ bool lacks(const char * operation) {
     return false;
 }
 
-// While one lives the host may touch the device's memory, as a driver would.
+// Makes the device's memory accessible during its lifetime, as a driver would.
 class Opened {
   public:
     Opened() : lock_(mutex) { protect(PROT_READ | PROT_WRITE); }
@@ -71,8 +70,6 @@ class Opened {
 
 Memory & memory_of(ggml_backend_buffer_t buffer) { return *static_cast<Memory *>(buffer->context); }
 
-// ---- buffers ----
-
 void free_buffer(ggml_backend_buffer_t buffer) {
     Memory * memory = &memory_of(buffer);
     std::lock_guard<std::mutex> lock(mutex);
@@ -87,7 +84,7 @@ void memset_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, uint8_t value, s
     Opened opened;
     std::memset(static_cast<char *>(tensor->data) + offset, value, size);
 }
-std::atomic<uint64_t> kv_bytes; // of keys and values that came from the host, or went there
+std::atomic<uint64_t> kv_bytes; // bytes of K and V copied between host and device
 void count_bytes(const ggml_tensor * tensor, size_t size) {
     if (std::strncmp(tensor->name, "k.", 2) == 0 || std::strncmp(tensor->name, "v.", 2) == 0) {
         kv_bytes += size;
@@ -136,8 +133,6 @@ ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t buft, size_t size)
     iface.clear = clear;
     return ggml_backend_buffer_init(buft, iface, memory, size);
 }
-
-// ---- the backend: a stream of work, done by the CPU's ----
 
 const char * backend_name(ggml_backend_t) { return "Fake0"; }
 void free_backend(ggml_backend_t backend) {
@@ -192,8 +187,6 @@ ggml_backend_t init_backend(ggml_backend_dev_t dev, const char *) {
     iface.graph_compute = graph_compute;
     return new ggml_backend{guid(), iface, dev, worker};
 }
-
-// ---- devices ----
 
 const char * device_name(ggml_backend_dev_t) { return "Fake0"; }
 const char * description(ggml_backend_dev_t) { return "memory out of the host's reach"; }

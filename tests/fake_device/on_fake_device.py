@@ -1,6 +1,6 @@
-"""What test_devices.py runs in a process that has the device of fake_device.cpp.
+"""Tests run by test_devices.py in a process with the device of fake_device.cpp.
 
-It computes with ggml's CPU kernels, and a host access to its memory ends the process.
+The device computes with ggml's CPU kernels; host access to its memory ends the process.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ KINDS = ("llama", "qwen3moe", "qwen35")
 N_TOKENS = 30
 PROMPT = random_tokens(37)
 CLOSE = 1e-5 * 6
-"""Of logits from -3 to 3; a wrong layer moves them by more than 0.1."""
+"""Tolerance for logits from -3 to 3; a wrong layer changes them by more than 0.1."""
 CPU: dict[str, Any] = {"n_gpu_layers": 0}
 LACKING = {
     "llama": ("GLU,RMS_NORM", ["RMS_NORM", "SWIGLU"]),
     "qwen3moe": ("MUL_MAT_ID,TOP_K,ARGMAX", ["ARGMAX"]),
     "qwen35": ("GATED_DELTA_NET,SOLVE_TRI,SSM_CONV", ["SOLVE_TRI", "SSM_CONV"]),
 }
-"""Operations taken away, and those of them that are wanted from the CPU: others have another form,
-and experts would be refused a place."""
+"""Operations that the device lacks, and the ones that then run on the CPU, by kind.
+
+Other operations have an alternative form; experts would be refused a place on the device."""
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,6 @@ def pair_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
 
 
 def places(n_layer: int, experts: bool) -> list[dict[str, Any]]:
-    """Every split of the layers and of the experts."""
     layers = [{"n_gpu_layers": n} for n in range(1, n_layer + 2)]
     stay = [{"n_cpu_moe": n} for n in range(1, n_layer + 1)] if experts else []
     return [*layers, *stay, *([{"n_gpu_layers": 2, "n_cpu_moe": n_layer}] if experts else [])]
@@ -80,7 +80,7 @@ def plain(decoder: Decoder) -> list[int]:
 
 
 def check_law(decoder: Decoder, expected: list[int], patch: pytest.MonkeyPatch) -> None:
-    """Plainly, and with chains and trees of the drafter and of one that half knows the answer."""
+    """Compares plain, chain and tree answers of two proposers with `expected`."""
     assert plain(decoder) == expected
     known = HalfRight(
         expected,
@@ -107,12 +107,12 @@ def test_every_split(
         expected, logits = plain(decoder), decoder.logits(PROMPT)
         n_layer = decoder.model.n_layer
     on_device = []
-    # ggml looks its gelu up in a table of half precision.
+    # ggml computes GELU by a table of F16 values.
     close = 1e-2 * np.ptp(logits) if kind.startswith("gemma4") else CLOSE
     for place in places(n_layer, kind.endswith("moe")):
         with open_decoder(pair_of(kind), place) as decoder:
             assert decoder.model.backend == "Fake0"
-            # Off by 3e-6 where the CPU has own code for recurrent layers, else by nothing.
+            # Own CPU code for recurrent layers differs by 3e-6; other layers are equal.
             np.testing.assert_allclose(decoder.logits(PROMPT), logits, rtol=0, atol=close)
             check_law(decoder, expected, monkeypatch)
             assert decoder.engine.cpu_operations == []
@@ -123,7 +123,7 @@ def test_every_split(
 
 
 def rows_read(n: int, place: dict[str, Any]) -> int:
-    """Of a verify of n rows: graphs have few sizes where none of their layers stay on the CPU."""
+    """Returns the bucketed rows of an n-row verify; split graphs have no buckets."""
     sizes = (1, 2, 3, 4, 6, 8, 12, 16, 24) if place["n_gpu_layers"] is None else range(1, 25)
     return next(size for size in sizes if size >= n)
 
@@ -136,11 +136,9 @@ def test_draws_copy_the_best_of_a_row_and_no_more(
     place: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """To the byte: token and logit of each, and a row's sum; of drafts each one's probability.
+    """Reads back 64 candidates and a sum per row, and 12 bytes per drafted candidate.
 
-    Besides the states that are kept to go back to: the prompt's, over which the answer goes on, and
-    the answer's, at its end rather than when somebody waits for its sequence. The same answer again
-    reads neither.
+    The first answer also copies two recurrent states, at the end of the prompt and of the answer.
     """
     way: dict[str, Any] = {"temperature": 0.9, "seed": 3, "max_tokens": N_TOKENS}
     with open_decoder(pair_of(kind), CPU) as decoder:
@@ -166,13 +164,12 @@ def test_draws_copy_the_best_of_a_row_and_no_more(
             assert decoder.engine.info().bytes_read - before == picked + kept
             assert (n_drafted_best > 0) == (draft != "none")
         assert decoder.generate(PROMPT, draft="tree", top_k=0, **way).tokens == all_of_it
-        with pytest.raises(Error, match="the 65 best of a row, expected 0 to 64"):
+        with pytest.raises(Error, match="k is 65, expected 0 to 64"):
             decoder.engine.set_top_k(65)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen35"])
 def test_rounds_on_it_need_few_graphs(pair_of: Callable[[str], Pair], kind: str) -> None:
-    """Every length accepted, of chains and of trees: graphs of one size serve several lengths."""
     with open_decoder(pair_of(kind), {"n_gpu_layers": None}) as decoder:
         sequence = decoder.sequence
         sequence.engine.reserve_verify(16)
@@ -189,7 +186,7 @@ def test_rounds_on_it_need_few_graphs(pair_of: Callable[[str], Pair], kind: str)
         sequence.prefill(PROMPT)
         rounds()
         n_built = sequence.engine.info().n_graphs_built
-        assert n_built < 24  # 8 drafts and injections, 16 verifies and 16 promotions
+        assert n_built < 24
         rounds()
         assert sequence.engine.info().n_graphs_built == n_built
         assert sequence.engine.bytes_of("arena") == arena
@@ -197,7 +194,7 @@ def test_rounds_on_it_need_few_graphs(pair_of: Callable[[str], Pair], kind: str)
 
 @pytest.mark.parametrize("kind", ["llama", "qwen35"])
 def test_joins_and_leaves_need_few_graphs(pair_of: Callable[[str], Pair], kind: str) -> None:
-    """Whatever is of the sequences is an input: slots, lengths, places in caches and traces."""
+    """Slots, lengths, cells and node updates of sequences must be graph inputs, not constants."""
     pair = pair_of(kind)
     config = replace(config_of({}), n_ctx=2048, n_ubatch=64, n_parallel=6)
     model = Model(str(pair.target), config)
@@ -214,7 +211,6 @@ def test_joins_and_leaves_need_few_graphs(pair_of: Callable[[str], Pair], kind: 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen35"])
 def test_rounds_of_a_split_keep_their_graphs(pair_of: Callable[[str], Pair], kind: str) -> None:
-    """What a round runs in turn lies in memory of its own."""
     with open_decoder(pair_of(kind), {"n_gpu_layers": 2}) as decoder:
         sequence = decoder.sequence
         arena = sequence.engine.bytes_of("arena")
@@ -237,7 +233,7 @@ def test_rounds_of_a_split_keep_their_graphs(pair_of: Callable[[str], Pair], kin
 def test_quantised_layers_beside_it(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The CPU's are packed for our own kernels, which have nodes of their own in the graph."""
+    """The CPU's layers are repacked, so that the split graph has nodes with our own kernels."""
     whole = make_pair(tmp_path, kind, {"hidden_size": 128, "intermediate_size": 256}, block_size=8)
     target = convert(whole.target_dir, tmp_path / "q8_0.gguf", "q8_0", PRE_OF_KIND[kind])
     with open_decoder(replace(whole, target=target), {"n_gpu_layers": 2}) as decoder:
@@ -304,7 +300,6 @@ def test_draws_among_what_is_no_number_are_refused(
 def test_what_is_not_finite_leaves_nothing_behind(
     pair_of: Callable[[str], Pair], kind: str, place: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Read as an argmax, as the best of a row, and as a whole row."""
     bad = next(token for token in range(300) if token not in PROMPT)
 
     def spoil_token(parts: Parts) -> None:
@@ -328,7 +323,7 @@ def test_what_is_not_finite_leaves_nothing_behind(
         sequence = decoder.sequence
         sequence.reset()
         sequence.prefill(PROMPT).argmax()
-        for _ in range(2):  # a row that nobody reads: one value of it is looked at
+        for _ in range(2):
             rows = sequence.verify([7, 8, bad, 9])
             assert np.isfinite(rows.logits(0)).all()
             sequence.commit(2)
@@ -341,7 +336,6 @@ def test_what_is_not_finite_leaves_nothing_behind(
 def test_prefixes_are_copied(
     pair_of: Callable[[str], Pair], kind: str, place: dict[str, Any]
 ) -> None:
-    """To the host and back; what the drafter remembers with them."""
     model = Model(str(pair_of(kind).target), config_of(place))
     device = Sequence(Engine(model, None, Drafter(str(pair_of(kind).drafter), model)))
     tokens = PROMPT * 5
@@ -365,7 +359,7 @@ def test_prefixes_are_copied(
 
 
 def kv_bytes() -> int:
-    """Of keys and values, the drafter's too, that were copied to the host or from it so far."""
+    """Returns the bytes of K and V, with the drafter's, copied to or from the host so far."""
     count = ctypes.CDLL(os.environ["GGML_BACKEND_PATH"]).fake_kv_bytes
     count.restype = ctypes.c_uint64
     return int(count())
@@ -375,7 +369,7 @@ def kv_bytes() -> int:
 def test_a_conversation_goes_on_where_its_rows_lie(
     pair_of: Callable[[str], Pair], kind: str
 ) -> None:
-    """Until others want its cells: it is copied then, and comes back with nothing lost."""
+    """Cells are copied to the host only when others need them, and restored without loss."""
     config = replace(config_of({}), n_ctx=512, n_parallel=2, draft_window=512)
     pair = pair_of(kind)
     model = Model(str(pair.target), config)
@@ -386,7 +380,7 @@ def test_a_conversation_goes_on_where_its_rows_lie(
     way: dict[str, Any] = {"max_tokens": 25, "temperature": 0.8, "ignore_eos": True}
 
     def check(prompt: list[int], n_cached: int, draft: str) -> tuple[list[int], int]:
-        """The text, and bytes that were copied for its answer."""
+        """Compares an answer with plain decoding; returns its text and the copied K/V bytes."""
         alone.reset()
         expected = alone.generate(prompt, draft="none", seed=len(prompt), **way)
         before = kv_bytes()
@@ -403,12 +397,12 @@ def test_a_conversation_goes_on_where_its_rows_lie(
             more = random_tokens(10 + turn, seed=2 + turn)
             text, copied = check([*text, *more], len(text) - 1, ("chain", "tree", "none")[turn])
         assert not copied
-        again = text[:-25]  # what the answer left goes to the host: a page or two
+        again = text[:-25]
         text, copied = check(again, len(again) - 1, "tree")
         assert 0 < copied < 130 * row
-        other, copied = check(random_tokens(60, seed=9), 0, "tree")  # in the place beside it
+        other, copied = check(random_tokens(60, seed=9), 0, "tree")
         assert not copied
-        big, copied = check(random_tokens(380, seed=7), 0, "chain")  # wants nearly all cells
+        big, copied = check(random_tokens(380, seed=7), 0, "chain")
         assert copied > len(text) * decoder.engine.cell_bytes
         for known in (text, other, big):
             check([*known, *random_tokens(4, seed=len(known))], len(known) - 1, "tree")
@@ -420,7 +414,6 @@ def test_a_conversation_goes_on_where_its_rows_lie(
 def test_what_is_not_finite_stays_with_its_sequence(
     pair_of: Callable[[str], Pair], kind: str, tmp_path: Path
 ) -> None:
-    """Beside one that goes on, and one that nobody runs meanwhile."""
     bad = 299
 
     def spoil_token(parts: Parts) -> None:
@@ -447,9 +440,9 @@ def test_what_is_not_finite_stays_with_its_sequence(
             with pytest.raises(Error, match="the logits of row 0 are not finite numbers"):
                 rows[-1].argmax()
 
-    go_on([3], [bad])  # 0 and 2 wait
+    go_on([3], [bad])
     go_on([0, 2], [])
-    go_on([0, 3], [3, bad, 4])  # and 2
+    go_on([0, 3], [3, bad, 4])
     go_on([2], [])
     go_on([0, 2, 3], [])
 
@@ -459,12 +452,8 @@ EDGES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 15, 16, 17, 23, 24, 25, 31, 32, 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_sizes_at_their_edges(pair_of: Callable[[str], Pair], kind: str) -> None:
-    """Rows that fill a graph, one fewer and one more; paths of every length; a new bucket of cells.
-
-    All against a plain timeline on the CPU.
-    """
     random = np.random.default_rng(6)
-    close = 3 * CLOSE  # after a thousand tokens
+    close = 3 * CLOSE
     config = replace(config_of({}), n_ctx=1200, n_ubatch=64)
     pair = pair_of(kind)
     model = Model(str(pair.target), config)
@@ -477,7 +466,7 @@ def test_sizes_at_their_edges(pair_of: Callable[[str], Pair], kind: str) -> None
 
     def follow(n_rows: int, n_path: int) -> None:
         nodes = random.integers(0, 300, n_rows).tolist()
-        device.draft(nodes[0], min(n_path, device.max_draft), 3)  # injects what waits
+        device.draft(nodes[0], min(n_path, device.max_draft), 3)  # injects pending features into the drafter's K/V
         rows = device.verify(nodes)
         for node in range(n_path):
             expected = cpu.decode(nodes[node]).logits()
@@ -492,7 +481,7 @@ def test_sizes_at_their_edges(pair_of: Callable[[str], Pair], kind: str) -> None
     rest = random.integers(0, 300, 1020 - cpu.position).tolist()
     device.prefill(rest)
     cpu.prefill(rest)
-    for n in (1, 2, 3, 4, 8):  # 1021 to 1038 cells
+    for n in (1, 2, 3, 4, 8):
         follow(n, n)
     a, b = (x.decode(5).logits() for x in (device, cpu))
     np.testing.assert_allclose(a, b, rtol=0, atol=close)
@@ -512,7 +501,7 @@ def test_it_does_not_select_among_what_is_no_number(
 def test_products_that_share_a_matrix_are_done_without(
     pair_of: Callable[[str], Pair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As Vulkan lacks them: key heads are copied, and no layer goes to the CPU."""
+    """Vulkan lacks such products: key heads are copied then, and no layer moves to the CPU."""
     pair = pair_of("qwen35")
     with open_decoder(pair, CPU) as decoder:
         expected, logits = plain(decoder), decoder.logits(PROMPT)
@@ -559,7 +548,7 @@ def test_what_it_cannot_do_without_is_said(
 def test_a_hypothetical_gpu_takes_about_as_much(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beside one that is there, for a 27B hybrid of which half the layers stay on the CPU."""
+    """Plans for a hypothetical and a present GPU agree: a 27B hybrid, half of it on the CPU."""
     monkeypatch.setenv("FAKE_DEVICE_MIB", str(64 << 10))
     path = tmp_path / "x.gguf"
     write_model(path, PRESETS["qwen35-27b"], "x", "q4_k_m", 1, header_only=True)
@@ -578,7 +567,7 @@ def test_a_hypothetical_gpu_takes_about_as_much(
 def test_windows_leave_what_is_behind_them(
     pair_of: Callable[[str], Pair], kind: str, place: dict[str, Any]
 ) -> None:
-    """Accepted rows of trees stay where they are; windows move on over them, and back."""
+    """Accepted rows of trees stay in place while windows slide over them, forwards and back."""
     random = np.random.default_rng(8)
     config = replace(config_of(place), n_ctx=1200, n_ubatch=64)
     pair = pair_of(kind)
@@ -594,7 +583,7 @@ def test_windows_leave_what_is_behind_them(
         nonlocal close
         cpu.reset()
         found = cpu.prefill(expected).logits()
-        # ggml looks its gelu up in a table of half precision.
+        # ggml computes GELU by a table of F16 values.
         close = close or (1e-2 * np.ptp(found) if kind.startswith("gemma4") else 5 * CLOSE)
         np.testing.assert_allclose(row, found, rtol=0, atol=close)
 
@@ -630,7 +619,7 @@ def test_windows_leave_what_is_behind_them(
 
 
 def test_a_prompt_beside_verifies_has_masks_for_all_rows(pair_of: Callable[[str], Pair]) -> None:
-    """A pass takes as many tokens to append as a micro-batch has, and verifies besides."""
+    """One pass may hold a full micro-batch of prompt tokens and verifies."""
     config = replace(config_of({}), n_parallel=2)
     engine = Engine(Model(str(pair_of("llama").target), config))
     cpu = Sequence(Engine(Model(str(pair_of("llama").target), replace(config, **CPU))))
@@ -638,7 +627,7 @@ def test_a_prompt_beside_verifies_has_masks_for_all_rows(pair_of: Callable[[str]
     a, b = Sequence(engine), Sequence(engine)
     a.prefill(PROMPT)
     b.prefill(PROMPT)
-    for _ in range(10):  # to the end of the context
+    for _ in range(10):
         rows = engine.run([BatchEntry(a, [1] * 6), BatchEntry(b, [2] * 20, is_verify=True)])
         engine.commit([(b, 2)])
     expected = cpu.prefill([*PROMPT, *[1] * 60]).logits()
@@ -652,7 +641,7 @@ def test_a_prompt_beside_verifies_has_masks_for_all_rows(pair_of: Callable[[str]
 def test_a_drafter_sees_all_of_a_prompt_that_came_in_beside_verifies(
     pair_of: Callable[[str], Pair], place: dict[str, Any]
 ) -> None:
-    """The padding of such a pass leaves its features alone."""
+    """Padding rows of a pass must not overwrite features."""
     pair = pair_of("llama")
     config = replace(config_of(place), n_parallel=2)
     model = Model(str(pair.target), config)

@@ -1,4 +1,4 @@
-"""The compiled core from Python: every bad input is one sentence, and a sequence survives it."""
+"""The compiled core from Python: bad input gives one sentence and leaves sequences usable."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ def start(path: Path, **settings: Any) -> Sequence:
 
 
 def last_row(sequence: Sequence) -> np.ndarray:
-    """The logits a fresh sequence gives after the same tokens must equal these."""
     return sequence.decode(7).logits()
 
 
@@ -41,9 +40,6 @@ def assert_one_sentence(message: str) -> None:
     assert "\n" not in message
     assert len(message) < 400
     assert "Traceback" not in message
-
-
-# --- files ---------------------------------------------------------------------------------------
 
 
 def refused(path: Path, match: str, **settings: Any) -> None:
@@ -93,7 +89,7 @@ def test_rows_that_blocks_of_mxfp4_do_not_fill(tmp_path: Path) -> None:
     path = make_gguf(tmp_path, "gpt-oss", outtype="auto", packed_experts=True)
     data = path.read_bytes()
     name = b"blk.0.ffn_down_exps.weight"
-    at = data.index(name) + len(name) + 4  # behind the number of dimensions
+    at = data.index(name) + len(name) + 4
     (width,) = struct.unpack_from("<Q", data, at)
     assert width == 64
     path.write_bytes(data[:at] + struct.pack("<Q", 48) + data[at + 8 :])
@@ -204,14 +200,11 @@ def test_a_file_that_does_not_fit_is_refused(tmp_path: Path, tiny_gguf: Tiny, ca
     refused(edited(tiny_gguf(kind), tmp_path / "x.gguf", damage), message)
 
 
-# --- sequences ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"device": "Tofu7"}, "device Tofu7: ggml has no such device, only .*CPU"),
-        ({"device": "cpu", "n_gpu_layers": 2}, "2 layers on a GPU: the device given is the CPU"),
+        ({"device": "cpu", "n_gpu_layers": 2}, "n_gpu_layers is 2, but .* is the CPU"),
         ({"backend_module": "/absent.so"}, "backend module /absent.so: no such file"),
     ],
 )
@@ -287,7 +280,7 @@ def test_rows_are_valid_until_the_next_pass(tiny_gguf: Tiny) -> None:
     rows = sequence.prefill(PROMPT)
     assert rows.argmax() == rows.logits().argmax()
     kept = sequence.snapshot()
-    with pytest.raises(ValueError, match="row 1: the pass has 1"):
+    with pytest.raises(ValueError, match="row 1 is out of range, there are 1 rows"):
         rows.logits(1)
     moves: list[Callable[[], object]] = [
         lambda: sequence.decode(1),
@@ -334,14 +327,13 @@ def test_what_is_closed_says_so(tiny_gguf: Tiny) -> None:
 
 
 def test_an_engine_has_one_sequence_at_a_time(tiny_gguf: Tiny) -> None:
-    """The next one finds nothing of the one before, and keeps the engine itself."""
     engine, fresh = (Engine(load(tiny_gguf("qwen35"))) for _ in range(2))
     engine.reserve_verify(4)
     first = Sequence(engine)
     with pytest.raises(Error, match="the engine has 1 sequence already, and holds 1 at a time"):
         Sequence(engine)
     first.prefill(PROMPT[3:])
-    first.verify([1, 2, 3])  # is left open
+    first.verify([1, 2, 3])
     first.close()
     second = Sequence(engine)
     engine.close()
@@ -355,11 +347,8 @@ def test_memory_is_told_by_use_and_place(tiny_gguf: Tiny) -> None:
     assert {use.place for use in engine.memory()} == {"CPU"}
     engine.reserve_verify(4)
     assert engine.bytes_of("trace") > 0 == engine.bytes_of("draft")
-    with pytest.raises(Error, match="memory 4: the engine uses memory for 4 things"):
+    with pytest.raises(Error, match="memory 4: the engine has 4 memory records"):
         _ffi.call("engine_get_memory", engine.handle, 4, _ffi.new("dfl_memory *"))
-
-
-# --- ways back -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen35"])
@@ -386,9 +375,6 @@ def test_a_prefix_that_does_not_fit_is_refused(tiny_gguf: Tiny, kind: str) -> No
         sequence.attach(kept, 20)
     with pytest.raises(Error, match="the sequence holds no tokens for a snapshot"):
         start(tiny_gguf(kind)).snapshot()
-
-
-# --- interruptions -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("error", [RuntimeError("enough"), KeyboardInterrupt()])
@@ -448,9 +434,6 @@ def test_a_callback_cannot_use_its_sequence(tiny_gguf: Tiny) -> None:
     np.testing.assert_array_equal(last_row(sequence), last_row(fresh))
 
 
-# --- many ----------------------------------------------------------------------------------------
-
-
 def test_sequences_in_two_threads_do_not_meet(tiny_gguf: Tiny) -> None:
     model = load(tiny_gguf("qwen35"), n_threads=2)
     alone = Sequence(Engine(model))
@@ -502,7 +485,7 @@ def test_a_long_context_takes_memory_only_as_it_is_used(tiny_gguf: Tiny) -> None
     found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     caches, created, used = map(float, found)
     assert caches >= 512
-    assert created < 32  # the table of cells has 8 bytes for each of a million
+    assert created < 32  # the table of 1M cells takes 8 bytes per cell
     assert used < 64
 
 
@@ -531,5 +514,5 @@ def test_models_and_sequences_leave_no_memory_behind(tiny_gguf: Tiny, kind: str)
     gc.collect()
     grown = resident_kib() - before
     print(f"{kind}: {grown} KiB more after 200 cycles")
-    # A cycle holds 128 KiB of K and V at least: 25 MiB if they stayed.
+    # A cycle allocates at least 128 KiB of K and V: a leak would be 25 MiB.
     assert grown < 4096

@@ -1,4 +1,4 @@
-"""What is not finite stays where it was: the next prompt is answered as by a fresh sequence."""
+"""Non-finite numbers do not spread: the next prompt is answered as by a fresh sequence."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from dflash_gguf.sampling.sampler import Sampler
 from dflash_gguf.speculative.cost_model import Round
 
 BAD = 5
-"""The token whose embedding is not finite."""
+"""Token with a non-finite embedding."""
 CLEAN = [token + (token == BAD) for token in random_tokens(90)]
-POISONED = [*CLEAN[:20], BAD, *CLEAN, *CLEAN[:60]]  # in more cells than the next prompt takes
-NOT_FINITE = "the logits of row 0 are not finite numbers; the sequence forgot all it held"
+POISONED = [*CLEAN[:20], BAD, *CLEAN, *CLEAN[:60]]
+NOT_FINITE = "the logits of row 0 are not finite numbers; the sequence is now empty"
 READS: dict[str, Callable[[Sequence], Any]] = {
     "argmax": lambda sequence: sequence.prefill(POISONED).argmax(),
     "logits": lambda sequence: sequence.prefill(POISONED).logits(),
@@ -53,7 +53,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def poisoned(
     pair: Pair, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Pair:
-    """A pair whose target cannot read BAD."""
+    """A pair whose target has a non-finite embedding of BAD."""
     path = tmp_path_factory.mktemp("poisoned") / "target.gguf"
     return replace(
         pair, target=edited(pair.target, path, spoil("token_embd.weight", request.param, BAD))
@@ -61,14 +61,14 @@ def poisoned(
 
 
 def start(pair: Pair, **settings: Any) -> Sequence:
-    # Of more rows than own kernels take: ggml's multiply what masks hide by 0.
+    # More rows than our kernels take: ggml's multiply masked values by 0, and 0 * NaN is NaN.
     config = LoadConfig(**{"n_ctx": 256, "n_ubatch": 128, "n_threads": 1, **settings})
     model = Model(str(pair.target), config)
     return Sequence(Engine(model, drafter=Drafter(str(pair.drafter), model)))
 
 
 def assert_like_fresh(sequence: Sequence, pair: Pair, **settings: Any) -> None:
-    """A prompt's row, drafts after it and a verify."""
+    """Compares a prompt's row, a draft and a verify with those of a fresh sequence."""
 
     def says(sequence: Sequence) -> list[Any]:
         found = [sequence.prefill(CLEAN).logits(), *sequence.draft(7, 3, 4)]
@@ -103,7 +103,6 @@ def test_rows_of_all_tokens_are_checked(poisoned: Pair) -> None:
 
 @pytest.mark.parametrize("n_ubatch", [7, 100])
 def test_a_prompt_ends_at_the_first_rows_that_are_not_finite(poisoned: Pair, n_ubatch: int) -> None:
-    """Nobody needs to read them, and what was finite before them goes too."""
     sequence = start(poisoned, n_ubatch=n_ubatch)
     sequence.prefill(CLEAN[:8])
     done: list[int] = []
@@ -115,7 +114,6 @@ def test_a_prompt_ends_at_the_first_rows_that_are_not_finite(poisoned: Pair, n_u
 
 
 def test_a_piece_of_a_prompt_is_not_finite_beside_others(poisoned: Pair) -> None:
-    """Its sequence alone forgets what it held, and its row says so once."""
     settings = {"n_parallel": 3, "n_ctx": 768}
     sequence = start(poisoned, **settings)
     others = [Sequence(sequence.engine) for _ in range(2)]
@@ -146,7 +144,6 @@ def test_a_piece_of_a_prompt_is_not_finite_beside_others(poisoned: Pair) -> None
 def test_a_branch_that_is_not_finite_leaves_nothing_in_its_cells(
     poisoned: Pair, path: list[int], cache_type: str
 ) -> None:
-    """Its siblings have the bits that they have beside any other."""
     settings = {"cache_type_k": cache_type, "cache_type_v": cache_type}
 
     def says(branch: int) -> list[Any]:
@@ -156,14 +153,17 @@ def test_a_branch_that_is_not_finite_leaves_nothing_in_its_cells(
         found = [rows.logits(node) for node in path]
         sequence.commit_path(path)
         sequence.reset()
-        return [*found, sequence.prefill(CLEAN[:80]).logits()]  # beside the cells of the branch
+        return [
+            *found,
+            sequence.prefill(CLEAN[:80]).logits(),
+        ]
 
     for found, expected in zip(says(BAD), says(10), strict=True):
         np.testing.assert_array_equal(found, expected)
 
 
 def test_minus_infinity_bans_a_token(pair: Pair, tmp_path: Path) -> None:
-    """Of a row some logits may be -inf, but not all."""
+    """Some logits of a row may be -inf, but not all."""
 
     def ban(parts: Parts) -> None:
         values = np.array(parts.tensors["output_norm.weight"][0])
@@ -181,7 +181,7 @@ def test_minus_infinity_bans_a_token(pair: Pair, tmp_path: Path) -> None:
         try:
             rows = sequence.decode(token)
             row = rows.logits()
-        except Error:  # the first value of the hidden state is below 0
+        except Error:  # a negative first hidden value gives logits of +inf
             seen.add("inf")
             continue
         seen.add("-inf")
@@ -199,7 +199,7 @@ def test_a_decoder_answers_the_next_prompt(poisoned: Pair) -> None:
     for temperature in (0.0, 0.8):
         with pytest.raises(Error, match=NOT_FINITE):
             decoder.generate(POISONED, temperature=temperature, **settings)
-        for n_computed in (1, len(CLEAN)):  # what was kept of it before is sound
+        for n_computed in (1, len(CLEAN)):
             found = decoder.generate(CLEAN, **settings)
             assert found.tokens == expected.tokens
             assert found.n_prefilled == n_computed
@@ -218,7 +218,7 @@ def test_a_drafter_that_fails_is_said_once_and_left(
     settings: dict[str, Any] = {"temperature": temperature, "seed": 4, "max_tokens": 40}
     expected = decoder.generate(CLEAN, draft="none", **settings)
     for _ in range(2):
-        for _ in range(300):  # beside such rounds a probe costs nothing, and is earned
+        for _ in range(300):
             decoder._speculative._auto.observe(Round(len(CLEAN), n_tokens=1, pass_s=1.0))
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -231,7 +231,6 @@ def test_a_drafter_that_fails_is_said_once_and_left(
 
 
 def test_a_draw_stops_before_a_row_that_is_not_finite(poisoned: Pair) -> None:
-    """The core draws nothing of it and forgets nothing; whoever reads or commits it is told."""
     sequence = start(poisoned)
     last = sequence.prefill(CLEAN[:9]).argmax()
     greedy, sampled = Sampler(DecodeConfig()), Sampler(DecodeConfig(temperature=1.0, seed=1))
