@@ -1,4 +1,4 @@
-"""Fixtures that several test files share."""
+"""Fixtures of all test folders."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 
 
 def pytest_configure() -> None:
-    """A runner in the background has SIGINT ignored, and so would every child; Ctrl-C is tested."""
+    """Restores SIGINT, which a background runner ignores and children would inherit."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
 def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """One converted f32 file of each kind, made on first use; its checkpoint lies beside it."""
+    """Converts one f32 file of each kind on first use; its checkpoint lies beside it."""
     from gguf_files import make_gguf
 
     made: dict[str, Path] = {}

@@ -1,4 +1,4 @@
-// What a test needs: a check that names itself, and the error an expression must throw.
+// CHECK and error_of(), the assertions of the C++ tests.
 #pragma once
 
 #include "error.h"
@@ -15,7 +15,7 @@
         }                                                                                          \
     } while (0)
 
-// The message of the dfl::Error that body throws; empty if it throws none.
+// Returns the message of the dfl::Error that body throws, or an empty string if it throws none.
 template <typename Body>
 std::string error_of(Body && body) {
     try {

@@ -1,4 +1,4 @@
-// The models that write_models.py wrote.
+// Paths and load parameters of the models that write_models.py writes for the C++ tests.
 #pragma once
 
 #include "arch/model.h"
@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <string>
 
-constexpr int N_VOCAB = 301; // as small_models.py has it
+constexpr int N_VOCAB = 301; // vocabulary size in tests/support/small_models.py
 
 inline dfl::ModelParams on_cpu() {
     dfl::ModelParams params;
@@ -16,7 +16,6 @@ inline dfl::ModelParams on_cpu() {
 
 inline std::string models_folder() { return std::getenv("DFLASH_TEST_MODELS"); }
 
-// Path of a file of that folder, without its ending.
 inline std::string model_path(const std::string & name) {
     return models_folder() + "/" + name + ".gguf";
 }

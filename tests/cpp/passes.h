@@ -1,4 +1,4 @@
-// Passes of one sequence.
+// Passes of a single sequence: prefill and verify.
 #pragma once
 
 #include "engine/sequence.h"

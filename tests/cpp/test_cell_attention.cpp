@@ -1,4 +1,4 @@
-// Attention over cells against sums in double precision, and the same bits in every company.
+// CPU attention over K/V cells: compared with double precision, and batch-invariant.
 #include "cpu/isa/kernels.h"
 
 #include "check.h"
@@ -25,13 +25,13 @@ struct Case {
     bool causal = true, sinks = false;
 };
 
-// Queries, and keys and values of positions, which lie in cells as a pass has them.
+// Queries, keys and values by position, with keys and values copied into K/V cells.
 struct Data {
     Case shape;
-    std::vector<float> q, k, v, sinks; // [position][head][head_dim]
+    std::vector<float> q, k, v, sinks; // shapes: [position][head][head_dim]
     std::vector<char> k_cells, v_cells;
     cpu::VisibleCells visible;
-    std::vector<int64_t> query_of; // of a row: the position whose queries it has
+    std::vector<int64_t> query_of; // position of each row's query
     std::vector<float> out;
 
     explicit Data(const Case & shape) : shape(shape) {
@@ -74,7 +74,7 @@ struct Data {
         std::memset(v_cells.data() + cell * cell_bytes(), 0xff, cell_bytes());
     }
 
-    // Rows at positions [first, end) of a chain. Cells lie in as many pieces as asked for.
+    // Lays out rows at positions [first, end) of a chain, in at most n_pieces spans of cells.
     void lay_chain(int64_t first, int64_t end, int64_t n_pieces = 1) {
         for (int64_t cell = 0; cell < 2 * shape.n_positions; ++cell) {
             fill_with_nan(cell);
@@ -82,7 +82,7 @@ struct Data {
         visible = {};
         query_of.clear();
         const int64_t size = (end + n_pieces - 1) / n_pieces;
-        for (int64_t at = 0; at < end; at += size) { // the later a piece, the lower it lies
+        for (int64_t at = 0; at < end; at += size) {
             const int64_t n = std::min(size, end - at), cell = 2 * shape.n_positions - at - n;
             visible.spans.push_back({at, cell, n});
             for (int64_t i = 0; i < n; ++i) {
@@ -95,8 +95,8 @@ struct Data {
         }
     }
 
-    // A tree after `start` positions, whose node i has what position start + depth(i) has if it is
-    // on the spine, else NaNs.
+    // Lays out a tree after `start` positions. Node i of the main chain (`spine`) has the key and
+    // value of position start + depth(i); the cells of all other nodes hold NaN.
     void lay_tree(int64_t start, const std::vector<int> & parents,
                   const std::vector<bool> & spine) {
         lay_chain(start, start, 1);
@@ -159,7 +159,7 @@ struct Data {
         return rows;
     }
 
-    // All rows, so many queries at once; segment by segment if split.
+    // Computes attention of all rows, at_once queries per call; per segment, then merged, if split.
     std::vector<float> attended(const cpu::CellAttentionKernel & kernel, int64_t at_once,
                                 bool split = false) {
         const auto n_pending = static_cast<int64_t>(visible.pending.size());
@@ -171,7 +171,7 @@ struct Data {
             cpu::CellAttention w = work(head, rows);
             for (int64_t first = 0; first < n; first += at_once) {
                 const int64_t here = std::min(at_once, n - first);
-                if (!split) { // one after the other, as a thread goes through its part
+                if (!split) { // prefetches the next head's cells, as threads of a pass do
                     const bool ends = first + here == n;
                     const cpu::CellAttention next =
                         ends && head + 1 < N_KV_HEADS ? work(head + 1, rows) : work(head, rows);
@@ -197,10 +197,9 @@ struct Data {
         return out;
     }
 
-    // Where a row's result begins in what attended() gives.
     int64_t at(int64_t row) const { return row * n_heads() * shape.head_dim; }
 
-    // A head's result of a row of a chain in one piece.
+    // Returns the output of one head for one row of a chain that lies in a single span.
     std::vector<double> expected(int64_t row, int64_t head) const {
         const int64_t d = shape.head_dim, kv = head / shape.n_group * d;
         const int64_t position = visible.rows[row].position, n = visible.spans.front().n;
@@ -251,21 +250,21 @@ void agrees_with_double_precision(const cpu::CellAttentionKernel & kernel, const
         for (int64_t head = 0; head < data.n_heads(); ++head) {
             const std::vector<double> expected = data.expected(row, head);
             for (int64_t j = 0; j < shape.head_dim; ++j) {
-                // Observed: 4e-6. A cell left out or visible twice moves it by thousandths.
+                // Observed error: 4e-6. A cell left out or counted twice would give 1e-3.
                 const double found = all[data.at(row) + head * shape.head_dim + j];
                 CHECK(std::fabs(found - expected[j]) < 3e-5);
             }
         }
     }
-    // From 49 queries on keys and values of 16 bits are widened beforehand.
+    // Batches of 49 queries and more take the path that widens 16-bit keys and values first.
     for (const int64_t at_once : {1, 5, 7, 48, 49, 64}) {
         CHECK(data.attended(kernel, at_once) == all);
     }
     CHECK(data.attended(kernel, cpu::MAX_QUERIES, /*split =*/true) == all);
     if (shape.causal) {
-        data.lay_chain(first, shape.n_positions, 7); // scattered
+        data.lay_chain(first, shape.n_positions, 7);
         CHECK(data.attended(kernel, cpu::MAX_QUERIES) == all);
-        Data one(shape); // what comes after a row was never written
+        Data one(shape); // cells after the row's position stay NaN
         for (int64_t row = 0; row < n_rows; row += std::max<int64_t>(1, n_rows / 3)) {
             one.lay_chain(first + row, first + row + 1);
             const std::vector<float> found = one.attended(kernel, cpu::MAX_QUERIES);
@@ -274,9 +273,9 @@ void agrees_with_double_precision(const cpu::CellAttentionKernel & kernel, const
     }
 }
 
-// Nodes have the bits of plain steps, beside siblings that are not finite.
+// Tree nodes give the bits of plain decoding, even if their siblings are not finite.
 void nodes_are_steps(const cpu::CellAttentionKernel & kernel, const Case & shape, int64_t start) {
-    // 0 - 1 - 3 - 4 - 6 - 8 is the spine
+    // Main chain: nodes 0, 1, 3, 4, 6, 8.
     const std::vector<int> parents = {-1, 0, 0, 1, 3, 2, 4, 1, 6, 5, 8};
     const std::vector<bool> spine = {1, 1, 0, 1, 1, 0, 1, 0, 1, 0, 0};
     Data tree(shape), chain(shape);
@@ -299,7 +298,7 @@ void nodes_are_steps(const cpu::CellAttentionKernel & kernel, const Case & shape
     }
 }
 
-// Positions that a drafter's cache lacks are as if they were not.
+// Positions missing from a drafter's K/V have no weight in the softmax.
 void missing_positions_are_not_seen(const cpu::CellAttentionKernel & kernel) {
     const Case shape = {64, 2, 300};
     Data whole(shape), holed(shape);
@@ -308,7 +307,7 @@ void missing_positions_are_not_seen(const cpu::CellAttentionKernel & kernel) {
     const int64_t cell = holed.visible.spans[0].cell;
     holed.visible.spans = {{0, cell, 70}, {200, cell + 200, 100}};
     const std::vector<float> found = holed.attended(kernel, 1);
-    for (int64_t p = 70; p < 200; ++p) { // keys that score as low as nothing does
+    for (int64_t p = 70; p < 200; ++p) { // keys whose scores give a softmax weight of 0
         for (int64_t j = 0; j < whole.row_size(); ++j) {
             whole.k[p * whole.row_size() + j] =
                 -1e4f * whole.q[299 * 4 * 64 + j / 64 * 128 + j % 64];
@@ -316,13 +315,13 @@ void missing_positions_are_not_seen(const cpu::CellAttentionKernel & kernel) {
         whole.put(p, cell + p);
     }
     const std::vector<float> expected = whole.attended(kernel, 1);
-    for (const int64_t head : {0, 2}) { // of these queries
+    for (const int64_t head : {0, 2}) {
         CHECK(std::equal(found.begin() + head * 64, found.begin() + head * 64 + 64,
                          expected.begin() + head * 64));
     }
 }
 
-// What a row sees it shows.
+// A non-finite K/V row makes exactly the rows non-finite that attend to it.
 void what_is_seen_and_not_finite_is_told(const cpu::CellAttentionKernel & kernel) {
     Data data({64, 2, 200});
     data.lay_chain(100, 200);

@@ -1,5 +1,5 @@
-// Kept masks, and what takes their place on the CPU, against what rows see, over random passes; and
-// what keeping masks saves.
+// Cell masks for devices, and visible ranges for the CPU, compared with a direct definition of
+// visibility over random passes; and the bytes written to masks in a round.
 #include "cache/cell_masks.h"
 #include "cache/visible_cells.h"
 #include "check.h"
@@ -18,7 +18,7 @@ namespace {
 constexpr int32_t N_SEQUENCES = 3;
 constexpr int64_t MOST_ROWS = 24;
 
-// Full attention, two windows, and two kinds of layers that see what comes after.
+// Layers with full attention, with two windows, and with two kinds of non-causal attention.
 Hparams layers() {
     Hparams hp;
     for (const auto & [window, causal] : {std::pair<int, bool>{0, true},
@@ -37,7 +37,7 @@ Hparams layers() {
     return hp;
 }
 
-// Timelines whose rows take cells as sequences' do; `line` is the one that moves.
+// Sequences that take cells as an engine's do. Methods act on the sequence `line`.
 class Timelines {
   public:
     Timelines(int64_t n_cells, unsigned seed)
@@ -65,7 +65,7 @@ class Timelines {
         positions_[line] += n;
     }
 
-    // What a drafter does: its rows are forgotten.
+    // Runs a block of n rows and drops it, as a drafter does.
     void block(int64_t n) {
         const std::vector<int32_t> positions = following(n);
         const std::vector<int64_t> cells = take(positions);
@@ -73,7 +73,7 @@ class Timelines {
         release(cells);
     }
 
-    // Of one line a step, of the others blocks.
+    // Appends one row to `line` beside temporary blocks of the other sequences.
     void together() {
         std::vector<int32_t> positions;
         std::vector<int64_t> cells;
@@ -104,7 +104,7 @@ class Timelines {
         line = chosen;
     }
 
-    // A random tree of n nodes and padding, then n_accepted of a path.
+    // Verifies a random tree of n nodes with padding rows, then commits n_accepted nodes of a path.
     void round(int64_t n, int64_t n_padding, bool moves_rows, bool check) {
         std::vector<int32_t> tokens(n, 7), parents(n), path = {0};
         for (int32_t i = 0; i < n; ++i) {
@@ -170,7 +170,7 @@ class Timelines {
         }
     }
 
-    // Over the cells in use where there are few, or all of them; then compares every element.
+    // Updates masks over the cells in use (if few) or all cells, then compares every element.
     void pass(const Rows & all, bool check) {
         const MaskRows rows = {all.positions, all.cells, all.sequences};
         const int64_t high = (table_.high() + 32) / 32 * 32;
@@ -210,7 +210,7 @@ class Timelines {
         for (int64_t il = 0; il < hp_.n_layer(); il += 2) {
             const LayerShape & layer = hp_.layers[il];
             if (!layer.causal && rows.sequences[0].tree != nullptr) {
-                continue; // no drafter verifies
+                continue; // drafters with non-causal layers never verify
             }
             cpu::CellAttention work = {};
             work.visible = &of.cells;
@@ -294,7 +294,7 @@ void random_passes(unsigned seed) {
             line.truncate(line.below(line.position() + 1));
         }
         if (!line.has_room()) {
-            continue; // others have it
+            continue;
         }
         switch (line.below(9)) {
         case 0:
@@ -321,7 +321,7 @@ void random_passes(unsigned seed) {
     }
 }
 
-// More single steps than changes are remembered: rows that missed them are written anew.
+// Mask rows that missed more changes than are logged are rewritten in full.
 void rows_that_rested() {
     Timelines line(16384, 3);
     line.round(MOST_ROWS, 0, true, true);
@@ -346,7 +346,7 @@ uint64_t bytes_a_round(int64_t n_cells) {
 
 void a_round_writes_no_more_after_a_longer_timeline() {
     const uint64_t after_2048 = bytes_a_round(4096);
-    CHECK(after_2048 < 5 * MOST_ROWS * 400 * sizeof(ggml_fp16_t)); // of five masks
+    CHECK(after_2048 < 5 * MOST_ROWS * 400 * sizeof(ggml_fp16_t));
     CHECK(bytes_a_round(131072) == after_2048);
 }
 

@@ -1,4 +1,4 @@
-// CellTable against a table without its shortcuts, over random moves of several sequences.
+// CellTable compared with a plain list of cell owners, over random operations.
 #include "cache/cell_table.h"
 #include "check.h"
 
@@ -21,7 +21,6 @@ struct Owner {
     int32_t position = CellTable::FREE;
 };
 
-// The same table, kept the slow way.
 using Model = std::vector<Owner>;
 
 void check_same(const CellTable & table, const Model & model) {
@@ -34,7 +33,7 @@ void check_same(const CellTable & table, const Model & model) {
                 owners.insert(model[i].sequence);
             }
         }
-        CHECK(owners.size() <= 1); // pages have one owner
+        CHECK(owners.size() <= 1);
         n_unclaimed += owners.empty() ? CellTable::PAGE : 0;
     }
     CHECK(table.size() == N_CELLS);
@@ -47,7 +46,7 @@ void check_spans(const CellTable & table, const Model & model, int32_t sequence)
     int64_t end = 0, last_end = -1;
     for (const cpu::CellSpan & span : table.spans(sequence)) {
         CHECK(span.n > 0 && span.position >= end);
-        CHECK(span.position > end || span.cell != last_end || end == 0); // as long as they can be
+        CHECK(span.position > end || span.cell != last_end || end == 0);
         end = span.position + span.n;
         last_end = span.cell + span.n;
         for (int64_t i = 0; i < span.n; ++i) {
@@ -80,14 +79,14 @@ void random_moves(unsigned seed) {
     CellTable table(N_CELLS, N_SEQUENCES);
     Model model(N_CELLS);
     int32_t ends[N_SEQUENCES] = {};
-    std::vector<int64_t> held[N_SEQUENCES]; // of an open verify
+    std::vector<int64_t> held[N_SEQUENCES]; // cells of each pending verify
     for (int step = 0; step < 400; ++step) {
         const int32_t sequence = below(N_SEQUENCES);
         int32_t & end = ends[sequence];
         std::vector<int64_t> & open = held[sequence];
         switch (below(6)) {
         case 0:
-        case 1: { // an append, or a verify
+        case 1: {
             const int64_t n = 1 + below(90), wanted = table.cells_needed(sequence, n);
             if (wanted > table.n_unclaimed()) {
                 CHECK(contains(error_of([&] { table.take(sequence, n); }), "rows do not fit"));
@@ -110,7 +109,7 @@ void random_moves(unsigned seed) {
             }
             break;
         }
-        case 2: { // a commit of some
+        case 2: {
             for (const int64_t cell : open) {
                 if (below(3) == 0) {
                     table.place(cell, end);
@@ -154,8 +153,8 @@ void random_moves(unsigned seed) {
     }
 }
 
-// Rows of a sequence that only grows and goes back lie in the order of their positions, page by
-// page, although others grow beside it.
+// Rows of a sequence stay in the order of positions within its pages, even beside a growing
+// sequence.
 void rows_lie_in_order() {
     CellTable table(8 * CellTable::PAGE, 2);
     int32_t ends[2] = {};
@@ -195,8 +194,8 @@ void touched_are_those_that_were_ever_taken() {
     CHECK(contains(error_of([&] { table.take(0, 1); }), "0 of 63 cells are free"));
 }
 
-// Sequences that begin alike, and prefixes that others keep: every row stays where its owners find
-// it, whoever forgets what, and all is free in the end.
+// Sequences that share pages with each other and with cached prefixes. Every owner must still find
+// its rows after others release theirs, and no cell may stay claimed at the end.
 class Sharing {
   public:
     explicit Sharing(unsigned seed) : random_(seed), memory_(N_SHARED_CELLS, 0) {}
@@ -306,7 +305,7 @@ class Sharing {
         for (const int64_t page : kept.pages) {
             table_.hold(page);
         }
-        if (below(3) == 0 && table_.n_unclaimed() > 0 && n > 0) { // comes back from elsewhere
+        if (below(3) == 0 && table_.n_unclaimed() > 0 && n > 0) {
             const int64_t page = table_.take_page(0);
             std::copy_n(memory_.begin() + kept.pages[0] * CellTable::PAGE, CellTable::PAGE,
                         memory_.begin() + page * CellTable::PAGE);
@@ -377,8 +376,8 @@ class Sharing {
 
     std::mt19937 random_;
     CellTable table_{N_SHARED_CELLS, N_SEQUENCES};
-    std::vector<int> memory_;            // what was last written to each cell
-    std::vector<int> rows_[N_SEQUENCES]; // what each sequence has written, by position
+    std::vector<int> memory_;            // last value written to each cell
+    std::vector<int> rows_[N_SEQUENCES]; // values written by each sequence, by position
     std::vector<Kept> kept_;
     int n_written_ = 0, n_begun_ = 0, n_copied_ = 0, n_taken_back_ = 0;
 };

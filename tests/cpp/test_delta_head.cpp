@@ -1,5 +1,5 @@
-// A head of Gated DeltaNet against its recurrence in double precision, and the same bits on a
-// tree's paths, in chains cut anywhere, and where only the state is wanted.
+// Scan of one Gated DeltaNet head compared with the recurrence in double precision. Tree paths,
+// chains cut anywhere and state-only scans must give the same bits.
 #include "cpu/isa/kernels.h"
 
 #include "check.h"
@@ -41,7 +41,6 @@ struct Head {
         }
     }
 
-    // Rows [first, first + count).
     cpu::DeltaScan work(int64_t first, int64_t count) {
         cpu::DeltaScan w = {};
         w.d = d;
@@ -68,7 +67,7 @@ Floats scan(const cpu::DeltaHeadKernel & kernel, Head & head, const Nodes & pare
     return out;
 }
 
-// The answer of the path's last node, and the state after it in `state`.
+// Returns the output of the path's last node, and writes the state after that node to `state`.
 std::vector<double> expected(const Head & head, const Nodes & path, std::vector<double> & state) {
     const int64_t d = head.d;
     state.assign(head.state.begin(), head.state.end());
@@ -124,7 +123,7 @@ void trees(const cpu::DeltaHeadKernel & kernel, int64_t d) {
             const Nodes path = path_to(parents, node);
             std::vector<double> state;
             CHECK(close(&out[node * d], expected(head, path, state)));
-            // The same path alone, as a chain and for its state only.
+            // Scan the same path as a chain, and once more for the state only.
             Head alone(head);
             alone.n = static_cast<int64_t>(path.size());
             for (size_t i = 0; i < path.size(); ++i) {
@@ -176,7 +175,7 @@ void convolutions(const cpu::DeltaHeadKernel & kernel, int64_t d) {
     for (Floats * x : {&inputs, &weights}) {
         std::generate(x->begin(), x->end(), [&] { return 3 * normal(random); });
     }
-    // A chain, and a tree of 0 - (1, 2 - 3), 4 with the rows under its taps.
+    // Convolve a chain, then a tree given by the input row under each tap.
     const Nodes tree = {0, 1, 1, 2, 0, 1, 2, 2, 3, 1, 2, 3, 3, 5, 2, 3, 4, 5, 6, 7};
     for (const int32_t * under : {static_cast<const int32_t *>(nullptr), tree.data()}) {
         cpu::DeltaConvolution work = {};
@@ -202,7 +201,7 @@ void convolutions(const cpu::DeltaHeadKernel & kernel, int64_t d) {
             CHECK(close(&out[i * d], wanted));
         }
     }
-    // Far from zero silu is x or nothing, and a number in any case.
+    // Far from 0, silu(x) is x or 0, and always finite.
     Floats row(d, 1.0f), ones(d, 1.0f), gates(d);
     for (int64_t i = 0; i < d; ++i) {
         gates[i] = (i % 2 ? 1.0f : -1.0f) * static_cast<float>(i) * 20;

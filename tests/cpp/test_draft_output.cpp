@@ -1,4 +1,4 @@
-// What is read of a draft: the device's selection against the host's.
+// Top-k selection of a draft's logits on a device, compared with selection on the host.
 #include "draft/draft_output.h"
 
 #include "check.h"
@@ -16,7 +16,7 @@ namespace {
 constexpr int64_t N_DRAFT = 5;
 enum class Where { HOST, DEVICE, DEVICE_BY_BLOCKS };
 
-// n_threads: of own code that sums; 0: ggml does.
+// n_threads: threads of our own kernel for sums of exponentials; 0: ggml computes them.
 Draft select(const std::vector<float> & logits, int64_t k, Where where, int n_threads = 0) {
     const int64_t n_vocab = static_cast<int64_t>(logits.size()) / N_DRAFT;
     Backend backend(cpu_device(), 1, {});
@@ -63,11 +63,11 @@ void check_same(const std::vector<float> & logits, int64_t k, Where where, int n
 int main() {
     std::mt19937 random(3);
     std::normal_distribution<float> noise(0, 4);
-    // Rows that cannot be cut into blocks, that are by one level of them, and by two.
+    // Vocabulary sizes that give no blocks, one level of blocks, and two levels.
     for (const int64_t n_vocab : {777, 6144, 65536}) {
         std::vector<float> logits(n_vocab * N_DRAFT);
         std::generate(logits.begin(), logits.end(), [&] { return noise(random); });
-        logits[2 * n_vocab + 500] = 60; // nearly all of its row
+        logits[2 * n_vocab + 500] = 60;
         for (const int64_t k : {1, 2, 32, 776}) {
             check_same(logits, k, Where::HOST);
             check_same(logits, k, Where::HOST, /*n_threads =*/1);
@@ -75,7 +75,7 @@ int main() {
             check_same(logits, k, Where::DEVICE_BY_BLOCKS);
         }
     }
-    // Equal ones: any of them, but no place twice.
+    // Equal logits: any tokens may be chosen, but none twice.
     const Draft ties =
         select(std::vector<float>(6144 * N_DRAFT, 3.0f), 32, Where::DEVICE_BY_BLOCKS);
     for (int64_t i = 0; i < N_DRAFT; ++i) {
@@ -86,7 +86,7 @@ int main() {
         }
         CHECK(tokens.size() == 32);
     }
-    // NaNs come after all others, however many there are.
+
     for (const int64_t n_numbers : {500, 40, 7}) {
         std::vector<float> logits(777 * N_DRAFT, NAN);
         for (int64_t i = 0; i < n_numbers; ++i) {

@@ -1,4 +1,4 @@
-// GgufFile and Model on damaged bytes: an Error or a model that works, never anything else.
+// GgufFile and Model with damaged files: loading fails with an Error or gives a working model.
 #include "check.h"
 #include "engine/sequence.h"
 #include "gguf_schema.h"
@@ -40,7 +40,7 @@ void reads_what_was_written(const std::string & path) {
                    "qwen35.block_count is 3, expected 4 to 9"));
 }
 
-// Every way out but a clean one fails under the sanitizers.
+// Returns true if the model loads and runs. The sanitizers fail on anything but an Error.
 bool try_model(const std::string & path) {
     const std::string error = error_of([&] {
         EngineParams params;
@@ -64,7 +64,7 @@ void truncated(const std::string & path, const std::string & bytes) {
     }
 }
 
-// given: the path to load by.
+// Damages the header of the file at `path`, then loads the model by the path `given`.
 void damaged(const std::string & path, const std::string & bytes, size_t header, unsigned seed,
              const std::string & given) {
     std::mt19937 random(seed);
@@ -79,7 +79,7 @@ void damaged(const std::string & path, const std::string & bytes, size_t header,
     try_model(given);
 }
 
-// The model of a file in two others, the metadata in the first; returns their paths.
+// Splits a GGUF file into two parts, with all metadata in the first, and returns their paths.
 std::vector<std::string> split(const std::string & path, const std::string & prefix) {
     ggml_context * data = nullptr;
     gguf_context_ptr whole(gguf_init_from_file(path.c_str(), {/*no_alloc =*/false, &data}));
@@ -132,7 +132,7 @@ int main() {
     for (const std::string & whole : {model_path("small-llama"), model_path("small-qwen35")}) {
         CHECK(try_model(whole));
         const std::string bytes = read_all(whole);
-        // What precedes the data: its offset is where the first tensor lies.
+        // The header ends where the data of the first tensor begins.
         const GgufFile file(whole);
         const char * data = static_cast<const char *>(file.tensor_data(schema::TENSOR_TOKEN_EMBD));
         truncated(broken, bytes);

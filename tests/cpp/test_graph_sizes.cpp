@@ -1,4 +1,4 @@
-// Sizes of graphs: never too small, close on a CPU, few on a GPU.
+// Bucketed graph sizes: never below the request, exact or close on CPUs, few on GPUs.
 #include "check.h"
 #include "device/devices.h"
 #include "graph/graph_sizes.h"
@@ -13,8 +13,8 @@ namespace {
 
 constexpr int64_t MOST_ROWS = 256, N_CELLS = 40000;
 
-// How many sizes serve 1 to n; each at least what was asked for and at most so many times it, and
-// none below that of a smaller request.
+// Returns the number of distinct sizes for requests of 1 to n. Checks that sizes grow with
+// requests, and are at most `most` times the request.
 int64_t n_sizes(int64_t n, double most, const std::function<int64_t(int64_t)> & size_of) {
     std::set<int64_t> sizes;
     int64_t before = 0;
@@ -44,7 +44,7 @@ int main() {
     CHECK(n_sizes(MOST_ROWS, 64.0, [&](int64_t n) { return few.inject_rows(n); }) <= 3);
     for (int64_t n = 1; n <= 16; ++n) {
         CHECK(close.promote_steps(n) == n);
-        CHECK(beside.promote_steps(n) == n); // what the CPU computes of a split is worth a graph
+        CHECK(beside.promote_steps(n) == n);
     }
     CHECK(n_sizes(16, 1.5, [&](int64_t n) { return alone.promote_steps(n); }) == 8);
     CHECK(n_sizes(16, 4.0, [&](int64_t n) { return few.promote_steps(n); }) == 3);
@@ -53,7 +53,7 @@ int main() {
     };
     CHECK(n_sizes(MOST_ROWS, 1.5, verified(alone)) <= 22);
     CHECK(n_sizes(MOST_ROWS, 1.5, verified(few)) <= 20);
-    for (int64_t n = 32; n <= MOST_ROWS; ++n) { // where each row costs
+    for (int64_t n = 32; n <= MOST_ROWS; ++n) {
         CHECK(4 * alone.verify_rows(n, weights) <= 5 * n);
         CHECK(n <= 64 || 4 * few.verify_rows(n, weights) <= 5 * n);
     }
@@ -69,7 +69,7 @@ int main() {
         CHECK(close.chunk_lane_rows(n) == n);
     }
     CHECK(n_sizes(MOST_ROWS, 1.34, verified(close)) > 64);
-    // Rows that are appended: alone, beside others, and of several pieces.
+    // Appended rows: one prompt piece, one piece beside single rows, and several pieces.
     const auto of_piece = [](const GraphSizes & sizes, int64_t n_single) {
         return [&sizes, n_single](int64_t n) { return sizes.append_rows(n_single, {n}); };
     };

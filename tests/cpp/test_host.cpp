@@ -1,4 +1,4 @@
-// Limits of memory and cores, read from kernel files that a test wrote.
+// Limits of memory and cores, read from kernel files that the test writes.
 #include "device/host.h"
 
 #include "check.h"
@@ -15,7 +15,6 @@ namespace {
 
 constexpr uint64_t MIB = 1 << 20;
 
-// A root folder with /proc and /sys, gone at the end.
 class Machine {
   public:
     Machine() : root_(fs::temp_directory_path() / ("dfl-host-" + std::to_string(getpid()))) {
@@ -39,7 +38,7 @@ class Machine {
                                           mounted + " " + folder + " rw shared:9 master:3 - " +
                                           type + " none rw," + options + "\n");
     }
-    // n CPUs, two of them a core.
+    // Creates n CPUs with two hardware threads per core.
     std::vector<int> cpus(int n) const {
         std::vector<int> all(n);
         std::iota(all.begin(), all.end(), 0);
@@ -64,7 +63,7 @@ void test_without_limits() {
     CHECK(machine.memory() == 8192 * MIB);
     CHECK(machine.cores(machine.cpus(8)) == 4);
     CHECK(machine.cores({0, 1, 5}) == 2);
-    CHECK(machine.cores({70, 71}) == 2); // whose siblings are not known
+    CHECK(machine.cores({70, 71}) == 2);
     CHECK(machine.cores({}) == 1);
     CHECK(available_memory("/no/such/folder") == std::nullopt);
 }
@@ -82,7 +81,7 @@ void test_version_2() {
     CHECK(machine.memory() == 8192 * MIB);
     CHECK(machine.cores(cpus) == 8);
 
-    // What is used, but for the cache that can go.
+    // Used memory excludes reclaimable page cache.
     machine.write(inner + "/memory.max", 1000 * MIB);
     CHECK(machine.memory() == 900 * MIB);
     machine.write(inner + "/memory.stat",
@@ -94,10 +93,11 @@ void test_version_2() {
     CHECK(machine.memory() == 460 * MIB);
     machine.write(inner + "/memory.current", 600 * MIB);
     CHECK(machine.memory() == 0);
-    machine.write(inner + "/memory.current", 1 * MIB); // less than the cache: counters lag
+    // Kernel counters lag: the usage may be less than the page cache.
+    machine.write(inner + "/memory.current", 1 * MIB);
     CHECK(machine.memory() == 500 * MIB);
 
-    // The groups around it hold for it too.
+    // Limits of parent groups apply too.
     machine.write(outer + "/memory.max", 300 * MIB);
     machine.write(outer + "/memory.current", 200 * MIB);
     CHECK(machine.memory() == 100 * MIB);
@@ -122,7 +122,7 @@ void test_version_1() {
     machine.mount("/", "/sys/fs/cgroup/memory", "cgroup", "memory");
     machine.write("/proc/self/cgroup", "5:cpu,cpuacct:/a/b\n4:memory:/a/b\n0::/\n");
     const std::string group = "/sys/fs/cgroup/memory/a/b";
-    machine.write(group + "/memory.limit_in_bytes", 9223372036854771712u); // none
+    machine.write(group + "/memory.limit_in_bytes", 9223372036854771712u);
     machine.write(group + "/memory.usage_in_bytes", 64 * MIB);
     CHECK(machine.memory() == 8192 * MIB);
     machine.write(group + "/memory.limit_in_bytes", 512 * MIB);
@@ -145,7 +145,7 @@ void test_version_1() {
     CHECK(machine.cores(cpus) == 3);
 }
 
-// A container sees its own part of the hierarchy only, under names of the machine or of its own.
+// A container mounts only its own part of the cgroup hierarchy, and may see paths of the host.
 void test_a_part_of_the_hierarchy() {
     const Machine machine;
     machine.mount("/docker/1234", "/sys/fs/cgroup/the\\040memory", "cgroup", "memory");
@@ -174,7 +174,7 @@ void test_hybrid_processors() {
         intel.write("/sys/devices/cpu_core/cpus", "0-3,6-7\n");
         intel.write("/sys/devices/cpu_atom/cpus", "4-5,8-15\n");
         CHECK(intel.cores(cpus) == 3);
-        CHECK(intel.cores({8, 9, 10}) == 2); // bound to slow cores: these, then
+        CHECK(intel.cores({8, 9, 10}) == 2);
     }
     const Machine arm;
     auto write = [&](int cpu, int capacity) {

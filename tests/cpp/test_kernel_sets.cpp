@@ -1,6 +1,6 @@
-// The table of instruction sets: what DFLASH_CPU leaves of it, and which kernels are taken.
+// Instruction sets that DFLASH_CPU allows, and the kernels chosen from them.
 //
-//     test_kernel_sets [NAME]      NAME: of the set that is best here
+//     test_kernel_sets [NAME]      NAME: the set expected to be best on this CPU
 #include "check.h"
 #include "cpu/isa/kernels.h"
 #include "error.h"

@@ -1,5 +1,5 @@
-// Which kernels each architecture's weights take: every matrix is multiplied with once, by a node
-// of our own, and nothing else in a CPU's graph is a node of ggml but what is named here.
+// Kernels of each architecture's CPU graphs: our own code multiplies every matrix exactly once,
+// and only the ggml operations listed in ggml_nodes_of() remain.
 #include "arch/model.h"
 #include "cpu/isa/kernels.h"
 #include "draft/drafter.h"
@@ -28,11 +28,10 @@ constexpr ggml_type TYPES[] = {GGML_TYPE_F32,  GGML_TYPE_F16,  GGML_TYPE_BF16, G
                                GGML_TYPE_Q4_K, GGML_TYPE_Q5_K, GGML_TYPE_Q6_K, GGML_TYPE_MXFP4};
 constexpr int64_t N_CELLS = 256, MOST_ROWS = 128;
 
-// What a graph consists of.
 struct Contents {
-    std::map<std::string, int> products; // how often each packed matrix is multiplied with
-    std::map<std::string, int> of_ggml;  // operations by name
-    int n_own = 0;                       // nodes of ours
+    std::map<std::string, int> products; // number of products by name of the packed matrix
+    std::map<std::string, int> of_ggml;  // number of ggml operations by name
+    int n_own = 0;                       // nodes with our own kernels
 };
 
 bool computes_nothing(const ggml_tensor * node) {
@@ -63,7 +62,6 @@ Contents contents_of(const CachedGraph & cached) {
     return found;
 }
 
-// Caches and a pool for graphs of one set of weights.
 struct Graphs {
     Graphs(const Hparams & hp, const Weights & weights)
         : hp(hp), weights(weights), devices(cpu_device(), {}, 1, {}, DFL_DRY_RUN_NONE, true),
@@ -93,16 +91,16 @@ struct Graphs {
     GraphPool pool;
 };
 
-// Own nodes of a layer, the fewest there can be: a fused norm, gate or residual that falls off adds
-// one of ggml's, a product that no longer joins others one of ours.
-int attention_nodes() { return 4; } // q, k and v; norm, rope and store; attend; output
-int recurrent_nodes() { return 4; } // the four products; prepare; walk; output
-int dense_nodes() { return 2; }     // gate and up; down
-int expert_nodes(bool shared) {     // router, route, gate and up, down; score and a feed-forward
+// Fewest own nodes of a layer. A norm, gate or residual that is no longer fused adds a ggml node; a
+// product that is no longer joined with others adds an own node.
+int attention_nodes() { return 4; } // nodes: QKV, norm with rope and store, attention, output
+int recurrent_nodes() { return 4; } // nodes: four joined products, prepare, scan, output
+int dense_nodes() { return 2; }     // nodes: gate and up, down
+int expert_nodes(bool shared) {     // router, routing, gate and up, down; a shared expert adds 3
     return shared ? 4 + 3 : 4;
 }
 
-// Kinds of rope among the layers: each has a table of its angles.
+// Returns the number of different ropes among the layers. Each needs one table of angles.
 int rope_kinds(const Hparams & hp) {
     std::vector<RopeShape> found;
     for (const LayerShape & layer : hp.layers) {
@@ -114,7 +112,7 @@ int rope_kinds(const Hparams & hp) {
 }
 
 int nodes_of(const Hparams & hp, const Weights & weights) {
-    int n = rope_kinds(hp) + 1; // what rope turns to make a table of its angles; the head
+    int n = rope_kinds(hp) + 1; // nodes: input of each rope table, output head
     n += hp.logit_softcap > 0 ? 1 : 0;
     for (int64_t il = 0; il < hp.n_layer(); ++il) {
         n += hp.layers[il].recurrent ? recurrent_nodes() : attention_nodes();
@@ -122,7 +120,7 @@ int nodes_of(const Hparams & hp, const Weights & weights) {
         for (const ggml_tensor * norm :
              {layer.post_attn_norm, layer.post_ffn_norm, layer.parallel_norms.post_dense,
               layer.parallel_norms.post_experts}) {
-            n += norm != nullptr ? 1 : 0; // with what is added and the layer's scale
+            n += norm != nullptr ? 1 : 0; // a norm fused with the residual and the layer scale
         }
         n += layer.parallel_norms.experts != nullptr ? dense_nodes() : 0;
         n += hp.experts.n_expert > 0 ? expert_nodes(hp.experts.n_ff_shared > 0) : dense_nodes();
@@ -130,14 +128,13 @@ int nodes_of(const Hparams & hp, const Weights & weights) {
     return n;
 }
 
-// Nodes of ggml's: its own rope makes the tables, and what no product takes in.
+// Returns the number of ggml nodes by operation: only ropes, which compute the angle tables.
 std::map<std::string, int> ggml_nodes_of(const Hparams & hp) {
     std::map<std::string, int> nodes;
     nodes["ROPE"] = rope_kinds(hp);
     return nodes;
 }
 
-// "q4_k avx2" for the type q4_K.
 std::string kernels_of(ggml_type type) {
     std::string name = ggml_type_name(type);
     std::transform(name.begin(), name.end(), name.begin(), ::tolower);
@@ -149,10 +146,10 @@ void check_own_kernels(const Weights & weights, ggml_type type) {
     int n_of_type = 0;
     for (const Placement & placement : weights.placements) {
         if (placement.kernels == "CPU" || placement.kernels == "CPU_Mapped") {
-            continue; // vectors
+            continue;
         }
         const bool is_of_type = placement.kernels.rfind(kernels_of(type), 0) == 0;
-        CHECK(is_of_type || placement.kernels.rfind("f32 ", 0) == 0); // routers
+        CHECK(is_of_type || placement.kernels.rfind("f32 ", 0) == 0);
         n_of_type += is_of_type;
         CHECK(!here ||
               (!contains(placement.kernels, "ggml") && !contains(placement.kernels, "portable")));
@@ -160,7 +157,7 @@ void check_own_kernels(const Weights & weights, ggml_type type) {
     CHECK(n_of_type > 0);
 }
 
-// All matrices of the weights, each once; gate and up may be one tensor of the file.
+// Checks that each matrix is multiplied once, or twice if one tensor holds gate and up.
 void check_products(const Contents & found, const Weights & weights,
                     const std::set<std::string> & elsewhere) {
     for (const PackedMatrix & matrix : weights.packed) {

@@ -1,5 +1,5 @@
-// Layers with a window: their cells suffice whatever sequences do, and what is kept is what may be
-// seen.
+// K/V groups with a window: cells_needed() is enough for any order of passes, and sequences keep
+// the rows of their window.
 #include "cache/kv_group.h"
 #include "check.h"
 
@@ -13,11 +13,11 @@ namespace {
 struct Sizes {
     int64_t window;
     int32_t n_sequences;
-    int64_t n_appended, n_verified; // most rows of passes
-    bool is_host;                   // accepted rows are moved together
+    int64_t n_appended, n_verified; // most rows of one pass
+    bool is_host;                   // K/V in host memory: a commit moves accepted rows together
 };
 
-// No more than are asked for. Each open verify has a row of padding.
+// Returns cells_needed() rounded down to whole pages. Each pending verify has one padding row.
 int64_t cells_of(const Sizes & sizes) {
     const KvGroup::UncommittedRows open = {std::max(sizes.n_appended, sizes.n_verified + 1),
                                            sizes.n_appended + sizes.n_verified + sizes.n_sequences};
@@ -37,8 +37,8 @@ KvGroup group_of(const Sizes & sizes) {
             CellMasks(Hparams{}, {}, place, n_cells, 1), false};
 }
 
-// Sequences that do what an engine's do, in its order: the rows of verifies that wait for their
-// commit are held, and of a commit any rows stay, where they lie or moved together.
+// Sequences that append, verify and commit in the order of an engine. Verifies may stay pending
+// over several passes, and commits accept any rows.
 class Use {
   public:
     Use(const Sizes & sizes, unsigned seed)
@@ -47,7 +47,7 @@ class Use {
 
     int64_t most_claimed() const { return most_claimed_; }
 
-    // A pass of as many rows as there may be: chunks of any size, and verifies.
+    // Appends chunks and starts verifies, up to the row limits of one pass.
     void pass() {
         int64_t n_rows = 1 + below(sizes_.n_appended), n_nodes = sizes_.n_verified;
         for (const auto & open : open_) {
@@ -106,7 +106,6 @@ class Use {
         }
     }
 
-    // Somebody goes back a little, or ends.
     void go_back() {
         const int32_t i = below(sizes_.n_sequences);
         if (open_[i].empty()) {
@@ -117,7 +116,7 @@ class Use {
             ends_[i] = least == 0 && below(2) == 0 ? 0 : ends_[i];
             shortened_ = true;
             group_.cells().release_from(i, ends_[i]);
-            if (!has_window(i)) { // further than it holds: it ends
+            if (!has_window(i)) {
                 group_.cells().release_from(i, 0);
                 ends_[i] = 0;
             }
@@ -137,14 +136,14 @@ class Use {
         return spans.empty() ? 0 : spans.front().position;
     }
 
-    // True if all rows before its position are there that the next one sees.
+    // True if the sequence has all rows that its next row attends to.
     bool has_window(int32_t i) const {
         const int64_t first = std::max<int64_t>(0, ends_[i] - sizes_.window + 1);
         return first >= ends_[i] ||
                (!group_.cells().spans(i).empty() && first_position(i) <= first);
     }
 
-    // Afterwards it holds what it has to, and no more than it may.
+    // Slides the window, then checks the retained rows.
     void move_on(int32_t i) {
         group_.slide_window(i, ends_[i]);
         CHECK(has_window(i));
@@ -165,7 +164,7 @@ class Use {
     bool shortened_ = false;
 };
 
-// No take fails: it would throw.
+// CellTable::take() never throws with cells_needed() cells.
 void cells_suffice() {
     for (Sizes sizes :
          {Sizes{1, 1, 5, 9, true}, Sizes{8, 1, 512, 256, true}, Sizes{8, 3, 64, 64, true},
@@ -184,7 +183,7 @@ void cells_suffice() {
             most = sizes.is_host ? std::max(most, use.most_claimed()) : most;
         }
         sizes.is_host = true;
-        CHECK(most >= cells_of(sizes) * 6 / 10); // not many are there for nothing
+        CHECK(most >= cells_of(sizes) * 6 / 10);
     }
 }
 

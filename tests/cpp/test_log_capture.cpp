@@ -1,4 +1,4 @@
-// What ggml logs goes to the thread that captures it, or to the callback that was set.
+// ggml's log lines go to the thread that captures them, or else to the callback of the application.
 #include "check.h"
 #include "device/log_capture.h"
 
@@ -49,7 +49,7 @@ void captures_end_in_any_order() {
     CHECK(outer.reason() == "broken");
 }
 
-// A load in one thread does not wait for that of another.
+// Loading in one thread never waits for a capture of another thread.
 void no_capture_waits_for_another() {
     LogCapture held;
     auto other = std::async(std::launch::async, [] { LogCapture one; });
@@ -99,7 +99,7 @@ int main() {
     no_capture_waits_for_another();
     CHECK(first.text.empty());
     each_thread_captures_its_own(first);
-    // Another callback takes the place of the first, with what is its own.
+    // A new callback replaces the first, with its own user data.
     first.text.clear();
     ggml_log_set(keep, &second);
     each_thread_captures_its_own(second);

@@ -1,5 +1,5 @@
-// Sequences beside each other in one engine, whatever form their recurrent layers take: each has
-// the rows that it has alone.
+// Several sequences in one engine, with each form of recurrent layers: every sequence gets the
+// logits that it gets alone.
 #include "engine/sequence.h"
 
 #include "check.h"
@@ -31,7 +31,7 @@ std::shared_ptr<Engine> engine_of(const std::shared_ptr<const Model> & model, De
     return engine;
 }
 
-// One pass of some sequences after another, beside a sequence alone.
+// Random batches of several sequences, compared with a sequence that runs alone.
 class Beside {
   public:
     Beside(const std::shared_ptr<const Model> & model, DeltaForm form, unsigned seed)
@@ -123,7 +123,7 @@ class Beside {
     std::mt19937 random_;
 };
 
-// Verifies that wait for their commit while others run, and are committed in any order.
+// Verifies stay pending while other sequences run, and are committed in any order.
 void open_verifies_wait(const std::shared_ptr<const Model> & model, DeltaForm form) {
     auto engine = engine_of(model, form, 2);
     Sequence first(engine), second(engine), alone(engine_of(model, form, 1));
@@ -144,7 +144,8 @@ void open_verifies_wait(const std::shared_ptr<const Model> & model, DeltaForm fo
     for (int token = 0; token < N_VOCAB; ++token) {
         CHECK(std::fabs(found[token] - expected[token]) < 1e-4f);
     }
-    verify(second, tokens.data(), nullptr, 8); // where the first one's trace lay
+    // Overwrites the node updates of the verify of `first`.
+    verify(second, tokens.data(), nullptr, 8);
     commit(second, nullptr, 0);
     CHECK(second.position() == 3);
 }

@@ -1,5 +1,5 @@
-// Products of weights: against ggml's own or a sum in float64, and against themselves by other rows
-// and tiles.
+// Products with packed weights, compared with ggml or with float64 sums, and checked for results
+// that do not depend on the number of rows or tiles.
 #include "cpu/isa/kernels.h"
 
 #include "check.h"
@@ -31,7 +31,7 @@ std::vector<float> noise(int64_t n, std::mt19937 & random) {
 
 std::vector<uint8_t> quantized(ggml_type type, const std::vector<float> & values, int64_t n_in) {
     std::vector<uint8_t> rows(ggml_row_size(type, n_in) * (values.size() / n_in));
-    const std::vector<float> importance(n_in, 1.0f); // which some types want
+    const std::vector<float> importance(n_in, 1.0f); // importance matrix, required by some types
     ggml_quantize_chunk(type, values.data(), rows.data(), 0, values.size() / n_in, n_in,
                         importance.data());
     return rows;
@@ -47,7 +47,7 @@ std::vector<float> to_floats(ggml_type type, const uint8_t * row, int64_t n) {
     return values;
 }
 
-// ggml's product on its CPU backend. [n_out, n_rows]
+// Returns ggml's CPU product, [n_out, n_rows].
 std::vector<float> product_of_ggml(ggml_type type, const std::vector<uint8_t> & weights,
                                    int64_t n_in, int64_t n_out, const std::vector<float> & x) {
     dfl::Backend backend(dfl::cpu_device(), 1, {});
@@ -80,7 +80,7 @@ struct Case {
         std::mt19937 random(n_in * 31 + n_out);
         weights = quantized(product.type, noise(n_in * n_out, random), n_in);
         x = noise(n_in * N_ROWS, random);
-        // Rows that quantise oddly: zeros, and a largest value met with both signs.
+        // Rows that quantise unusually: all zeros, and a largest magnitude with both signs.
         std::fill(x.begin(), x.begin() + n_in, 0.0f);
         x[n_in + n_in / 7] = -9.0f;
         x[n_in + n_in / 3] = 9.0f;
@@ -92,7 +92,7 @@ struct Case {
 
     int64_t n_tiles() const { return (n_out + product.tile - 1) / product.tile; }
 
-    // n_rows rows from first on, tiles by `step` at a time; one float of room on either side.
+    // Multiplies rows [first, first + n_rows), `step` tiles per call, with one spare float per row.
     std::vector<float> multiply(int64_t first, int64_t n_rows, int64_t step) const {
         const size_t x_size = product.quantized_row_size(n_in);
         std::vector<uint8_t> rows(n_rows * x_size);
@@ -115,8 +115,8 @@ struct Case {
     }
 };
 
-// Both quantise x to the same values and sum exact integers, so only the order of float sums tells
-// them apart: 1e-6 of an output at most was seen. Other values of x would be 1e-3 away.
+// Our code and ggml's quantise x equally and sum integers exactly, so only the order of float
+// sums differs (observed: 1e-6). A different rounding of x would differ by 1e-3.
 void check_against_ggml(const Case & c) {
     const auto ours = c.multiply(0, N_ROWS, c.n_tiles());
     const auto theirs = product_of_ggml(c.product.type, c.weights, c.n_in, c.n_out, c.x);
@@ -127,20 +127,19 @@ void check_against_ggml(const Case & c) {
     CHECK(norm > 0);
     const double typical = std::sqrt(norm / static_cast<double>(theirs.size()));
     for (size_t i = 0; i < theirs.size(); ++i) {
-        const double most = static_cast<int64_t>(i) < c.n_out ? 0 : 1e-5 * typical; // row 0: zeros
+        const double most = static_cast<int64_t>(i) < c.n_out ? 0 : 1e-5 * typical;
         CHECK(std::fabs(ours[i] - theirs[i]) <= most);
     }
 }
 
-// Sums of floats. Any weight or input left out, or met by another's, moves a sum by a thousandth
-// of what is added up here.
+// A missing or misplaced weight changes a float sum by 1e-3 of the summed magnitudes.
 void check_against_float64(const Case & c) {
     const auto ours = c.multiply(0, N_ROWS, c.n_tiles());
     const size_t size = ggml_row_size(c.product.type, c.n_in);
     const bool rounds = c.product.quantized_row_size(c.n_in) < c.n_in * sizeof(float);
     for (int64_t r = 0; r < N_ROWS; ++r) {
         std::vector<float> x(c.x.begin() + r * c.n_in, c.x.begin() + (r + 1) * c.n_in);
-        for (float & value : x) { // to what the weights are
+        for (float & value : x) { // BF16 kernels round x to BF16
             value = rounds ? ggml_bf16_to_fp32(ggml_fp32_to_bf16(value)) : value;
         }
         for (int64_t i = 0; i < c.n_out; ++i) {
@@ -164,11 +163,11 @@ void check_same_bits(const Case & c) {
     }
 }
 
-// What is not finite in a row is in all of its outputs, wherever it lies, and in no other row's.
+// A non-finite input makes its whole output row non-finite, and no other row.
 void check_not_finite(Case c) {
     const auto clean = c.multiply(0, N_ROWS, c.n_tiles());
     for (const float bad : {NAN, -NAN, INFINITY, -INFINITY}) {
-        for (int64_t r = 2; r < N_ROWS; ++r) { // one value, a run of them, or all
+        for (int64_t r = 2; r < N_ROWS; ++r) {
             const int64_t first = r % 4 == 3 ? 0 : r * 97 % c.n_in;
             const int64_t n = r % 4 == 3 ? c.n_in : std::min(1 + (r % 4) * r, c.n_in - first);
             std::fill_n(c.x.begin() + r * c.n_in + first, n, bad);
@@ -189,7 +188,7 @@ void check_product(const PackedProduct & product) {
     CHECK(block == 1 || product.packed_size(block + 1, 32) == 0);
     const std::vector<int64_t> widths = block == 1 ? std::vector<int64_t>{1, 7, 33, 100, 576}
                                                    : std::vector<int64_t>{block, 3 * block};
-    // ggml's own dot products are not ours to test, and take long to quantise for.
+    // ggml's own dot products are slow to quantise for: test one height only.
     const bool dots = block > 1 && product.in_place;
     const std::vector<int64_t> heights =
         dots ? std::vector<int64_t>{17} : std::vector<int64_t>{1, 7, 17, 83};
@@ -248,7 +247,7 @@ int main() {
             }
         }
     }
-    // Floats, and all quantised types that ggml has dot products for.
+    // Number of float types and of quantised types with a dot product in ggml.
     CHECK(n_types == 28);
     return 0;
 }

@@ -1,4 +1,4 @@
-// What is done with rows of floats, against double precision.
+// Operations on rows of floats, compared with double precision.
 #include "cpu/isa/kernels.h"
 
 #include "check.h"
@@ -36,7 +36,6 @@ double norm_of(const Floats & x, double eps) {
     return 1.0 / std::sqrt(sum / static_cast<double>(x.size()) + eps);
 }
 
-// What takes rows of any length.
 void check_any(const cpu::RowKernel & kernel, int64_t n) {
     const Floats x = values(n), y = values(n, 30.0f);
     Floats to(n + 1, 7.0f);
@@ -53,7 +52,7 @@ void check_any(const cpu::RowKernel & kernel, int64_t n) {
     CHECK(halves[n] == 7);
 }
 
-// Of values from a millionth to beyond where the tangent is 1: to a few last bits of each.
+// Checks the logit soft cap, from 1e-6 of its range to full saturation.
 void check_cap(const cpu::RowKernel & kernel, int64_t n) {
     constexpr float cap = 30.0f;
     for (const float width : {1e-5f, 0.1f, 15.0f, 40.0f, 3000.0f}) {
@@ -64,7 +63,7 @@ void check_cap(const cpu::RowKernel & kernel, int64_t n) {
             CHECK(std::fabs(to[i] - wanted) <= 5e-7 * std::fabs(wanted));
         }
         CHECK(to[n] == 7.0f);
-        // A value alone, in another place, and in its own place: the same bits.
+        // A value must give the same bits alone, in a row, and in place.
         for (int64_t i = 0; i < n; ++i) {
             float alone = 0;
             kernel.cap(&x[i], 1, 1.0f / cap, cap, &alone);
@@ -125,7 +124,7 @@ void check_choices(const cpu::RowKernel & kernel, int64_t n) {
         sum += std::exp(static_cast<double>(v));
     }
     CHECK(close(kernel.log_sum_exp(x.data(), n), std::log(sum)));
-    // Equal ones: the first. Numbers that are none do not hide it.
+    // first_largest() returns the first of equal maxima, and ignores NaNs.
     x[n / 2] = x[n - 1] = 99.0f;
     x[0] = n > 2 ? NAN : x[0];
     CHECK(kernel.first_largest(x.data(), n) == n / 2);
@@ -143,7 +142,7 @@ uint64_t mix(uint64_t x) {
     return x ^ (x >> 31);
 }
 
-// What draws look at: the largest of each block, the mass below the best, hashes.
+// Checks the operations of the sampler: block maxima, mass below the maximum, hashes.
 void check_draws(const cpu::RowKernel & kernel, int64_t n) {
     Floats x = values(n);
     const int64_t n_blocks = (n + cpu::BLOCK - 1) / cpu::BLOCK;

@@ -1,4 +1,4 @@
-// A sequence from the inside: micro-batches, and prompts that begin as the last one did.
+// Sequence: micro-batches, and going back to a common prefix of the next prompt.
 #include "engine/sequence.h"
 
 #include "check.h"
@@ -61,8 +61,8 @@ void micro_batches_change_nothing(const std::shared_ptr<const Model> & model) {
     CHECK(distance(all_logits(half), expected) < 0.1f);
 }
 
-// Prompts that begin alike, with verifies left open between them: what is left of one where the
-// next begins is what a fresh sequence computes.
+// Prompts with common prefixes, and uncommitted verifies between them: the rows that remain of one
+// prompt give the logits of a fresh sequence for the next.
 void taken_back_to_any_prompt(const std::shared_ptr<const Model> & model) {
     const bool recurs = model->hparams().n_recurrent() > 0;
     Sequence sequence = make(model, 8), fresh = make(model, 8);
@@ -76,7 +76,7 @@ void taken_back_to_any_prompt(const std::shared_ptr<const Model> & model) {
     for (int step = 0; step < 60; ++step) {
         std::vector<int32_t> tokens = prompt();
         tokens.resize(1 + below(N_TOKENS));
-        const int64_t other = below(2 * N_TOKENS); // past the end: none
+        const int64_t other = below(2 * N_TOKENS);
         if (other < static_cast<int64_t>(tokens.size())) {
             tokens[other] = (tokens[other] + 1 + step % 2) % N_VOCAB;
         }

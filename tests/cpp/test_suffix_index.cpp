@@ -1,4 +1,4 @@
-// SuffixIndex: what the automaton finds in random streams, beside a search of all of them.
+// SuffixIndex compared with a search of the whole text, over random streams.
 #include "speculative/suffix_index.h"
 
 #include "check.h"
@@ -21,7 +21,7 @@ bool ends_at(const Tokens & text, size_t place, size_t length) {
     return true;
 }
 
-// Tokens of the longest end that also ends at an earlier place.
+// Returns the length of the longest suffix that occurs earlier in the text.
 size_t longest_match(const Tokens & text) {
     size_t longest = 0;
     for (size_t place = 0; place + 1 < text.size(); ++place) {

@@ -1,5 +1,4 @@
-// Threads that compute together, however many they are this time: what they hand out, where they
-// wait, and how many there should be.
+// Threads that compute a graph: distribution of work, barriers, and the number of threads.
 #include "check.h"
 #include "device/thread_count.h"
 #include "layers/cpu_ops/cpu_node.h"
@@ -25,8 +24,8 @@ static void in_threads(int n, const std::function<void(int ith)> & body) {
     }
 }
 
-// Each run of a live graph may have another number of threads; a part must not be left out or done
-// twice, and nobody may wait for a thread that is not there.
+// Runs of a cached graph may differ in their number of threads. No part may be skipped or done
+// twice, and no thread may wait for an absent one.
 static void test_runs_of_changing_teams() {
     constexpr int most = 4, n_parts = 37, n_steps = 5;
     std::mt19937 random(3);
@@ -45,7 +44,6 @@ static void test_runs_of_changing_teams() {
         in_threads(nth, [&](int ith) {
             for (int step = 0; step < n_steps; ++step) {
                 nodes.shares->share_out(n_parts, is_long[step], ith, nth, [&](int64_t part) {
-                    // What the step before did is there.
                     const int64_t before = (step - 1) * n_parts + (n_parts - 1 - part);
                     in_order = in_order && (step == 0 || done[before] == 1);
                     ++done[step * n_parts + part];
@@ -63,7 +61,7 @@ static void test_runs_of_changing_teams() {
 static void test_barrier_tells_who_was_late() {
     Barrier barrier(3);
     Barrier::Waits waits;
-    // On a busy machine the two others may come as late, so that nobody waits.
+    // On a busy machine the two other threads may be late too, so that nobody waits: try again.
     for (int i = 0; i < 100 && waits.lost_ns < 25'000'000; ++i) {
         barrier.begin_run();
         in_threads(3, [&](int ith) {
@@ -83,8 +81,8 @@ static void test_barrier_tells_who_was_late() {
 
 static constexpr int64_t MS = 1'000'000;
 
-// Runs of 5 ms that lose lost_ms each, until `until` is so or a simulated second has passed. How
-// many milliseconds it took.
+// Records runs of 5 ms with lost_ms ms of waiting each, until `until` is true or 1 simulated
+// second has passed. Returns the simulated milliseconds.
 static int run_until(ThreadCount & count, ThreadCount::Clock::time_point & now, int64_t lost_ms,
                      const std::function<bool()> & until) {
     for (int ms = 0; ms < 1000; ms += 5) {
@@ -93,7 +91,7 @@ static int run_until(ThreadCount & count, ThreadCount::Clock::time_point & now, 
         }
         now += milliseconds(5);
         count.record_run(now, 5 * MS, lost_ms * MS, lost_ms > 0 ? 1 : 0);
-        while (count.is_probing()) { // on other threads, while simulated time stands still
+        while (count.is_probing()) { // probes run in real time while simulated time stands still
             std::this_thread::sleep_for(std::chrono::microseconds(100));
             count.record_run(now, 0, 0, 0);
         }
@@ -112,13 +110,13 @@ static void test_count_follows_the_load() {
     run_until(count, now, 0, [] { return false; });
     CHECK(count.now() == 4 && n_probes == 0);
 
-    // A process that wakes up for some milliseconds changes nothing.
+    // A single short disturbance changes nothing.
     count.record_run(now += milliseconds(8), 8 * MS, 6 * MS, 1);
     CHECK(count.now() == 4);
     run_until(count, now, 0, [] { return false; });
     CHECK(count.now() == 4 && n_probes == 0);
 
-    // One that stays costs a thread at a time, down to one thread and not below.
+    // A lasting disturbance removes one thread at a time, down to one thread.
     CHECK(run_until(count, now, 4, [&] { return count.now() == 3; }) <= 50);
     run_until(count, now, 4, [] { return false; });
     CHECK(count.now() == 1);
@@ -134,7 +132,7 @@ static void test_no_thread_for_a_probe() {
     auto now = ThreadCount::Clock::now();
     run_until(count, now, 5, [&] { return count.now() == 1; });
     CHECK(count.now() == 1);
-    run_until(count, now, 0, [] { return false; }); // the failure is no reason to stop
+    run_until(count, now, 0, [] { return false; });
     CHECK(count.now() == 1);
 }
 

@@ -1,4 +1,4 @@
-// Trees from the inside: every size, and every form of recurrent layers.
+// Verify trees of every size, with each form of recurrent layers.
 #include "engine/sequence.h"
 #include "layers/cpu_ops/scan_delta_net.h"
 
@@ -65,7 +65,7 @@ bool equal(const Logits & a, const Logits & b) {
         largest = std::fmax(largest, std::fabs(a[i] - b[i]));
         range = std::fmax(range, std::fabs(b[i]));
     }
-    return largest <= 1e-4f * range; // observed: 1e-6
+    return largest <= 1e-4f * range; // observed difference: 1e-6 of the range
 }
 
 Nodes path_to(const Nodes & parents, int node) {
@@ -76,7 +76,7 @@ Nodes path_to(const Nodes & parents, int node) {
     return path;
 }
 
-// Trees of 1 to 64 nodes in turn, each committed along some path, as one prefill has it.
+// Trees of 1 to 64 nodes, each with a committed path, give the logits of one prefill.
 void every_size(const std::shared_ptr<const Model> & model, DeltaForm form) {
     Random random;
     Sequence sequence = make(model, form);
@@ -103,7 +103,6 @@ void every_size(const std::shared_ptr<const Model> & model, DeltaForm form) {
     CHECK(equal(next(sequence, {3}), next(fresh, timeline)));
 }
 
-// Where no cell is left that padding could write to.
 void the_last_cells(const std::shared_ptr<const Model> & model) {
     Random random;
     const Nodes prompt = random.tokens(250), tokens = random.tokens(6);
@@ -126,7 +125,7 @@ void the_last_cells(const std::shared_ptr<const Model> & model) {
                    "6 tokens after 256 do not fit into a context of 256"));
 }
 
-// Prefill over several chunks, single tokens, chains, trees and what they commit.
+// Every form of recurrent layers gives the same logits for prefill, steps, chains and trees.
 void forms_do_the_same(const std::shared_ptr<const Model> & model, DeltaForm form) {
     Random random;
     Sequence own = make(model, DeltaForm::OWN, 1024), other = make(model, form, 1024);
@@ -161,8 +160,7 @@ std::vector<float> state_of(Sequence & sequence) {
     return values;
 }
 
-// The timeline in rounds of up to 8 tokens: as chains, or as the paths of trees of 16 nodes whose
-// other nodes are noise.
+// Decodes the timeline in rounds of up to 8 tokens, as chains or as paths of random 16-node trees.
 void decode_in_rounds(Sequence & sequence, const Nodes & timeline, bool trees) {
     Random random;
     sequence.engine().reserve_verify(16);
@@ -189,8 +187,8 @@ void decode_in_rounds(Sequence & sequence, const Nodes & timeline, bool trees) {
     }
 }
 
-// After 2000 tokens the state is no further from a prefill's than after chains; in our own code it
-// is the prefill's, bit by bit.
+// The recurrent state after 2000 tokens in trees is no further from prefill than after chains. Our
+// own code gives the bits of prefill.
 void states_do_not_drift(const std::shared_ptr<const Model> & model, DeltaForm form) {
     Random random;
     const Nodes timeline = random.tokens(2000);
@@ -214,7 +212,7 @@ void states_do_not_drift(const std::shared_ptr<const Model> & model, DeltaForm f
         CHECK(!exact || off[trees] == 0);
     }
     std::printf("state after 2000 tokens: chains off by %.1e, trees by %.1e\n", off[0], off[1]);
-    CHECK(off[1] <= 2 * off[0] + 1e-6); // all are rounding
+    CHECK(off[1] <= 2 * off[0] + 1e-6);
 }
 
 } // namespace

@@ -1,4 +1,4 @@
-// All work is done, however few threads the system gives.
+// run_on_threads() does all work even if the system starts few threads.
 #include "check.h"
 #include "device/worker_threads.h"
 #include "model/quantize.h"
@@ -12,7 +12,6 @@ using namespace dfl;
 
 namespace {
 
-// How many threads ran when so many could be had.
 int threads_of(int64_t n, int n_given, bool no_memory = false) {
     std::atomic<int> n_work{0}, next{0}, done{0};
     int n_started = 0;

@@ -1,4 +1,4 @@
-// Pages that take no memory until they are written to, and the promise they are.
+// Zeroed pages that take memory at the first write, and the bytes promised to them.
 #include "device/zero_pages.h"
 
 #include "check.h"
@@ -22,7 +22,7 @@ void test_pages() {
         std::memset(bytes + 100 * MIB, 1, 50 * MIB);
         const uint64_t left = untouched_bytes();
         CHECK(left <= SIZE - 50 * MIB + MIB);
-        CHECK(left >= SIZE - 54 * MIB); // whole large pages may have come
+        CHECK(left >= SIZE - 54 * MIB); // the system may commit whole huge pages
         CHECK(bytes[0] == 0 && bytes[SIZE - 1] == 0 && bytes[100 * MIB] == 1);
     }
     CHECK(untouched_bytes() == 0);
@@ -38,7 +38,7 @@ void test_caches() {
     const Allocation memory = backend.allocate(ctx.get(), "a cache");
     CHECK(memory.bytes >= ggml_nbytes(cache) + ggml_nbytes(after));
     CHECK(untouched_bytes() >= ggml_nbytes(cache));
-    // Others may not count on it.
+    // Promised bytes count as used.
     CHECK(free_bytes(cpu_device()) <= free - ggml_nbytes(cache) / 2);
     CHECK(contains(error_of([&] { backend.check_fits(free, "another cache"); }),
                    "another cache needs "));

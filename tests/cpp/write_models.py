@@ -1,9 +1,7 @@
-"""Writes the models that C++ tests load.
+"""Writes the models that C++ tests load: `write_models.py FOLDER TYPE...`.
 
-    tests/cpp/write_models.py FOLDER TYPE...
-
-KIND-TYPE.gguf and drafter-TYPE.gguf have matrices of that type only. small-KIND.gguf have awkward
-widths; lasting.gguf has recurrent states that decay slowly.
+KIND-TYPE.gguf and drafter-TYPE.gguf have matrices of one type. small-KIND.gguf have odd widths;
+lasting.gguf has recurrent states that decay slowly.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ folder, types = Path(sys.argv[1]), sys.argv[2:]
 folder.mkdir(exist_ok=True)
 for type_name in types:
     for kind in SHAPES:
-        # Kernels of ours take whole blocks, and nothing of what tokens give to layers.
+        # Our kernels need whole blocks per row, and have none for Gemma 4 E's per-layer embeddings.
         if kind not in ("llama, heads of 40", "gemma4e"):
             path = folder / f"{kind}-{type_name}.gguf"
             write_small(path, kind, type_name, is_wide=True)

@@ -1,14 +1,12 @@
 """Compares a device with the CPU on small float32 models of every architecture.
 
-    tests/exhaustive/agreement.py --device Vulkan0 --backend-module FILE
+`agreement.py --device Vulkan0 --backend-module FILE` prints one JSON line per architecture;
+scripts/bench_gpu.py runs it as part `correct`. Errors are the largest difference of any logit,
+divided by the range of the CPU's logits.
 
-Prints a line of JSON for each architecture; scripts/bench_gpu.py runs it as its part `correct`.
-
-Errors are the largest difference of any logit, in parts of the range that the CPU's logits have.
-Products of float32 matrices keep 10 bits of a factor on the tensor cores of NVIDIA GPUs, and such
-GPUs have no attention over float32 cells: what must hold is not equality, but that every node of a
-tree is nearer to the serial run of its own path than to that of a cousin, the same token at the
-same depth after other ancestors.
+Results need not be equal: tensor cores of NVIDIA GPUs keep 10 bits of each float32 factor, and have
+no attention over float32 cells. But each tree node must be nearer to a serial run of its own path
+than to that of a cousin: the same token at the same depth after other ancestors.
 """
 
 from __future__ import annotations
@@ -44,9 +42,9 @@ N_CTX = 512
 N_PROMPT = 100
 N_UBATCH = 64
 N_ANSWER = 40
-N_THREADS = 2  # of the CPU: more would wait for each other
+N_THREADS = 2  # CPU threads; more would wait for each other
 CACHE_TYPES = ("f32", "f16")
-"""Of both K and V: the first that the device takes."""
+"""Types of K and V, in order of preference; the first that the device supports is used."""
 WAYS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "sampled": {"temperature": 0.8, "seed": 5, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
@@ -57,13 +55,10 @@ Rows = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Files of one architecture."""
-
     target: Path
     drafter: Path
 
     def open(self, config: LoadConfig) -> native.Sequence:
-        """A sequence that drafts."""
         model = native.Model(str(self.target), config)
         return native.Sequence(
             native.Engine(model, drafter=native.Drafter(str(self.drafter), model))
@@ -71,7 +66,6 @@ class Pair:
 
 
 def measure(setting: Setting) -> Iterator[Figures]:
-    """A line for each architecture."""
     setting.found_device()
     with tempfile.TemporaryDirectory() as folder:
         for number, name in enumerate(TINY_NAMES):
@@ -115,7 +109,7 @@ def _on_device(pair: Pair, setting: Setting) -> tuple[native.Sequence, str]:
     for type_name in CACHE_TYPES[:-1]:
         try:
             return pair.open(setting.load_config(**_sizes(type_name))), type_name
-        except native.Error:  # the next type may work
+        except native.Error:
             continue
     return pair.open(setting.load_config(**_sizes(CACHE_TYPES[-1]))), CACHE_TYPES[-1]
 
@@ -127,7 +121,7 @@ def _off(found: Rows, expected: Rows, scale: float) -> float:
 def _trees(
     cpu: native.Sequence, device: native.Sequence, serial: native.Sequence, scale: float
 ) -> Figures:
-    """Trees after one timeline, which goes on along a path of each; the first is a chain."""
+    """Compares a chain and three trees in turn; a path of each extends the common timeline."""
     random = np.random.default_rng(4)
     device.engine.reserve_verify(64)
     of_chain, of_tree, of_serial, of_cousins, closest = 0.0, 0.0, 0.0, 0.0, np.inf
@@ -167,7 +161,7 @@ def _trees(
 
 
 def _drafts(cpu: native.Sequence, device: native.Sequence) -> Figures:
-    """A draft after the same timeline: candidates and their logits."""
+    """Compares the candidates and logits of a draft after the same timeline."""
     n = cpu.max_draft
     expected, found = cpu.draft(7, n, 8), device.draft(7, n, 8)
     same = [len(set(a) & set(b)) for a, b in zip(expected.tokens, found.tokens, strict=True)]
@@ -180,7 +174,7 @@ def _drafts(cpu: native.Sequence, device: native.Sequence) -> Figures:
 
 
 def _law(device: native.Sequence) -> Figures:
-    """How clearly the plain token had won wherever a drafted answer differs, in logits."""
+    """Returns the plain token's lead, in logits, at every difference of a drafted answer."""
     figures: Figures = {}
     prompt = np.random.default_rng(8).integers(0, device.engine.model.n_vocab, 30).tolist()
     decoder = Decoder(device, None)
@@ -213,7 +207,7 @@ def _knowing(plain: Sequence[int], n_prompt: int, n_vocab: int, draft: str) -> H
 
 
 def main() -> None:
-    """Command line. Arguments of other parts of bench_gpu.py are ignored."""
+    """Runs the command line and ignores arguments of other parts of bench_gpu.py."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     add_arguments(parser)
     parser.add_argument("--child", default="correct", help=argparse.SUPPRESS)

@@ -1,8 +1,8 @@
-"""Child of test_fuzz: runs damaged model files from the tokenizer to a prefill of four tokens.
+"""Child of test_fuzz.py: tokenises and prefills four tokens with damaged model files.
 
-Arguments: folder of valid GGUF files, first index, count. Prints every index before its run and
-"ran N, prefilled M" at the end. Error and ValueError are the answers allowed: anything else, a
-signal, 20 seconds or 4 GiB end the process.
+Arguments: folder of valid GGUF files, first index, count. Prints each index before its run, then
+"ran N, prefilled M". A file may raise Error or ValueError; any other exception, a signal, 20
+seconds or 4 GiB end the process.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ REALS = (0.0, -0.0, -1.0, 1e-30, 1e30, 1.0, float("inf"), float("-inf"), float("
 
 @dataclass
 class Entry:
-    """A key, or a tensor: its name, and what follows the name in the file."""
+    """One key or tensor of a GGUF header: its name, and the bytes after the name."""
 
     name: bytes
     rest: bytes
@@ -50,7 +50,7 @@ class Entry:
 
 @dataclass
 class File:
-    """A GGUF file as its pieces; `counts` are those its header claims."""
+    """A GGUF file in parts; `counts` are the numbers of tensors and keys that its header claims."""
 
     counts: tuple[int, int]
     keys: list[Entry]
@@ -66,7 +66,7 @@ class File:
 
 
 def value_size(data: bytes, kind: int, at: int) -> int:
-    """Bytes of a value of type `kind` at `at`."""
+    """Returns the size in bytes of the GGUF value of type `kind` at offset `at`."""
     if kind in SCALARS:
         return struct.calcsize("<" + SCALARS[kind])
     if kind == STRING:
@@ -79,7 +79,6 @@ def value_size(data: bytes, kind: int, at: int) -> int:
 
 
 def parse(data: bytes) -> File:
-    """Takes a valid file apart."""
     n_tensors, n_keys = struct.unpack_from("<QQ", data, 8)
     keys, tensors, at = [], [], 24
 
@@ -112,8 +111,8 @@ def pack(kind: int, value: float, rng: random.Random) -> bytes:
 
 
 def damage_key(file: File, rng: random.Random) -> None:
-    """Another number, another type, another element, another length, or no key."""
-    # The keys of the architecture come last and matter most; the vocabulary has a fuzz of its own.
+    """Changes a key's value, type, elements or length, or removes the key."""
+    # Keys of the architecture matter most; the vocabulary's are fuzzed by fuzz_vocabulary.py.
     numbers = [e for e in file.keys if e.rest[0] in SCALARS]
     entry = rng.choice(numbers if rng.randrange(3) else file.keys)
     kind = entry.rest[0]
@@ -145,7 +144,6 @@ def damage_key(file: File, rng: random.Random) -> None:
 
 
 def damage_tensor(file: File, rng: random.Random) -> None:
-    """Another shape, type, offset or name of a tensor, or none."""
     entry = rng.choice(file.tensors)
     n = int.from_bytes(entry.rest[:4], "little")
     shape = list(struct.unpack_from(f"<{n}Q", entry.rest, 4))
@@ -183,7 +181,7 @@ def damage_counts(file: File, rng: random.Random) -> None:
 
 
 def damage_data(file: File, rng: random.Random) -> None:
-    """Weights that are no numbers, or noise."""
+    """Overwrites weights with infinities, NaNs or random bytes."""
     for _ in range(rng.choice((1, 4, 64))):
         at = rng.randrange(len(file.data)) & ~3
         part = rng.choice((b"\x00\x00\x80\x7f", b"\x00\x00\xc0\xff", b"\xff" * 4, rng.randbytes(4)))
@@ -191,7 +189,7 @@ def damage_data(file: File, rng: random.Random) -> None:
 
 
 def damage_bytes(data: bytes, end: int, rng: random.Random) -> bytes:
-    """Damages the bytes before `end` without regard to what they mean."""
+    """Damages bytes before offset `end`, whatever their meaning."""
     found = bytearray(data)
     for _ in range(rng.choice((1, 1, 2, 8))):
         at, kind = rng.randrange(end), rng.randrange(5)
@@ -212,7 +210,6 @@ def damage_bytes(data: bytes, end: int, rng: random.Random) -> bytes:
 
 
 def mutated(data: bytes, rng: random.Random) -> bytes:
-    """One damaged version of a valid file."""
     file = parse(data)
     head = len(data) - len(file.data)
     file.keys = [replace(x) for x in file.keys]
@@ -225,7 +222,7 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
 
 
 def run(path: Path) -> bool:
-    """The way of a user's file; whether it got through to the logits."""
+    """Returns True if the file loads and prefills up to its logits."""
     tokenizer = None
     try:
         tokenizer = Tokenizer.from_file(path)

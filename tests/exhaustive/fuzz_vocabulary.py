@@ -1,7 +1,7 @@
-"""Child of test_vocabulary: loads damaged vocabularies and uses those that load.
+"""Child of test_vocabulary.py: loads damaged vocabularies, and uses the valid ones.
 
-Arguments: folder, first seed, count. Prints every seed before its run, "accepted N" at the end;
-ValueError is the one exception allowed.
+Arguments: folder, first seed, count. Prints each seed before its run, then "accepted N". Only
+ValueError may be raised.
 """
 
 from __future__ import annotations

@@ -1,26 +1,22 @@
-"""Drafted answers beside plain ones, of models of every type, used in every way: none may differ.
+"""Compares drafted answers with plain ones, over random models, settings and ways of use.
 
     random_use.py [--answers 3000] [--seed 1]
-    random_use.py --seed 1 --only 17      # one of its decoders again, with its answers
-    random_use.py --many                  # many answers at once, from several threads
+    random_use.py --seed 1 --only 17      # repeat one decoder with its answers
+    random_use.py --many                  # concurrent answers from several threads
 
-A decoder is a model file (random ones of every architecture and weight type; this package's trained
-one, stored anew in many types), types of keys and values, threads, weights rearranged or not, and a
-drafter. It answers on one timeline: prompts that are new, that go on from the last answer, that
-repeat or shorten an earlier one; greedy or drawn, with every cut and penalty; drafting by chains,
-trees, `auto` or not at all, with the drafter or with a proposer that is right half of the time, and
-with copies of the text so far, alone or beside them;
-ended by length, by the end of the context, by a stop text, or by somebody who leaves in the middle.
-The plain answer comes from another decoder that starts anew for each and runs on one thread.
+A decoder has a random model of any architecture and weight type (or the bundled model in another
+type), K/V types, threads, repacked weights or not, and a drafter. Its prompts are new, continue
+the last answer, or repeat or shorten an earlier prompt. Answers are greedy or sampled with any
+cuts and penalties; drafted as chains, trees, by `auto` or not at all; and end by length, context,
+stop text or cancellation. A second decoder computes the plain answer on one thread.
 
-With --many a decoder answers up to 16 at once in a context that is short for them: threads read
-streams, some leave in the middle, and others ask for several answers in one call. What they do to
-one another follows the clock, so --only shows a fault again by chance.
+With --many a decoder answers up to 16 requests at once in a short context. Threads read streams,
+cancel some, and ask for several answers per call. Timing matters there, so --only may not
+reproduce a difference.
 
-Prints each difference with the line that shows it again. The last line is one JSON object; the exit
-status is 1 if any answer differs. `auto` follows the clock, so its rounds are others each time; the
-text must not be. Without --many the JSON object has the SHA-256 of all tokens, so that two versions
-of the program can be compared.
+Prints every difference with the command that repeats it, then one JSON object. The exit status is 1
+if any answer differs. `auto` depends on measured times, so its rounds vary, but its text must not.
+Without --many the JSON object has the SHA-256 of all tokens, to compare two versions.
 """
 
 from __future__ import annotations
@@ -64,17 +60,15 @@ TRAINED = "python-tiny"
 TRAINED_TYPES = tuple(x for x in WEIGHT_TYPES if x not in (*SLOW, *NEED_IMPORTANCES))
 ANSWERS_A_DECODER = 12
 LEAVES = ("cancelled", "closed", "progress")
-"""How somebody leaves: by `cancelled`, by closing the stream, by an exception in a callback."""
+"""Ways to cancel: the `cancelled` callback, closing the stream, an exception in a callback."""
 
 
 class Left(Exception):
-    """Raised by a callback that wants no more."""
+    """Raised by a callback to cancel an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a decoder is made of."""
-
     kind: str
     weights: str
     drafter: str
@@ -87,10 +81,10 @@ class Setting:
 
 
 def drawn_setting(random: np.random.Generator, number: int) -> Setting:
-    """A decoder; weight types and architectures take turns."""
+    """Returns random settings; architectures and weight types take turns."""
     place, is_trained = number // 3, number % 3 == 0
     if not is_trained:
-        place = number - place - 1  # among those of random weights
+        place = number - place - 1  # index among decoders with random weights
     kind = TRAINED if is_trained else list(SHAPES)[place % len(SHAPES)]
     types = TRAINED_TYPES if is_trained else WEIGHT_TYPES
     caches = CACHE_TYPES[:3] if kind == "llama, heads of 40" else CACHE_TYPES
@@ -109,13 +103,10 @@ def drawn_setting(random: np.random.Generator, number: int) -> Setting:
 
 
 class Files:
-    """Model files in a folder, each written once."""
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def target(self, setting: Setting) -> Path:
-        """The model of a setting."""
         path = self._folder / f"{setting.kind}-{setting.weights}.gguf"
         if not path.exists():
             if setting.kind == TRAINED:
@@ -125,7 +116,7 @@ class Files:
         return path
 
     def drafter(self, setting: Setting) -> Path:
-        """Its drafter: the trained one, or random weights."""
+        """Returns the bundled drafter for the bundled model, or one with random weights."""
         if setting.kind == TRAINED:
             return bundled.DRAFTER
         kind, weights, own = setting.kind, setting.weights, setting.drafter
@@ -136,7 +127,6 @@ class Files:
 
 
 def drawn_config(random: np.random.Generator, longest: int) -> DecodeConfig:
-    """How an answer is drawn and drafted."""
     greedy = random.random() < 0.4
     drawn: dict[str, Any] = {
         "temperature": 0.0 if greedy else float(random.choice((0.2, 0.7, 1.0, 1.8))),
@@ -165,7 +155,7 @@ def drawn_config(random: np.random.Generator, longest: int) -> DecodeConfig:
 
 
 def leaving(left: int) -> tuple[Callable[[], bool], Callable[[int, int], None]]:
-    """Says when to leave, after so many times of asking; and does so by raising Left."""
+    """Returns two callbacks that cancel after `left` calls: by returning True, by raising Left."""
 
     def enough() -> bool:
         nonlocal left
@@ -180,7 +170,7 @@ def leaving(left: int) -> tuple[Callable[[], bool], Callable[[int, int], None]]:
 
 
 class Use:
-    """A decoder in use, and the plain one beside it."""
+    """A decoder with drafts, and a plain decoder for the expected answers."""
 
     def __init__(self, setting: Setting, files: Files, random: np.random.Generator) -> None:
         self.random = random
@@ -197,15 +187,14 @@ class Use:
         self.text = tokenizer.tokenize(Path(argparse.__file__).read_text()) if is_trained else None
         self.counts: Counter[str] = Counter()
         self.digest = hashlib.sha256()
-        """Of the tokens of all answers that were read to their end, in order."""
+        """Hash of the tokens of all complete answers, in order."""
 
     def close(self) -> None:
-        """Frees both."""
         self.plain.close()
         self.drafted.close()
 
     def answers(self, n: int) -> Iterator[str]:
-        """So many answers; yields a sentence for each difference."""
+        """Runs n answers and yields a sentence for each difference."""
         for number in range(n):
             prompt = self._prompt()
             config = drawn_config(self.random, self.drafted.sequence.max_draft)
@@ -218,7 +207,7 @@ class Use:
                 if left.tokens != expected.tokens[: len(left.tokens)]:
                     yield f"answer {number}, left early: {_parted(left, expected)}; {config}"
                 if self.random.random() < 0.3:
-                    continue  # the next prompt meets a timeline that was left
+                    continue  # the next prompt follows a cancelled answer
             found = self.drafted.generate(prompt, config)
             self._count(found, config)
             self.digest.update(np.asarray(found.tokens, np.int32).tobytes() + b"|")
@@ -227,7 +216,7 @@ class Use:
             self.prompts = [*self.prompts, [*prompt, *found.tokens]][-5:]
 
     def _with_types(self, config: DecodeConfig) -> DecodeConfig:
-        """Now and then with proposers that were named: all, or one of them."""
+        """Returns config with a draft_type in 60 % of cases: all proposers, or suffix."""
         names = [proposer.name for proposer in self.drafted._speculative.proposers]
         chance = self.random.random()
         if chance < 0.4:
@@ -255,7 +244,7 @@ class Use:
         return self.text[start : start + n]
 
     def _prompt(self) -> list[int]:
-        """A new one, or one that has to do with an earlier one and its answer."""
+        """Returns a new prompt, or one that shares text with an earlier prompt and its answer."""
         n_ctx = self.drafted.n_ctx
         prompt: list[int] = []
         if self.prompts and self.random.random() < 0.7:
@@ -268,7 +257,7 @@ class Use:
         return prompt[:n_room]
 
     def _choose_proposer(self, expected: Result, n_prompt: int) -> None:
-        """The drafter, or something that knows much of the answer."""
+        """Proposes with the drafter, or with a proposer that knows half of the answer."""
         drafting = self.drafted._speculative
         drafting.proposers = self.proposers
         if self.random.random() < (0.3 if self.text else 0.7):
@@ -286,7 +275,6 @@ class Use:
             drafting.proposers = [*(x for x in self.proposers if not x.needs_forward), known]
 
     def _leave(self, prompt: list[int], config: DecodeConfig) -> Result:
-        """Begins an answer and ends it at a random moment."""
         way = str(self.random.choice(LEAVES))
         self.counts[f"left: {way}"] += 1
         enough, progress = leaving(int(self.random.integers(0, 12)))
@@ -304,7 +292,7 @@ class Use:
 
 
 class UseOfMany(Use):
-    """A decoder that threads use at once, and the plain one beside it."""
+    """A decoder that several threads use at once, and a plain decoder."""
 
     N_THREADS = 4
 
@@ -317,7 +305,7 @@ class UseOfMany(Use):
         self._faults: list[str] = []
 
     def answers(self, n: int) -> Iterator[str]:
-        """So many by each thread; yields a sentence for each difference."""
+        """Runs n answers per thread and yields a sentence for each difference."""
         threads = [
             threading.Thread(target=self._ask, args=(random, n))
             for random in self.random.spawn(self.N_THREADS)
@@ -332,12 +320,12 @@ class UseOfMany(Use):
         try:
             for _ in range(n):
                 self._answer(random)
-        except Exception as error:  # whatever it is, it is a fault
+        except Exception as error:
             self._faults.append(f"{type(error).__name__}: {error}")
             raise
 
     def _answer(self, random: np.random.Generator) -> None:
-        with self._lock:  # random numbers of the decoder, and the plain one, are for one at a time
+        with self._lock:  # self.random and self.plain are not thread-safe
             prompts = [self._prompt() for _ in range(int(random.choice((1, 1, 3))))]
             drawn = [drawn_config(random, self.drafted.sequence.max_draft) for _ in prompts]
             expected = []
@@ -367,7 +355,7 @@ class UseOfMany(Use):
     def _stream(
         self, random: np.random.Generator, prompt: list[int], config: DecodeConfig
     ) -> Result:
-        """Read to its end, or left at a random moment in one way or another."""
+        """Reads a stream to its end, or cancels it at a random moment."""
         way = str(random.choice(("read", "read", *LEAVES)))
         self.counts[f"left: {way}"] += way != "read"
         enough, progress = leaving(int(random.integers(0, 40)))
@@ -407,7 +395,7 @@ def use(
     *,
     many: bool = False,
 ) -> Iterator[str]:
-    """Decoders of so many numbers; yields a sentence for each difference."""
+    """Runs the decoders of these numbers and yields a sentence for each difference."""
     for number in numbers:
         random = np.random.default_rng((seed, number))
         setting = drawn_setting(random, number)
@@ -424,8 +412,7 @@ def use(
 
 
 def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description="Drafted answers beside plain ones")
+    parser = argparse.ArgumentParser(description="Compare drafted answers with plain ones")
     parser.add_argument("--answers", type=int, default=3000, metavar="N")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", type=int, metavar="DECODER", help="one decoder of the run")

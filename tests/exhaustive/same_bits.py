@@ -1,26 +1,24 @@
-"""Passes of all kinds beside plain decoding: does a row have the same bits whatever runs beside it?
+"""Checks batch invariance: logits must not depend on the pass that computes them.
 
-    same_bits.py                      # every pair of factors, what the tests run: minutes
-    same_bits.py --triples            # every three of them: half an hour
+    same_bits.py                      # every pair of factors, as the tests run: minutes
+    same_bits.py --triples            # every triple of factors: half an hour
     same_bits.py --table              # all weights, K/V, kinds, threads, prefixes: an hour
-    same_bits.py --all                # the whole product: days; --part 3/10 is a tenth
+    same_bits.py --all                # the whole product: days; --part 3/10 runs a tenth
     same_bits.py --all --weights q4_K --kv q8_0/q8_0 --threads 2 --prefix 600
     same_bits.py --long               # some contexts of 33,000 tokens
 
-A case is a random model of an architecture and a weight type (small_models.py), a type of
-keys and values, the tokens that stand before, a number of threads, weights rearranged or as they
-lie in the file, and a kind of work:
+A case is a random model (architecture and weight type of small_models.py), types of K and V, a
+number of tokens before the work, a number of threads, repacked weights or not, and a kind of work:
 
-    chains   verifies of 2 to 64 rows, of which some are committed
-    trees    verifies of trees of 2 to 64 nodes; a path is committed
-    prefill  the prompt cut in random places
-    resumed  a timeline used again: prefixes adopted after other tokens
+    chains   verifies of 2 to 64 rows, some of which are committed
+    trees    verifies of trees of 2 to 64 nodes, with one path committed
+    prefill  the prompt cut at random positions
+    resumed  cached prefixes attached after other tokens
 
-A cell of the table has all four kinds of work, shorter, beside one text and a tree a prefix.
-
-Expected is what one thread computes token by token. Whole rows of logits are compared, bit for bit.
-For each cell of the table that differs: "k of n rows", and the largest difference in parts of the
-range of the logits. The last line is one JSON object; the exit status is 1 if any row differs.
+With --table a case has all four kinds of work, shorter, with one text and one tree per prefix.
+Plain decoding on one thread gives the expected rows, which are compared bit by bit. Prints the
+number of different rows of each differing case with the largest difference (divided by the range of
+the logits), then one JSON object. The exit status is 1 if any row differs.
 """
 
 from __future__ import annotations
@@ -72,23 +70,21 @@ FACTORS: dict[str, tuple[Any, ...]] = {
 }
 LONG = 33_000
 LONG_PREFIX = 1000
-"""Where plain decoding begins with a prefill."""
+"""Longest prefix in tokens that the reference decodes step by step; longer ones are prefilled."""
 N_AFTER = 300
-"""Tokens after the prefix that a case may use."""
+"""Number of tokens that a case may use after its prefix."""
 WIDTHS = (2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 31, 33, 48, 63, 64)
-"""Rows of verifies; 2 and 64 are in every case, of the others some."""
+"""Rows of verifies. Each case runs 2, 64, and some of the others."""
 N_WIDTHS = 5
 N_TREES = 4
 N_WALK = 6
 TABLE_PREFIXES = (0, 100, 600)
 ALL_WORKS = "chains, trees, prefill, resumed"
-"""The work of a cell of the table."""
+"""Kind of work of --table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One cell of the table."""
-
     kind: str
     weights: str
     kv: str
@@ -99,7 +95,6 @@ class Case:
 
     @property
     def seed(self) -> int:
-        """Of what is random in it."""
         return zlib.crc32(repr(self).encode())
 
     def __str__(self) -> str:
@@ -108,18 +103,17 @@ class Case:
 
 
 def is_possible(chosen: Mapping[str, Any]) -> bool:
-    """Whether a (part of a) combination can be run: blocks of keys must fit into heads."""
+    """True if these factors can be combined: quantised keys need whole blocks per head."""
     heads_of_40 = str(chosen.get("kind")).endswith("heads of 40")
     return not heads_of_40 or set(chosen.get("kv", "f16/f16").split("/")) <= {"f32", "f16", "bf16"}
 
 
 def covering_cases(strength: int = 2) -> list[Case]:
-    """A set in which every pair of values of two factors meets; with 3, every triple of three."""
+    """Returns cases in which every pair (strength 2) or triple (3) of factor values occurs."""
     return [Case(**row) for row in covering(FACTORS, is_possible, strength=strength)]
 
 
 def long_cases() -> list[Case]:
-    """Contexts beyond 32,768 cells, a few."""
     one, hybrid = ONE_HEAD
     rows = (
         (one, "q4_0", "f16/f16", 1, "chains"),
@@ -132,15 +126,12 @@ def long_cases() -> list[Case]:
 
 @dataclass
 class Found:
-    """Rows that were compared."""
-
     n_rows: int = 0
     n_different: int = 0
     worst: float = 0.0
     first: str = ""
 
     def compare(self, row: Row, expected: Row, what: str) -> None:
-        """Counts a row that should have the bits of another."""
         self.n_rows += 1
         if row.tobytes() == expected.tobytes():
             return
@@ -156,32 +147,31 @@ class Found:
 
 
 class Models:
-    """Model files in a folder, each written once, and the newest reference."""
+    """Model files in a folder, each written once, and the last reference."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._reference: tuple[tuple[Any, ...], Reference] | None = None
 
     def load(self, case: Case, n_threads: int) -> Sequence:
-        """A fresh timeline."""
         path = self._folder / f"{case.kind}-{case.weights}.gguf"
         if not path.exists():
             write_small(path, case.kind, case.weights)
         k, v = case.kv.split("/")
         config = LoadConfig(
-            n_ctx=case.prefix + 2 * N_AFTER + max(WIDTHS),  # a prefix's rows lie beside others
+            n_ctx=case.prefix + 2 * N_AFTER + max(WIDTHS),  # room for copied rows of the prefix
             n_threads=n_threads,
             n_gpu_layers=0,
             cache_type_k=k,
             cache_type_v=v,
             repack=case.repack,
-            # cuts of a prefill in other places than those of the caller
+            # Micro-batches cut a prefill at other positions than the caller.
             n_ubatch=(512, 96)[case.seed % 2],
         )
         return Sequence(Engine(Model(str(path), config)))
 
     def reference(self, case: Case) -> Reference:
-        """What one thread makes of the case's tokens; kept for the next case."""
+        """Returns plain decoding of the case's text, cached for the next case."""
         key = (case.kind, case.weights, case.kv, case.repack, case.prefix)
         if self._reference is None or self._reference[0] != key:
             self._reference = key, Reference(self.load(case, 1), case.prefix)
@@ -189,10 +179,7 @@ class Models:
 
 
 class Reference:
-    """Plain decoding: rows of a fixed text, computed token by token as far as they are asked for.
-
-    Of a long text the first part is one prefill.
-    """
+    """Rows of plain decoding of a fixed text, computed on demand; a long prefix is prefilled."""
 
     def __init__(self, sequence: Sequence, prefix: int) -> None:
         self.sequence = sequence
@@ -205,7 +192,7 @@ class Reference:
             sequence.prefill(self.tokens[: self.base])
 
     def row(self, position: int) -> Row:
-        """The row after the token at `position`, which is not before `base`."""
+        """Returns the logits after the token at `position`, which is at least `base`."""
         while self.base + len(self._rows) <= position:
             self._rows.append(
                 self.sequence.decode(self.tokens[self.base + len(self._rows)]).logits()
@@ -217,7 +204,7 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A tree after a prefix, a path of it and a token behind that; and the rows of all."""
+    """A verify tree with its expected rows, a path to commit, and the row of a token after it."""
 
     tokens: list[int]
     parents: list[int]
@@ -228,7 +215,7 @@ class Tree:
 
 
 class Column:
-    """Cells of the table that differ in their threads and prefixes only, and what they expect."""
+    """Cases of --table that differ only in threads and prefix, with their expected rows."""
 
     def __init__(self, first: Case, models: Models) -> None:
         self._models = models
@@ -239,7 +226,6 @@ class Column:
         self._trees: dict[int, Tree] = {}
 
     def run(self, cases: Iterable[Case]) -> Iterator[tuple[Case, Found]]:
-        """Their rows beside plain decoding."""
         for threads in {case.threads: None for case in cases}:
             found = Found()
             with_threads = replace(self._longest, threads=threads)
@@ -252,7 +238,7 @@ class Column:
                     yield case, work.found
 
     def _tree(self, case: Case) -> Tree:
-        """The same for all threads."""
+        """Returns the tree of the case's prefix, the same for all numbers of threads."""
         if case.prefix not in self._trees:
             random = np.random.default_rng(case.prefix)
             plain, n = self._plain, int(random.choice(WIDTHS[3:]))
@@ -276,12 +262,11 @@ class Column:
 
 
 def take(sequence: Sequence) -> Prefix | None:
-    """Takes a snapshot to go back to; None of an empty sequence."""
+    """Returns a snapshot of a sequence, or None if the sequence is empty."""
     return sequence.snapshot() if sequence.position else None
 
 
 def go_back(sequence: Sequence, prefix: Prefix | None) -> None:
-    """Goes back to a snapshot of the sequence."""
     if prefix is None:
         sequence.reset()
     else:
@@ -291,7 +276,7 @@ def go_back(sequence: Sequence, prefix: Prefix | None) -> None:
 def rows_of_paths(
     plain: Sequence, start: Prefix | None, tokens: list[int], parents: list[int]
 ) -> dict[int, Row]:
-    """Every node's row from plain decoding of the path to it."""
+    """Returns each node's expected row, by plain decoding of the path to the node."""
     rows: dict[int, Row] = {}
     for leaf in sorted(set(range(len(tokens))) - set(parents)):
         go_back(plain, start)
@@ -302,14 +287,12 @@ def rows_of_paths(
 
 
 def run_table(cases: list[Case], models: Models) -> Iterator[tuple[Case, Found]]:
-    """Column by column."""
     for _, column in groupby(cases, key=lambda x: (x.kind, x.weights, x.kv)):
         chosen = list(column)
         yield from Column(chosen[0], models).run(chosen)
 
 
 def run_case(case: Case, models: Models) -> Found:
-    """Runs a cell of the table."""
     found = Found()
     reference = models.reference(case)
     work = Work(case, reference, models, found, np.random.default_rng(case.seed))
@@ -320,7 +303,7 @@ def run_case(case: Case, models: Models) -> Found:
 
 @dataclass
 class Work:
-    """A case on its way: a timeline of so many threads beside the reference."""
+    """A case in progress: a sequence with the case's threads, compared with the reference."""
 
     case: Case
     reference: Reference
@@ -337,19 +320,18 @@ class Work:
         self.tokens = self.reference.tokens
 
     def begin(self) -> None:
-        """Brings the prefix into the caches token by token, so that only the work can differ."""
+        """Decodes the prefix token by token, so that only the work can differ."""
         if self.reference.base:
             self.sequence.prefill(self.tokens[: self.reference.base])
         for position in range(self.reference.base, self.case.prefix):
             self.decode(position)
 
     def decode(self, position: int) -> None:
-        """A plain step."""
         row = self.sequence.decode(self.tokens[position]).logits()
         self.found.compare(row, self.reference.row(position), f"decoding at {position}")
 
     def append(self, start: int, end: int, what: str) -> None:
-        """A prefill, of which all rows are compared or only the last."""
+        """Prefills tokens [start, end) and compares all rows or the last."""
         if self.random.random() < 0.5:
             rows, first = list(self.sequence.logits(self.tokens[start:end])), start
         else:
@@ -360,7 +342,7 @@ class Work:
                 self.found.compare(row, self.reference.row(position), sentence)
 
     def chains(self) -> None:
-        """Verifies of several widths; what is not committed is verified again by the next."""
+        """Runs verifies of several widths; rejected tokens are verified again by the next."""
         self.begin()
         at = self.case.prefix
         widths = [*self.random.permutation(WIDTHS[1:-1])[: N_WIDTHS - 2].tolist(), 2, 64]
@@ -370,7 +352,7 @@ class Work:
             at += 1
 
     def _chain(self, at: int, n: int) -> int:
-        """A verify of n rows, of which some are committed: how many."""
+        """Verifies n rows, commits some, and returns the number of committed rows."""
         rows = self.sequence.verify(self.tokens[at : at + n])
         for i in range(n):
             expected = self.reference.row(at + i)
@@ -380,10 +362,10 @@ class Work:
         return n_kept
 
     def trees(self) -> None:
-        """Verifies of trees; the reference walks every path of them from a snapshot."""
+        """Runs verifies of trees; a plain sequence decodes every path from a snapshot."""
         self.begin()
         plain = self.models.load(self.case, 1)
-        expected_root = self.reference.row(self.case.prefix)  # beyond what plain has seen
+        expected_root = self.reference.row(self.case.prefix)
         start = self._same_prefix(plain)
         root = self.tokens[self.case.prefix]
         for number in range(N_TREES):
@@ -417,7 +399,7 @@ class Work:
         return take(plain)
 
     def prefill(self) -> None:
-        """The prefix and some more, cut in random places; plain steps and a verify between."""
+        """Prefills text cut at random positions, then decodes and verifies."""
         end = self.case.prefix + N_AFTER // 2
         n_cuts = int(self.random.integers(1, 7))
         cuts = sorted({int(x) for x in self.random.integers(1, end, n_cuts)})
@@ -431,7 +413,7 @@ class Work:
             self.found.compare(rows.logits(i), self.reference.row(end + 3 + i), what)
 
     def all_in_short(self, tree: Tree) -> None:
-        """A found prefix, completed in random pieces; chains; back to the prefix; a tree."""
+        """Runs all kinds of work: prefill after a cached prefix, chains, a tree."""
         prefix = self.case.prefix
         self._leave()
         self._to_prefix()
@@ -459,7 +441,7 @@ class Work:
                 self._keep()
 
     def resumed(self) -> None:
-        """The timeline leaves the text and comes back: to older snapshots, and in place."""
+        """Appends other tokens and returns to the text, by older snapshots and in place."""
         end = self.case.prefix + 1
         self.append(0, end, "a prefill")
         self._keep()
@@ -468,7 +450,7 @@ class Work:
             end = self._in_place(end) if way else self._by_prefix()
 
     def _leave(self) -> None:
-        """Goes on with tokens that the text does not have, by any pass."""
+        """Appends tokens that are not in the text, by a random kind of pass."""
         strange = self.random.integers(0, N_VOCAB, self.random.integers(1, 24)).tolist()
         way = self.random.integers(3)
         if way == 0:
@@ -481,18 +463,17 @@ class Work:
                 self.sequence.decode(token)
 
     def _place(self) -> int:
-        """Somewhere about the end of the prefix."""
+        """Returns a random position near the end of the prefix."""
         prefix = self.case.prefix
         return int(self.random.integers(max(self.reference.base, prefix - 60), prefix + 80)) + 1
 
     def _keep(self) -> None:
-        """A prefix of the text that others may begin with."""
         self.kept = self.sequence.snapshot()
 
     def _begin(self, most: int) -> int:
-        """With the text's prefix that was kept, as much of it as there is, or with nothing.
+        """Attaches at most `most` tokens of the snapshot, if any, and returns the position.
 
-        Now and then the timeline goes back to it in place.
+        At random the sequence is reset first, or the snapshot is moved to host memory.
         """
         n = min(self.kept.n_tokens, most) if self.kept else 0
         is_of_use = n > 0 and (self._divides or n == self.kept.n_tokens)
@@ -528,7 +509,6 @@ class Work:
 
 
 def chosen_cases(args: argparse.Namespace) -> list[Case]:
-    """Those that the command line asks for."""
     if args.all or args.long or args.table:
         factors = FACTORS | ({"prefix": (LONG,)} if args.long and args.all else {})
         if args.table:
@@ -545,7 +525,7 @@ def chosen_cases(args: argparse.Namespace) -> list[Case]:
             cases = [case for case in cases if str(getattr(case, name)) in wanted]
     part, n_parts = (int(x) for x in args.part.split("/"))
     cases.sort(key=lambda x: (x.kind, x.weights, x.kv, x.repack, x.prefix))
-    if args.table:  # columns stay whole
+    if args.table:
         columns = {(x.kind, x.weights, x.kv): None for x in cases}
         chosen = set(list(columns)[part - 1 :: n_parts])
         return [x for x in cases if (x.kind, x.weights, x.kv) in chosen]
@@ -553,7 +533,7 @@ def chosen_cases(args: argparse.Namespace) -> list[Case]:
 
 
 def by_value(differing: Mapping[Case, Found], cases: list[Case]) -> Iterator[str]:
-    """For every value of a factor, how many of its cases differ: what they have in common shows."""
+    """Yields, for each factor, the number of differing cases by value, to show common factors."""
     for name in FACTORS:
         values = sorted({getattr(case, name) for case in cases})
         n = Counter(getattr(case, name) for case in cases)
@@ -563,8 +543,9 @@ def by_value(differing: Mapping[Case, Found], cases: list[Case]) -> Iterator[str
 
 
 def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description="Rows of all passes beside plain decoding")
+    parser = argparse.ArgumentParser(
+        description="Compare logits of all kinds of passes with plain decoding"
+    )
     parser.add_argument("--all", action="store_true", help="every combination")
     parser.add_argument("--table", action="store_true", help="every cell of the table")
     parser.add_argument("--triples", action="store_true", help="every three values at least once")

@@ -1,13 +1,12 @@
-"""Thousands of short requests at a dflash-serve: none lost, none wrong, memory flat.
+"""Sends thousands of short requests to a dflash-serve, and checks answers and memory.
 
     tests/exhaustive/serve_trial.py http://127.0.0.1:8080 [-n 10000] [--at-once 16] [--pid PID]
 
-Each of thirty requests with every kind of setting is asked alone first, without drafts. Then they
-are asked many at once: whole, streamed, left by the client at any time, with bodies that are wrong,
-with prompts that are too long. An answer that was not left must be the one it had alone; the others
-must be refused with a 4xx. A full queue (429) is asked again. --pid is the server's process: its
-memory and that of its engine are reported. The last line is one JSON object; exit code 1 if a
-request was lost, wrong, or met a 5xx.
+First sends each of 30 different requests alone, without drafts. Then sends many at once: whole,
+streamed, cancelled by the client, invalid, or too long. Complete answers must equal those alone;
+invalid requests must get a 4xx. Requests refused by a full queue (429) are repeated. --pid is the
+server's process, whose memory and engine's memory are reported. The last line is one JSON object.
+The exit code is 1 if a request was lost, wrong, or got a 5xx.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ KINDS = ("whole", "stream", "whole", "chat", "left", "wrong", "stream", "long", 
 
 
 class Trial:
-    """A server, and what it answers alone."""
+    """A server, and its answers to requests sent alone."""
 
     def __init__(self, url: str, key: str | None = None) -> None:
         parts = urlsplit(url)
@@ -73,7 +72,7 @@ class Trial:
         self.chat_alone = self._json("POST", "/v1/chat/completions", self.chat)["choices"][0]
 
     def run(self, n: int, at_once: int, seed: int = 0) -> dict[str, Any]:
-        """Asks n requests; what became of them."""
+        """Sends n requests and returns counts of their outcomes."""
         began = time.perf_counter()
         with ThreadPoolExecutor(at_once) as pool:
             found = list(pool.map(lambda i: self._ask(i, random.Random(f"{seed} {i}")), range(n)))
@@ -93,7 +92,7 @@ class Trial:
         }
 
     def _ask(self, number: int, rng: random.Random) -> tuple[str, int]:
-        """One request; "right", "refused", "left", "5xx", or what was wrong; and the 429s."""
+        """Sends one request. Returns its outcome or an error, and the number of 429s."""
         kind = KINDS[number % len(KINDS)]
         at = rng.randrange(len(self.bodies))
         body: dict[str, Any] = dict(self.bodies[at])
@@ -129,7 +128,7 @@ class Trial:
         return f"{body}: {text!r}, alone {self.alone[at]!r}", n_again
 
     def _leave(self, body: dict[str, Any], rng: random.Random) -> None:
-        """Asks, and closes the connection at some time."""
+        """Sends a request and closes the connection after up to 0.1 s."""
         data = json.dumps(body).encode()
         head = f"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n"
         head += "".join(f"{name}: {value}\r\n" for name, value in self.headers.items())
@@ -154,24 +153,21 @@ class Trial:
 
 
 def rss_bytes(pid: int) -> int:
-    """Memory of a process."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def cpu_s(pid: int) -> float:
-    """Seconds of CPU that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def family(pid: int) -> dict[str, int]:
-    """A server's process, and its engine's."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return {"http": pid, "engine": int(children[0])}
 
 
 def _streamed(data: bytes) -> str:
-    """The words of a stream of llama-server's own form."""
+    """Returns the text of a stream in llama-server's format."""
     lines = data.decode().splitlines()
     events = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
     if not events or not events[-1].get("stop"):

@@ -1,4 +1,4 @@
-"""Mutated folders are converted or refused with a sentence; nothing else may come out."""
+"""Mutated checkpoint folders are converted, or refused with a ConvertError."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VALUES += (float("nan"), [None], "full_attention", {"type": "yarn"})
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Paths of all values in a JSON document, long lists left out."""
+    """Yields the paths of all values in a JSON document, except inside lists of 50 and more."""
     items: Any = []
     if isinstance(value, dict):
         items = value.items()
@@ -33,7 +33,6 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def mutate(document: Any, rng: random.Random) -> None:
-    """Replaces or deletes one value."""
     *path, last = rng.choice(list(places(document)))
     for key in path:
         document = document[key]
@@ -44,7 +43,7 @@ def mutate(document: Any, rng: random.Random) -> None:
 
 
 def outcome(directory: Path, target: Path | None) -> str:
-    """The refusing sentence, empty if the folder converts."""
+    """Returns the message of the refusal, or an empty string if the folder converts."""
     try:
         planned = prepare(directory, "q4_k_m", Options(target_model_dir=target), "qwen2")
         header_bytes(planned.metadata, planned.plans, planned.types)

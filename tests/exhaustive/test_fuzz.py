@@ -1,4 +1,4 @@
-"""Damaged model files end in one sentence: no signal, no hang, no huge allocation."""
+"""Damaged model files raise an error: no signal, no hang, no huge allocation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ ORIGINALS = {
 
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of one small valid file of every architecture, and some types."""
     folder: Path = tmp_path_factory.mktemp("originals")
     for name, (kind, outtype, settings) in ORIGINALS.items():
         made = make_gguf(folder / name, kind, outtype=outtype, **{**SMALL, **settings})
@@ -40,9 +39,9 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_child(folder: Path, first: int, count: int) -> tuple[list[str], int]:
-    """Runs mutations first .. first + count - 1; what went wrong, and how many were prefilled.
+    """Runs mutations [first, first + count); returns failures and the number of prefilled files.
 
-    A child that dies is the finding at its last index; the next one starts behind it.
+    If a child dies, its last index is recorded as a failure, and the next child starts after it.
     """
     wrong: list[str] = []
     end = first + count
@@ -81,7 +80,7 @@ def test_damaged_models_end_in_a_sentence(originals: Path, first: int, count: in
         thread.join()
     wrong = [x for each, _ in found for x in each]
     assert not wrong, "\n".join(wrong)
-    # Damage that leaves a runnable file must be common too, or only the header was tested.
+    # Enough damaged files must still run, or only header checks were tested.
     n_prefilled = sum(n for _, n in found)
     print(f"{n_prefilled} of {count} damaged files still ran")
     assert count // 20 < n_prefilled < count // 2

@@ -1,4 +1,4 @@
-"""Every pair of factors of the table of same_bits.py; and that the set holds every pair."""
+"""Runs same_bits.py over every pair of factors, and checks that the cases cover every pair."""
 
 from __future__ import annotations
 

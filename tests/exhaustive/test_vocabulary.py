@@ -1,4 +1,4 @@
-"""Damaged vocabularies, in processes of their own."""
+"""Damaged vocabularies raise ValueError or load, in child processes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 
 
 def test_fuzzed_vocabularies_never_abort(tmp_path: Path) -> None:
-    """600 damaged files, 150 per child: a child that dies names the seed it died of."""
     script = Path(__file__).with_name("fuzz_vocabulary.py")
     for first in range(0, 600, 150):
         child = subprocess.run(

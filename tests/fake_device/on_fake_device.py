@@ -466,7 +466,7 @@ def test_sizes_at_their_edges(pair_of: Callable[[str], Pair], kind: str) -> None
 
     def follow(n_rows: int, n_path: int) -> None:
         nodes = random.integers(0, 300, n_rows).tolist()
-        device.draft(nodes[0], min(n_path, device.max_draft), 3)  # injects pending features into the drafter's K/V
+        device.draft(nodes[0], min(n_path, device.max_draft), 3)  # injects pending features
         rows = device.verify(nodes)
         for node in range(n_path):
             expected = cpu.decode(nodes[node]).logits()

@@ -1,7 +1,6 @@
-"""Our files equal those of llama.cpp's convert_hf_to_gguf.py: metadata, tensors, bytes.
+"""Converted files equal those of llama.cpp's convert_hf_to_gguf.py: metadata, tensors, bytes.
 
-The one intended difference is the order of the metadata (ours: general, tokenizer, model) and of
-the tensors (ours: block after block), which no reader depends on.
+Only the order of metadata and tensors differs, on which no reader depends.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ OUTTYPES = ("f32", "f16", "bf16", "q8_0")
 
 @dataclass(frozen=True)
 class Case:
-    """A folder that both converters get, in one outtype."""
+    """A checkpoint folder and an output type for both converters."""
 
     folder: str
     outtype: str
@@ -161,7 +160,7 @@ def value_end(data: bytes, at: int, kind: int) -> int:
 
 
 def raw_metadata(path: Path) -> dict[bytes, bytes]:
-    """Type and value of each metadata key as they stand in the file (gguf's reader takes 10 s)."""
+    """Returns type and value bytes of each metadata key; gguf's own reader takes 10 s."""
     data, at, found = path.read_bytes(), 24, {}
     for _ in range(int.from_bytes(data[16:24], "little")):
         start = value_end(data, at, STRING)

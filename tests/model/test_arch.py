@@ -1,4 +1,4 @@
-"""Logits of every architecture against transformers, on random float32 models of awkward sizes."""
+"""Logits of every architecture compared with transformers, on random float32 models."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ from dflash_gguf.native import Engine, Model, Sequence
 
 N_UBATCH = 16
 N_TOKENS = 70
-# Below, at and above one micro-batch, and four of them with an odd rest.
+# Prompt lengths below, at and above the micro-batch of 16, and of several micro-batches.
 LENGTHS = (1, 5, N_UBATCH - 1, N_UBATCH, N_UBATCH + 1, 3 * N_UBATCH + 7, N_TOKENS)
-# Of the range max - min of the logits. Observed: up to 5e-5 with f32 K/V, but 1.9e-4 with Gemma's
-# experts, whose gelu ggml looks up in a table of halves; 1.1e-3 with f16 K/V. The best token is not
-# compared: among 421 random logits two as close as that are best in one of some hundred rows.
+# Largest error relative to the range of the logits, by K/V type. Observed: 5e-5 with F32 (1.9e-4
+# with Gemma's experts, whose GELU ggml reads from an F16 table) and 1.1e-3 with F16.
 LIMITS = {"f32": 5e-4 if DEVICE is None else 2e-3, "f16": 1e-2}
 
 ONE, SEVEN = {"num_hidden_layers": 1}, {"num_hidden_layers": 7}
@@ -76,7 +75,7 @@ def value_heads(keys: int, values: int) -> dict[str, Any]:
     return {"linear_num_key_heads": keys, "linear_num_value_heads": values}
 
 
-# The defaults of make_target: 4 heads of 32 over 2 K/V heads in 96 wide, untied, vocabulary 421.
+# Defaults of make_target(): 4 heads of 32, 2 K/V heads, width 96, untied head, vocabulary 421.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama tied, one layer": ("llama", {"tie_word_embeddings": True, **ONE, **heads(3, 3, 24)}),
@@ -200,7 +199,7 @@ def sequence_of(
         n_ctx=n_ctx,
         n_ubatch=n_ubatch,
         repack=repack,
-        n_threads=1,  # what a second thread would gain on such a model, waiting for it costs more
+        n_threads=1,  # on such small models waiting costs more than a second thread gains
         **placement(),
         cache_type_k=cache_type,
         cache_type_v=cache_type,
@@ -240,17 +239,17 @@ def test_a_prompt_far_beyond_the_windows(tmp_path: Path, kind: str) -> None:
 
 
 def test_experts_in_mxfp4_blocks(tmp_path: Path) -> None:
-    """Products quantise what they read, and a row at a near tie takes another expert."""
+    """Quantised inputs may route a token with nearly equal router scores to another expert."""
     path = make_gguf(tmp_path, "gpt-oss", outtype="auto", packed_experts=True)
     tokens = prompt(24)
     expected = reference_logits(unpack_experts(tmp_path / "checkpoint"), tokens)
     found = sequence_of(path).logits(tokens)
-    # Of the range, in half of the rows; observed: 4e-3, and 0.5 with values in another order.
+    # Median error over rows. Observed: 4e-3 of the range; 0.5 with misplaced weights.
     assert np.median(np.abs(found - expected).max(1)) <= 0.03 * np.ptp(expected)
 
 
 def continued(sequence: Sequence, tokens: list[int]) -> NDArray[np.float32]:
-    """Rows after a prefill of N_UBATCH + 1 tokens and after each token that follows one by one."""
+    """Returns the logits after a prefill of N_UBATCH + 1 tokens and after each further token."""
     rows = [sequence.prefill(tokens[: N_UBATCH + 1])]
     found = [rows[0].logits()]
     for token in tokens[N_UBATCH + 1 :]:
@@ -272,7 +271,7 @@ def test_micro_batches_do_not_change_the_logits(
 
 
 def fuse_qkv(parts: Parts) -> None:
-    """As llama.cpp's converter writes attention with --fuse-qkv: rows of q, then k, then v."""
+    """Fuses Q, K and V as llama.cpp's converter does with --fuse-qkv: rows of Q, then K, then V."""
     for il in range(2):
         for suffix in ("weight", "bias"):
             if f"blk.{il}.attn_q.{suffix}" in parts.tensors:
@@ -289,7 +288,6 @@ def test_fused_projections_give_the_same(tmp_path: Path, kind: str) -> None:
 
 
 def separate_experts(parts: Parts) -> None:
-    """Gate and up of Gemma's experts as matrices of their own."""
     for name in [x for x in parts.tensors if "ffn_gate_up_exps.weight" in x]:
         both, kind = parts.tensors.pop(name)
         for i, part in enumerate(np.split(both, 2, axis=1)):
@@ -309,7 +307,6 @@ def test_gate_and_up_of_experts_in_one_tensor(tmp_path: Path, outtype: str) -> N
 
 
 def divide_by_scales(parts: Parts) -> None:
-    """Weights divided by a scale of their own, which goes into the file beside them."""
     for name in [
         x for x in parts.tensors if x.endswith(".weight") and parts.tensors[x][0].ndim > 1
     ]:
@@ -317,7 +314,7 @@ def divide_by_scales(parts: Parts) -> None:
         if any(x in name for x in ("token_embd", "conv1d", "ffn_gate_inp_shexp")):
             continue
         if "ffn_gate_inp" in name and name.replace("weight", "scale") in parts.tensors:
-            continue  # Gemma's router, whose scale is of what it reads
+            continue  # scales the input of Gemma's router
         per_expert = values.shape[0] if values.ndim == 3 else 1
         scale = np.linspace(0.5, 4.0, per_expert, dtype=np.float32)
         shape = (-1, 1, 1) if values.ndim == 3 else ()

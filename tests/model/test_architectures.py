@@ -1,4 +1,4 @@
-"""Transforms and metadata of each target, against formulas written out value by value."""
+"""Tensor transforms and metadata of each architecture, compared with formulas value by value."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 from hf_models import mxfp4_values
 from safetensors.torch import load_file, save_file
-
-# --- llama ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("n_head", "n_head_kv", "head_dim"), [(4, 2, 32), (3, 1, 24), (2, 2, 8)])
@@ -130,9 +128,6 @@ def test_configs_of_older_releases_give_the_same_metadata(tmp_path: Path) -> Non
     assert old["rope.freq_base"] == 5e5
 
 
-# --- qwen3 and experts ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["qwen3moe", "qwen35moe"])
 @pytest.mark.parametrize("fused", [False, True])
 def test_experts_are_stacked(tmp_path: Path, kind: str, fused: bool) -> None:
@@ -155,9 +150,6 @@ def test_untied_tied_and_missing_heads(tmp_path: Path) -> None:
     edit_tensors(tmp_path / "untied", **{"lm_head.weight": None})
     with pytest.raises(ConvertError, match=r"'lm_head\.weight' is missing"):
         prepare(tmp_path / "untied", "f32", pre="qwen2")
-
-
-# --- qwen35 --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("n_key", "ratio"), [(2, 1), (2, 2), (2, 3), (3, 2)])
@@ -218,7 +210,7 @@ def test_qwen3next_projections_of_a_key_head_are_taken_apart(tmp_path: Path) -> 
     make_target(tmp_path, "qwen3next", mtp=True)
     conversion, ours, theirs = converted(tmp_path, "qwen2")
     source = "model.layers.0.linear_attn"
-    # Two key heads of 16, each with two value heads and their gates.
+    # Two key heads of 16, each with two value heads and two gates.
     first, second = theirs[f"{source}.in_proj_qkvz.weight"].reshape(2, 96, 96)
     q, k, v, z = slice(0, 16), slice(16, 32), slice(32, 64), slice(64, 96)
     expected = [first[q], second[q], first[k], second[k], first[v], second[v]]
@@ -248,14 +240,14 @@ def test_qwen3next_whose_weights_are_not_renormalised_is_refused(tmp_path: Path)
 
 
 def test_matrices_that_were_trained_for_q4_0_lose_nothing(tmp_path: Path) -> None:
-    """QAT checkpoints hold, in bf16, what blocks of q4_0 stand for."""
+    """QAT checkpoints hold BF16 values that q4_0 represents exactly."""
     make_target(tmp_path, "gemma4", dtype="bfloat16", tie_word_embeddings=True)
     random = np.random.default_rng(0)
     trained = {}
     for name, values in load_file(tmp_path / "model.safetensors").items():
         if "layers" in name and values.ndim == 2:
             codes = random.integers(-8, 8, (values.numel() // 32, 32))
-            codes[:, 5] = -8  # the largest of a block, which its scale comes from
+            codes[:, 5] = -8  # the largest magnitude determines the block's scale
             scales = np.exp2(random.integers(-9, -4, (len(codes), 1)))
             blocks = torch.from_numpy((codes * scales).astype(np.float32))
             trained[name] = blocks.reshape(values.shape).to(torch.bfloat16)
@@ -325,9 +317,6 @@ def test_auto_takes_the_type_of_the_first_matrix(tmp_path: Path) -> None:
         assert stored_type(conversion.checkpoint) == expected
 
 
-# --- gpt-oss -------------------------------------------------------------------------------------
-
-
 def test_gpt_oss_gate_and_up_take_turns(tmp_path: Path) -> None:
     make_target(tmp_path, "gpt-oss")
     _, ours, theirs = converted(tmp_path, "gpt-4o")
@@ -356,7 +345,7 @@ def test_mxfp4_blocks_keep_their_values(tmp_path: Path) -> None:
         assert plan.packed is not None and conversion.types[plan.name] == "mxfp4"
         found = dequantize(plan.packed.rows(0, plan.n_rows), GGMLQuantizationType.MXFP4)
         np.testing.assert_array_equal(found.reshape(plan.shape), expected[:, first::step].numpy())
-        # Any piece of them, over the bounds of experts.
+        # Read some rows across the border of two experts.
         some = plan.packed.rows(plan.n_rows // 8 - 3, plan.n_rows // 4 + 5)
         rows = plan.packed.rows(0, plan.n_rows)[plan.n_rows // 8 - 3 : plan.n_rows // 4 + 5]
         np.testing.assert_array_equal(some, rows)
@@ -376,7 +365,7 @@ GPT_OSS_FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "part of a head": (
         {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
         {},
-        "partial_rotary_factor is 0.5, gpt-oss turns whole heads",
+        "partial_rotary_factor is 0.5, must be 1 for gpt-oss",
     ),
     "another format": (
         {"quantization_config": {"quant_method": "awq"}},
@@ -421,9 +410,6 @@ def test_damaged_mxfp4_blocks_are_refused(tmp_path: Path) -> None:
         prepare(tmp_path / "y", "f32", pre="gpt-4o")
 
 
-# --- gemma4 --------------------------------------------------------------------------------------
-
-
 def test_gemma4_layers_of_two_kinds(tmp_path: Path) -> None:
     make_target(tmp_path, "gemma4")
     conversion, ours, theirs = converted(tmp_path, "gemma4")
@@ -433,7 +419,7 @@ def test_gemma4_layers_of_two_kinds(tmp_path: Path) -> None:
     assert (found["attention.key_length"], found["attention.key_length_swa"]) == (64, 32)
     assert (found["rope.freq_base"], found["rope.freq_base_swa"]) == (1e6, 1e4)
     assert found["final_logit_softcapping"] == 30.0
-    # A quarter of a head of 64 turns: 8 of 32 pairs.
+    # Rope rotates a quarter of a head of 64: 8 of 32 pairs.
     np.testing.assert_array_equal(ours["rope_freqs.weight"], [1.0] * 8 + [np.float32(1e30)] * 24)
     assert "blk.3.attn_v.weight" not in ours and "blk.2.attn_v.weight" in ours
     for name, source in (
@@ -477,7 +463,7 @@ GEMMA4_FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "norms": ({"hidden_size": 64}, r"has shape \[421, 96\], config.json asks for \[421, 64\]"),
     "heads": (
         {"per_layer_config": {"3": {"head_dim": 33}}},
-        "full layers of 4 heads of 33 over 2 key-value heads cannot be",
+        "full layers of 4 heads of 33 over 2 key-value heads are not supported",
     ),
 }
 
@@ -495,9 +481,6 @@ def test_a_gemma4_tokenizer_needs_bytes_to_fall_back_to(tmp_path: Path) -> None:
     make_target(tmp_path, "gemma4", pre="qwen2")
     with pytest.raises(ConvertError, match="is not the tokenizer of a Gemma 4 model"):
         prepare(tmp_path, "f32")
-
-
-# --- gemma3 ---------------------------------------------------------------------------------------
 
 
 def test_gemma3_folders_may_leave_out_defaults_and_hold_a_vision_part(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(DEVICE is not None, reason="batch-invariant on t
 
 DRAFTS = ("none", "chain", "tree", "auto")
 CREATES = ("dfl_sequence_create", "dfl_sequence_snapshot", "dfl_prefix_create")
-"""Functions after which the binding has yet to take the handle: they fail before, not after."""
+"""Functions that return a handle: their injected errors come before the call, or it would leak."""
 
 
 class InjectedError(BaseException):
@@ -31,7 +31,7 @@ class InjectedError(BaseException):
 
 
 class FaultyCore:
-    """Raises at a share of the calls into the core, before or after they have worked."""
+    """Raises at a random share of the calls into the core, before or after the call."""
 
     def __init__(
         self, monkeypatch: pytest.MonkeyPatch, seed: int, error: type[BaseException]
@@ -61,7 +61,7 @@ class FaultyCore:
 
 
 class Use:
-    """Random use of a decoder whose answers must be those of another that is used alone."""
+    """Random use of a decoder; its answers are compared with those of a decoder used alone."""
 
     def __init__(self, many: Decoder, alone: Decoder, seed: int) -> None:
         self.many, self.alone = many, alone
@@ -70,7 +70,7 @@ class Use:
         self.expected: dict[str, tuple[int, ...]] = {}
         self.n_answers = self.n_failed = 0
         self.loses_no_step = True
-        """False where the test's own lines between two reads may be interrupted."""
+        """False if a signal may interrupt the test between two reads, so that a step is lost."""
 
     def answer(self, asked: dict[str, Any]) -> tuple[int, ...]:
         key = repr(asked)
@@ -86,7 +86,7 @@ class Use:
         return {"prompt": prompt, "max_tokens": 1 + below(50), "ignore_eos": True, **settings}
 
     def act(self) -> None:
-        """Does one thing; raises what comes up, and can be called again."""
+        """Takes one random action. Raises any injected error, and may then be called again."""
         below = self.random.randrange
         way = below(40)
         if len(self.live) < 7 and below(3) == 0:
@@ -107,7 +107,7 @@ class Use:
         elif way == 1:
             self.many.logits(random_tokens(9))
         elif way == 2 and self.live:
-            del self.live[below(len(self.live))]  # nobody can read it any more
+            del self.live[below(len(self.live))]
         elif way == 3 and self.live:
             self.live[0][0].close()
         elif self.live:
@@ -118,7 +118,7 @@ class Use:
             step = next(stream, None)
         except Error as error:
             if error is not stream.state.error:
-                raise  # the stream can be read on
+                raise
             step = None
             self.n_failed += 1
         drawn += step.tokens if step is not None else ()
@@ -138,7 +138,7 @@ def use(
 ) -> Iterator[Callable[[int], Use]]:
     pair = make_pair(tmp_path_factory.mktemp("pair"), request.param)
     with open_decoder(pair, 1, n_ctx=128) as alone:
-        # Six sequences outgrow 256 cells: requests are preempted.
+        # Six sequences need more than 256 cells, so that requests are preempted.
         yield lambda seed: Use(open_decoder(pair, 6, n_ctx=128), alone, seed)
 
 
@@ -150,7 +150,6 @@ def test_exceptions_at_any_call_change_no_answer(
     n_errors: int,
     error: type[BaseException],
 ) -> None:
-    """An error of the core ends answers, which are right as far as they went."""
     monkeypatch.setattr(request, "MAX_UNREAD_TOKENS", 24)
     used = use(n_errors)
     core = FaultyCore(monkeypatch, n_errors, error)
@@ -164,7 +163,7 @@ def test_exceptions_at_any_call_change_no_answer(
     assert used.n_answers > n_errors / 20
     assert (used.n_failed > 0) == (error is Error)
     assert len(core.n_raised) > 8, core.n_raised
-    used.many.step()  # ends the requests of streams that nobody holds
+    used.many.step()
     used.many.reset()
     assert not used.many._scheduler.running
     assert used.many.engine.n_free_cells == 256
@@ -172,7 +171,7 @@ def test_exceptions_at_any_call_change_no_answer(
 
 
 class StopError(Exception):
-    """Raised by a program's own handler of a signal."""
+    """Raised by a program's own signal handler."""
 
 
 def stop(*_: object) -> None:
@@ -187,7 +186,7 @@ def stop(*_: object) -> None:
 def test_signals_at_any_time_change_no_answer(
     use: Callable[[int], Use], handler: Any, error: type[BaseException], n_signals: int
 ) -> None:
-    """Sends real signals; nothing is patched. One in a finalizer reaches Python's hook alone."""
+    """Real signals, nothing patched; a signal in a finalizer reaches sys.unraisablehook only."""
     used = use(n_signals)
     used.loses_no_step = False
     started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""dflash-bench: the whole command on a tiny pair."""
+"""The whole dflash-bench command on a tiny pair."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command: every bad input is one sentence, exit code 1, and no file."""
+"""The converter command: bad input gives one sentence, exit code 1, and no file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ Damage = Callable[[Path], object]
 
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A target `model`, a sharded one `shards`, a mixture `moe`, and a drafter `drafter`."""
     folder: Path = tmp_path_factory.mktemp("originals")
     make_target(folder / "model", "qwen3", num_hidden_layers=5)
     make_target(folder / "shards", "llama", max_shard_size="300KB")
@@ -40,7 +39,6 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(originals: Path, tmp_path: Path) -> Path:
-    """Fresh copies of the originals."""
     shutil.copytree(originals, tmp_path / "in")
     (tmp_path / "out").mkdir()
     return tmp_path / "in"
@@ -190,7 +188,7 @@ TARGETS: dict[str, tuple[str, Damage, str]] = {
     "odd head size": (
         "shards",
         lambda p: edit_config(p, head_dim=33),
-        "head_dim 33 is odd",
+        "head_dim is 33, must be even",
     ),
     "eps is no number": (
         "model",
@@ -339,7 +337,6 @@ def test_drafter_without_its_target(folder: Path, capsys: pytest.CaptureFixture[
 def test_dflash2_drafters_are_refused(
     folder: Path, architecture: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By their class, and by their settings where the class does not say it."""
     set_json(folder / "drafter2" / "config.json", architectures=[architecture])
     target = ("--target-model-dir", str(folder / "model"))
     assert_refused(folder, "drafter2", message, capsys, *target)

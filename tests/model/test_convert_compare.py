@@ -1,4 +1,4 @@
-"""`--check`: files as converted pass, and every kind of damage is found and named."""
+"""`--check` accepts converted files, and finds and names every kind of damage."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def convert(model_dir: Path, path: Path, outtype: str = "f32", *, mtp: bool = Tr
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One checkpoint of each kind; value heads differ from key heads where there are any."""
+    """Checkpoints of each kind; hybrids have more value heads than key heads."""
     base = tmp_path_factory.mktemp("targets")
     made = {kind: make_target(base / kind, kind) for kind in KINDS}
     made["qwen35"] = make_target(base / "mtp", "qwen35", mtp=True, linear_num_value_heads=6)
@@ -76,7 +76,6 @@ OUTTYPES = ("f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k_m", "q5
 
 @pytest.mark.parametrize("outtype", OUTTYPES)
 def test_the_limits_hold_with_room(tmp_path: Path, outtype: str) -> None:
-    """Normal weights: the error of each type is within its limit, and above a third of it."""
     folder = make_target(
         tmp_path / "m", "llama", hidden_size=256, num_hidden_layers=2, intermediate_size=512
     )
@@ -217,7 +216,7 @@ def test_wrong_metadata_is_found(folders: dict[str, Path], tmp_path: Path) -> No
 def test_a_head_size_may_be_left_out_where_readers_assume_it(
     tmp_path: Path, head_dim: int, n_problems: int
 ) -> None:
-    """Older files lack it; readers then take hidden size / heads, here 96 / 4."""
+    """Older files lack the head size; readers then assume hidden size / heads, here 96 / 4."""
     folder = make_target(tmp_path / "m", "llama", head_dim=head_dim)
     conversion = prepare(folder, "f32", Options(), PRE)
     for kind in ("key", "value"):

@@ -1,4 +1,4 @@
-"""A decoder on tiny models: a repeated prompt computes one token."""
+"""A decoder on tiny models computes one token of a repeated prompt."""
 
 from __future__ import annotations
 
@@ -44,5 +44,5 @@ def test_a_repeated_prompt_computes_one_token_and_has_the_same_bits(
     assert len(rows) == len(answers)
     for a, b in ((0, 1), (0, 3), (2, 4)):
         assert answers[a][0] == answers[b][0]
-        if kind == "qwen35":  # the last token is always a pass of its own
+        if kind == "qwen35":
             np.testing.assert_array_equal(answers[a][1], answers[b][1])

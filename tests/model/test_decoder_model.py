@@ -1,4 +1,4 @@
-"""The public API on a real model: the core, the tokenizer and the loop together."""
+"""The public API with a real model: core, tokenizer and decoding together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The drafter's logits against the reference package, and drafters that do not fit."""
+"""Draft logits compared with the reference package, and drafters that do not fit their target."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from reference import Reference
 from dflash_gguf.native import Drafter, Engine, Error, Sequence
 
 N_TOKENS = 240
-# Of the range max - min of the logits. Observed: up to 4e-6.
+# Largest error relative to the range of the logits. Observed: up to 4e-6.
 LIMIT = 1e-4 if DEVICE is None else 2e-3
 LENGTHS = (1, N_UBATCH - 1, N_UBATCH, N_UBATCH + 1, 3 * N_UBATCH + 7)
 
@@ -42,7 +42,7 @@ def taps(*ids: int) -> dict[str, Any]:
     return {"dflash_config": {"target_layer_ids": list(ids)}}
 
 
-# kind, settings of the target, settings of the drafter
+# Cases: kind, settings of the target, settings of the drafter.
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "llama, one layer, one tap": ("llama", {}, {"num_hidden_layers": 1, **taps(0)}),
     "qwen3, five layers, five taps": (
@@ -142,7 +142,7 @@ def assert_close(found: NDArray[np.float32], expected: NDArray[np.float32], what
 
 
 class Comparison:
-    """A sequence that walks along the reference's tokens and drafts where it stands."""
+    """A sequence that follows the reference's tokens and compares drafts at any position."""
 
     def __init__(self, pair: Pair, window: int | None = None, **settings: Any) -> None:
         self.tokens = random_tokens(N_TOKENS)
@@ -185,7 +185,7 @@ def test_logits_equal_those_of_the_reference(tmp_path: Path, case: str) -> None:
         at.sequence.reset()
         at.prefill(n)
         at.check()
-        at.check(1)  # nothing of the first draft is left
+        at.check(1)
     at.check(at.block_size // 2 or 1)
     for n_accepted in (1, 3, 0, 8, 2):
         at.round(n_accepted, 8)
@@ -197,7 +197,6 @@ def test_logits_equal_those_of_the_reference(tmp_path: Path, case: str) -> None:
 
 
 def test_many_plain_rounds_before_a_draft(tmp_path: Path) -> None:
-    """More features than may wait are injected in batches."""
     at = Comparison(make_pair(tmp_path, "llama", {}, **sliding(32, FULL, SLIDING)))
     at.prefill(5)
     at.decode(150)
@@ -210,7 +209,6 @@ def test_many_plain_rounds_before_a_draft(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("window", [1, 7, 48, 130])
 def test_a_draft_sees_the_last_positions_only(tmp_path: Path, window: int) -> None:
-    """Beyond the ring: the reference is given only what the ring holds."""
     pair = make_pair(tmp_path, "qwen3", {}, **sliding(32, FULL, SLIDING))
     at = Comparison(pair, window)
     for n in (window, 100):
@@ -229,13 +227,12 @@ def test_a_draft_sees_the_last_positions_only(tmp_path: Path, window: int) -> No
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    """A target of eight layers and a drafter that taps those the reference would choose."""
+    """A target of eight layers, and a drafter with the reference's default taps."""
     target = {"num_hidden_layers": 8}
     return make_pair(tmp_path_factory.mktemp("pair"), "llama", target, **taps(1, 5))
 
 
 def rewritten(pair: Pair, path: Path, edit: Callable[[Parts], object]) -> Pair:
-    """The same pair with an edited drafter file."""
     return replace(pair, drafter=edited(pair.drafter, path, edit))
 
 
@@ -246,7 +243,7 @@ def drafts_after(pair: Pair, n: int = 40) -> NDArray[np.float32]:
 
 
 def to_old(parts: Parts, arch: str, flat: bool, ids: str) -> None:
-    """Names and keys of the files that are older than architecture dflash."""
+    """Renames keys and tensors to those of files older than architecture dflash."""
     old = {"block_size": "dflash.block_size", "target_layers": "dflash.target_layer_ids"}
     u32 = gguf.GGUFValueType.UINT32
     metadata = {}
@@ -482,7 +479,7 @@ def test_foreign_files_are_refused_by_name(pair: Pair, tmp_path: Path) -> None:
 
 
 def test_scores_that_are_no_numbers_clear_the_drafter(pair: Pair, tmp_path: Path) -> None:
-    """Only the drafter is lost: the target goes on as if nothing had been drafted."""
+    """The target goes on as if nothing had been drafted; only the drafter's K/V is dropped."""
     edit = tensor("enc.output_norm.weight", 96, value=np.nan)
     sequence = open_pair(rewritten(pair, tmp_path / "nan.gguf", edit))
     expected = [open_pair(pair).prefill(random_tokens(n)).argmax() for n in (20, 21)]
@@ -492,7 +489,7 @@ def test_scores_that_are_no_numbers_clear_the_drafter(pair: Pair, tmp_path: Path
         assert not np.isfinite(draft.log_sum_exp).any()
         assert draft.tokens.min() >= 0
         assert draft.tokens.max() < sequence.engine.model.n_vocab
-        draft = sequence.draft(9, 4, k)  # it sees nothing now, so nothing that is not finite
+        draft = sequence.draft(9, 4, k)
         assert np.isfinite(draft.logits).all()
         sequence.reset()
         sequence.prefill(random_tokens(20))

@@ -1,7 +1,7 @@
-"""Rounds of drafters that know much of the answer, beside those of the reference package.
+"""Rounds of overfitted drafters accept as many tokens as those of the reference package.
 
-Drafters are shaped as the published ones of their families are: gpt-oss's have biases and YaRN,
-Gemma's slide in all layers but the last and cap their logits.
+Drafters are shaped like published ones: gpt-oss's have biases and YaRN, Gemma's have windows in all
+layers but the last and a logit soft cap.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def reference_rounds(pair: Pair, prompt: list[int]) -> tuple[list[int], list[int]]:
-    """Tokens after the prompt, and how many each round produced, of the reference's own loop."""
+    """Returns the reference's tokens after the prompt, and the tokens of each round."""
     target = AutoModelForCausalLM.from_pretrained(pair.target_dir, dtype=torch.float32)
     drafter = dflash.model.DFlashDraftModel.from_pretrained(pair.drafter_dir, dtype=torch.float32)
     done = dflash.model.dflash_generate(
@@ -69,11 +69,11 @@ def test_rounds_equal_those_of_the_reference(
     trained = overfit(pair, kind, tmp_path / "trained.gguf", text[:1], text[1:], share=0.7)
     assert len(set(text)) > N_ANSWER // 5
     sequence = open_pair(trained)
-    for n in (5, 90):  # the second beyond every window
+    for n in (5, 90):
         expected, produced = reference_rounds(trained, text[:n])
         tokens, accepted = chain(sequence, text[:n], N_TOKENS + 1, BLOCK - 1)
         assert tokens[:N_TOKENS] == expected[:N_TOKENS] == text[n : n + N_TOKENS]
-        n_whole = len(produced) - 1  # the last one of theirs ends at the limit
+        n_whole = len(produced) - 1  # the reference's last round is cut by the token limit
         assert [x + 1 for x in accepted[:n_whole]] == produced[:n_whole]
         print(f"{case}: tau {sum(produced) / len(produced):.2f} after {n} tokens")
         assert sum(produced) >= 2 * len(produced)

@@ -1,4 +1,4 @@
-"""Metadata and tensors of DFlash drafters."""
+"""Metadata and tensors of converted DFlash drafters."""
 
 from __future__ import annotations
 
@@ -89,12 +89,12 @@ def test_drafter_scales_windows_and_causality(tmp_path: Path) -> None:
 
 
 def test_drafter_takes_no_scale_of_its_target(tmp_path: Path) -> None:
-    """As the reference: the raw table and no cap, unless its own config or the user says so."""
+    """The reference drafter has no embedding scale or logit cap, unless its config names them."""
     drafter, target = drafted(tmp_path)
     edit_config(target, model_type="gemma4_text", final_logit_softcapping=30.0)
     found = metadata(prepare(drafter, "f32", Options(target), "llama-bpe"))
     assert {"embedding_scale", "final_logit_softcapping"}.isdisjoint(found)
-    edit_config(drafter, final_logit_softcapping=20.0)  # where z-lab's Gemma drafters have it
+    edit_config(drafter, final_logit_softcapping=20.0)
     scaled = Options(target, scaled_embeddings=True)
     found = metadata(prepare(drafter, "f32", scaled, "llama-bpe"))
     assert found["embedding_scale"] == pytest.approx(math.sqrt(96))

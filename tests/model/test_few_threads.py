@@ -1,4 +1,4 @@
-"""Where the system gives no more threads, quantising and loading go on with those there are."""
+"""Quantising and loading succeed even if the system allows no further threads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gguf_files import make_gguf
 
 from dflash_gguf.native import quantize
 
-# The limit does not hold for root, so the child gives that up first.
+# The limit of threads does not apply to root, so the child drops its privileges first.
 CHILD = """
 import os, resource, sys, threading
 import numpy as np
@@ -42,7 +42,7 @@ assert load() == expected
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A folder that anybody may read, with a model whose weights several threads pack."""
+    """A world-readable folder with a model that several threads repack."""
     sizes = {"hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 1}
     with tempfile.TemporaryDirectory() as name:
         make_gguf(Path(name), "llama", outtype="q8_0", **sizes)

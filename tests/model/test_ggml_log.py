@@ -1,4 +1,4 @@
-"""What ggml logs of its work stays off the terminal, unless somebody wants it."""
+"""ggml's log stays off the terminal unless the application asks for it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from dflash_gguf.config import LoadConfig
 from dflash_gguf.native import Model
 from dflash_gguf.native._ffi import ggml_library
 
-LEVELS = {"debug": 1, "info": 2, "warning": 3, "error": 4}  # enum ggml_log_level
+LEVELS = {"debug": 1, "info": 2, "warning": 3, "error": 4}  # values of enum ggml_log_level
 Callback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 
 
 @pytest.fixture
 def ggml() -> Iterator[Any]:
-    """The library with its own callback, which prints everything."""
+    """The ggml library with its default log callback, which prints everything."""
     library = ctypes.CDLL(str(ggml_library()))
     library.ggml_log_set.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     old, data = ctypes.c_void_p(), ctypes.c_void_p()

@@ -1,4 +1,4 @@
-"""The table of proposers: a made-up kind of drafter is one file and one row."""
+"""A made-up kind of proposer needs one file and one table row."""
 
 from __future__ import annotations
 
@@ -57,5 +57,5 @@ def test_names_choose_among_kinds(tmp_path: Path) -> None:
     for draft in ("chain", "auto"):
         assert names(draft=draft, draft_type="echo") == ["echo"]
         assert names(draft=draft, draft_type="echo,dflash") == ["dflash", "echo"]
-    with pytest.raises(ValueError, match=r"draft_type 'eagle' is not there; .* has: dflash, "):
+    with pytest.raises(ValueError, match=r"draft_type 'eagle' is not available; .* has: dflash, "):
         drafting.controller(DecodeConfig(draft_type="eagle"))

@@ -1,4 +1,4 @@
-"""K/V caches of every type: what they cost, and that quantised ones are rotated as in llama.cpp."""
+"""K/V caches of every type: loss of precision, and rotation as in llama.cpp."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from dflash_gguf.config import CACHE_TYPES, LoadConfig
 from dflash_gguf.native import Engine, Model, Sequence
 
 TOKENS = np.random.default_rng(3).integers(0, VOCAB_SIZE, 60).tolist()
-# Root mean square of what a type changes, over that of the logits. Observed, in this order:
-# 0.001, 0.004, 0.012, 0.075, 0.083, 0.14, 0.16, 0.14.
+# Limits of the RMS error of the logits, relative to their RMS. Observed, in this order: 0.001,
+# 0.004, 0.012, 0.075, 0.083, 0.14, 0.16, 0.14.
 LOSSES = {"f16": 5e-3, "bf16": 2e-2, "q8_0": 2e-2, "q5_1": 0.1, "q5_0": 0.15, "q4_1": 0.2}
 LOSSES |= {"q4_0": 0.25, "iq4_nl": 0.25}
 
 
 def add_outliers(parts: Parts) -> None:
-    """One channel of every K and V head much larger than the rest, as trained models have them."""
+    """Enlarges one channel of every K and V head, as in trained models."""
     for il in range(2):
         for name in ("attn_k", "attn_v"):
             values = parts.tensors[f"blk.{il}.{name}.weight"][0].copy()
@@ -56,7 +56,6 @@ def rms(values: NDArray[np.float32]) -> float:
 
 @pytest.fixture(scope="module")
 def exact(model_file: Path) -> NDArray[np.float32]:
-    """Logits with float32 K and V."""
     return logits(model_file, "f32", "f32")
 
 
@@ -95,7 +94,7 @@ def test_quantised_caches_are_rotated_as_in_llama_cpp(
     unrotated = llama_logits(model_file, TOKENS, cache_type)
     loss, loss_theirs, loss_unrotated = (rms(x - exact) for x in (ours, theirs, unrotated))
     print(f"{cache_type}: {loss:.1e} rotated, {loss_theirs:.1e} theirs, {loss_unrotated:.1e} not")
-    # The same values are stored, but llama.cpp rounds queries too.
+    # llama.cpp also rounds queries.
     assert loss < 1.05 * loss_theirs
     assert rms(ours - theirs) < loss_theirs
     assert loss < 0.8 * loss_unrotated

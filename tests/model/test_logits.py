@@ -1,4 +1,4 @@
-"""Converted files in llama.cpp give the logits of transformers, for every kind and awkward size."""
+"""Converted files give the logits of transformers in llama.cpp, for every kind and odd sizes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from transformers.activations import GELUTanh
 
 PROMPT_LENGTHS = (1, 5, 70)
-# Of the range max - min of the logits. Observed: 2e-7 to 2e-5; a lost transform gives 0.1 and more.
+# Largest error relative to the range of the logits. Observed: 2e-5; a missing transform: over 0.1.
 LIMIT = 2e-4
 
 TIED = {"tie_word_embeddings": True}
@@ -46,7 +46,7 @@ def value_heads(keys: int, values: int) -> dict[str, Any]:
     return {"linear_num_key_heads": keys, "linear_num_value_heads": values}
 
 
-# The defaults of make_target: 4 heads of 32 over 2 K/V heads in 96 wide, untied, vocabulary 421.
+# Defaults of make_target(): 4 heads of 32, 2 K/V heads, width 96, untied head, vocabulary 421.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama tied, one layer, GQA 1": ("llama", {**TIED, **ONE, **heads(3, 3, 24)}),
@@ -78,7 +78,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3next": ("qwen3next", {}),
     "qwen3next three value heads, MTP": ("qwen3next", {"mtp": True, **value_heads(2, 6)}),
-    # llama.cpp rounds the bounds of yarn's ramp whatever the model was trained with.
+    # llama.cpp always rounds the bounds of YaRN's ramp, so `truncate` must be true.
     "gpt-oss": ("gpt-oss", {"rope_parameters": {**YARN_ROPE, "truncate": True}}),
     "gpt-oss two of four experts": (
         "gpt-oss",
@@ -98,7 +98,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def gelu_of_a_table(x: torch.Tensor) -> torch.Tensor:
-    """The gelu of ggml's CPU kernels: both ends in half precision, beyond 10 as it is."""
+    """Computes GELU as ggml's CPU kernels do: from a table of F16 values for |x| < 10."""
     looked_up = torch.nn.functional.gelu(x.half().float(), approximate="tanh").half().float()
     return torch.where(x.abs() < 10, looked_up, torch.where(x > 0, x, 0.0))
 

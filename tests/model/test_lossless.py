@@ -1,4 +1,4 @@
-"""The law: whatever is drafted, the tokens are those of plain decoding; and what a round costs."""
+"""Chains do not change the tokens of plain decoding, and leave the state of a prefill."""
 
 from __future__ import annotations
 
@@ -41,7 +41,6 @@ def pair_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
 def test_chains_give_the_tokens_of_plain_decoding(
     pair_of: Callable[[str], Pair], kind: str
 ) -> None:
-    """Every draft length and micro-batch edge; contexts longer and shorter than the window."""
     pair = pair_of(kind)
     alone = Sequence(Engine(load_target(pair.target)))
     sequences = [open_pair(pair, draft_window=window) for window in (30, 4096)]
@@ -67,7 +66,6 @@ def test_chains_give_the_tokens_of_plain_decoding(
 
 @pytest.mark.parametrize("kind", ["llama", "qwen35"])
 def test_a_drafter_that_knows_the_answer(tmp_path: Path, kind: str) -> None:
-    """Most drafts are accepted, at every length and micro-batch edge, in chains and in trees."""
     pair = make_pair(tmp_path, kind, block_size=16)
     text = random_tokens(1)
     text += plain(Sequence(Engine(load_target(pair.target))), text, LENGTHS[-1] + N_TOKENS + 16)
@@ -96,7 +94,6 @@ def test_a_drafter_that_knows_the_answer(tmp_path: Path, kind: str) -> None:
 def test_state_after_rounds_equals_that_of_a_prefill(
     pair_of: Callable[[str], Pair], kind: str
 ) -> None:
-    """Accepted paths of every length, between plain steps and prefills, as one prefill has them."""
     pair = pair_of(kind)
     sequence, fresh = open_pair(pair), Sequence(Engine(load_target(pair.target)))
     tokens = random_tokens(330)
@@ -125,7 +122,7 @@ def test_state_after_rounds_equals_that_of_a_prefill(
 
 @pytest.mark.parametrize("kind", HYBRIDS)
 def test_paths_longer_than_a_promotion(pair_of: Callable[[str], Pair], kind: str) -> None:
-    """States move by sixteen nodes at a time; the next row shows whether all of them did."""
+    """Recurrent states advance by 16 nodes at a time; the next row shows if all were applied."""
     pair = pair_of(kind)
     sequence, alone = open_pair(pair), Sequence(Engine(load_target(pair.target)))
     tokens = random_tokens(330)
@@ -186,7 +183,6 @@ def test_bytes_read_counts_what_is_copied(pair_of: Callable[[str], Pair]) -> Non
 
 @pytest.mark.parametrize("kind", ["qwen3", "qwen35"])
 def test_a_snapshot_among_rounds(pair_of: Callable[[str], Pair], kind: str) -> None:
-    """Taken with features still pending, gone back to: equal drafts, equal tokens."""
     sequence = open_pair(pair_of(kind))
     prompt = random_tokens(40)
     known = plain(sequence, prompt, 90)

@@ -19,7 +19,7 @@ from dflash_gguf.cli import main
 pytestmark = pytest.mark.model
 PROMPT = "def fibonacci(n):\n"
 N_TOKENS = 32
-N_CHECKED = 48  # positions whose noise is measured
+N_CHECKED = 48
 PENALTIES = {"repeat_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.1}
 WIDE = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -49,11 +49,10 @@ def decoder(drafter: Path) -> Iterator[dflash_gguf.Decoder]:
 
 @pytest.fixture(scope="module")
 def noise(decoder: dflash_gguf.Decoder) -> float:
-    """Logits by which the gap between two good tokens may change with the number of rows of a pass.
+    """Largest change of the gap between two good tokens' logits with the rows of a pass, times two.
 
-    Twice the most that was found between passes of one row and of eight: 0 where ggml's kernels
-    treat the rows of this file one by one, as on an AMD Zen 5. A row with a wrong mask or position
-    moves gaps by whole logits.
+    Measured between passes of one and eight rows: 0 where ggml's kernels compute rows one by one. A
+    wrong mask or position changes gaps by more than 1.
     """
     tokens = decoder.tokenize(PROMPT * 8)[: N_CHECKED + 1]
     decoder.reset()
@@ -72,7 +71,6 @@ def noise(decoder: dflash_gguf.Decoder) -> float:
 
 
 def check(margins: list[float], noise: float) -> None:
-    """Prints what the gate found, for pytest -rP."""
     print(f"margins at differences: {[round(x, 4) for x in margins]}, noise {noise:.4f}")
     assert all(margin <= noise for margin in margins), margins
 
@@ -113,7 +111,6 @@ def test_candidates_accepted_at_every_length_change_nothing(
 def test_trees_change_nothing(
     decoder: dflash_gguf.Decoder, name: str, noise: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The right candidate is the first, second and third of its position in turn."""
     prompt, plain = decoder.tokenize(PROMPT), config(**SETTINGS[name])
     decoder.reset()
     known = decoder.generate(prompt, plain).tokens

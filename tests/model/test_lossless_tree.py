@@ -1,4 +1,4 @@
-"""The law for trees: whatever tree is verified, the tokens are those of plain decoding."""
+"""Verified trees do not change the tokens of plain decoding."""
 
 from __future__ import annotations
 
@@ -44,7 +44,6 @@ def open_decoder(pair: Pair) -> Decoder:
 def test_trees_give_the_tokens_of_plain_decoding(
     pairs: dict[str, Pair], kind: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the drafter, and with candidates of which the right one has any rank at any depth."""
     config = {"max_tokens": N_TOKENS, **SETTINGS[name]}
     with open_decoder(pairs[kind]) as decoder:
         n_vocab = decoder.model.n_vocab
@@ -81,7 +80,7 @@ def test_trees_give_the_tokens_of_plain_decoding(
 def test_a_path_leaves_the_spine_at_every_depth(
     pairs: dict[str, Pair], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The right token is third at one depth and first at all others: 15 are accepted anyway."""
+    """The right candidate is third at one depth, else first: all 15 tokens are accepted."""
     with open_decoder(pairs[kind]) as decoder:
         prompt = random_tokens(20, seed=2)
         plain = decoder.generate(prompt, draft="none", max_tokens=17)
@@ -94,7 +93,7 @@ def test_a_path_leaves_the_spine_at_every_depth(
                 rank=lambda i, depth=depth: 2 if i == depth else 0,
                 n_vocab=decoder.model.n_vocab,
             )
-            # Flat candidates favour the short: the first two spines of 15 need a large tree.
+            # Equal scores favour short paths: two chains of 15 nodes need a hand-made tree.
             with monkeypatch.context() as patch:
                 patch.setattr(decoder._speculative, "proposers", [proposer])
                 patch.setattr("half_right.best_first_tree", spine_and_branch(depth))
@@ -112,7 +111,7 @@ def test_a_path_leaves_the_spine_at_every_depth(
 
 
 def spine_and_branch(depth: int) -> Any:
-    """Stands in for `best_first_tree`: the main chain, and a copy that branches off at `depth`."""
+    """Stands in for best_first_tree(): the main chain, and a copy that branches at `depth`."""
     from dflash_gguf.speculative.ddtree import chain
     from dflash_gguf.speculative.tree import Tree
 

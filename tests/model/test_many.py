@@ -1,4 +1,4 @@
-"""Many sequences in one engine: each has the rows, the drafts and the state it has alone."""
+"""Several sequences in one engine get the rows, drafts and states that each gets alone."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ from dflash_gguf.speculative.tree import Tree
 pytestmark = pytest.mark.skipif(DEVICE is not None, reason="the same bits are the CPU's")
 
 N_PARALLEL = 5
-N_CTX = 384  # of all together
+N_CTX = 384
 N_STEPS = 60
 
 
 def engine_of(pair: Any, n_parallel: int, **settings: Any) -> Engine:
-    """An engine with a drafter, on two threads."""
     model = load_target(pair.target, **settings)
     drafter = Drafter(str(pair.drafter), model)
     config = model.config.__class__(
@@ -39,7 +38,7 @@ def engine_of(pair: Any, n_parallel: int, **settings: Any) -> Engine:
 
 
 class Beside:
-    """Sequences of one engine, and a sequence alone that says what each of their rows must be."""
+    """Sequences of one engine, compared with a sequence that runs alone."""
 
     def __init__(self, pair: Any, seed: int) -> None:
         self.engine = engine_of(pair, N_PARALLEL)
@@ -73,7 +72,7 @@ class Beside:
             self.tokens[longest] = []
 
     def step(self) -> None:
-        """One pass of some of them: appends of any length, chains and trees."""
+        """Runs a pass of some sequences: appends of any length, chains and trees."""
         self.make_room()
         items, what = [], []
         left = N_UBATCH
@@ -82,7 +81,8 @@ class Beside:
             new = random_tokens(n, seed=self.below(1 << 20))
             kind = self.below(4)
             if kind >= 2 and self.chance(2):
-                new = [new[self.chance(2) % n] for _ in new]  # so that draws meet candidates
+                # Repeated tokens make samples meet candidates.
+                new = [new[self.chance(2) % n] for _ in new]
             if kind < 2 or not self.tokens[i]:
                 new = new[: 1 if kind == 0 else max(1, min(left, n))]
                 left -= len(new)
@@ -109,7 +109,7 @@ class Beside:
                 done = self.sequences[i].position - len(before)
                 self.tokens[i] = before + new[:done]
                 assert len(rows) == (done == len(new)) and done > 0
-                if rows:  # else it stopped where `sync` has the state kept
+                if rows:
                     self.compare(rows[0], self.tokens[i])
                 continue
             lines = []
@@ -123,7 +123,7 @@ class Beside:
             self.engine.commit(paths)
 
     def compare_draws(self, what: Any, found: list[list[Any]]) -> None:
-        """All draws of a pass in one call, against a draw from a copy of each row on the way."""
+        """Compares sampling of all rows of a pass in one call with sampling from copied rows."""
         walks, expected = [], []
         for (i, new, parents), rows in zip(what, found, strict=True):
             if not rows:
@@ -135,7 +135,7 @@ class Beside:
                 repeat_penalty=(1.0, 1.4)[self.chance(2)],
                 presence_penalty=self.chance(2) / 2,
                 repeat_last_n=5,
-                logit_bias={} if self.chance(3) == 0 else dict.fromkeys(new, 9.0),  # to go deeper
+                logit_bias={} if self.chance(3) == 0 else dict.fromkeys(new, 9.0),
                 seed=self.chance(1 << 20),
             )
             drawer = Sampler(config, banned=[self.chance(400)])
@@ -167,7 +167,6 @@ class Beside:
         self.n_compared += 1
 
     def draft(self) -> None:
-        """Drafts of some of them in one pass."""
         chosen = [i for i in self.random.permutation(N_PARALLEL) if self.tokens[i]]
         chosen = chosen[: 1 + self.below(3)]
         requests = [
@@ -186,7 +185,6 @@ class Beside:
             self.n_drafts += 1
 
     def move(self) -> None:
-        """One of them goes back, leaves or comes again."""
         i = self.below(N_PARALLEL)
         way = self.below(3)
         if way == 0:
@@ -198,7 +196,7 @@ class Beside:
             self.sequences[i], self.tokens[i] = Sequence(self.engine), []
         elif self.tokens[i]:
             sequence = self.sequences[i]
-            sequence.verify(random_tokens(3))  # interrupted
+            sequence.verify(random_tokens(3))
             sequence.commit(0)
 
 
@@ -218,7 +216,7 @@ def test_each_has_what_it_has_alone(tmp_path: Path, kind: str) -> None:
     )
     for sequence in beside.sequences:
         sequence.close()
-    assert beside.engine.n_free_cells == 512  # N_CTX by pages of the cache
+    assert beside.engine.n_free_cells == 512
 
 
 def test_bad_items_run_nothing(tmp_path: Path) -> None:

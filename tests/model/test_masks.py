@@ -1,4 +1,4 @@
-"""Masks of allowed tokens: the text is the same drafted and plainly, whatever the masks are."""
+"""Masks of allowed tokens: drafted text equals plain text under any masks."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Mask = NDArray[np.uint32]
 
 
 def words_of(allowed: NDArray[np.bool_]) -> Mask:
-    """Packs flags of tokens into words, the lowest bit first."""
+    """Packs flags of tokens into 32-bit words, lowest bit first."""
     flags = np.zeros((len(allowed) + 31) // 32 * 32, dtype=np.uint8)
     flags[: len(allowed)] = allowed
     return np.packbits(flags, bitorder="little").view("<u4")
 
 
 def random_mask(text: list[int], n_vocab: int) -> Mask:
-    """Allows from one to all tokens after a text, as a grammar would: the text alone decides."""
+    """Returns a mask of at least one token that depends on the text only, like a grammar's."""
     random = np.random.default_rng(text)
     allowed = random.random(n_vocab) < random.choice([0.02, 0.3, 0.9])
     allowed[random.integers(n_vocab)] = True
@@ -35,7 +35,7 @@ def random_mask(text: list[int], n_vocab: int) -> Mask:
 
 
 class Answer:
-    """A text of a sequence that masks restrict, decoded plainly or by made-up trees."""
+    """A masked text of one sequence, decoded plainly or by trees."""
 
     def __init__(self, engine: Engine, prompt: list[int], config: DecodeConfig) -> None:
         self.engine, self.sequence = engine, Sequence(engine)
@@ -64,7 +64,7 @@ def decode_plainly(answers: list[Answer]) -> None:
 
 
 def decode_by_trees(answers: list[Answer], guess: Callable[[Answer, int], int]) -> list[int]:
-    """Returns the accepted nodes of each round. guess: a token of a text, by its position."""
+    """Returns the accepted nodes of each round. guess(x, i): likely token i of text x."""
     accepted = []
     while any(len(x.answer) < N_TEXT for x in answers):
         engine, trees, masks = answers[0].engine, [], []
@@ -128,7 +128,7 @@ def test_masked_texts_are_the_same_drafted_and_plainly(
     right = {tuple(x.text[: x.n_prompt]): x.text for x in plain}
     drafted = begin()
 
-    def guess(x: Answer, at: int) -> int:  # right two times of three
+    def guess(x: Answer, at: int) -> int:
         text = right[tuple(x.text[: x.n_prompt])]
         return text[at] if at < len(text) and at % 3 else 5
 
@@ -143,9 +143,9 @@ def test_masks_that_allow_nothing_or_have_another_size_are_refused(tmp_path: Pat
     answer = Answer(engine, random_tokens(5), DecodeConfig(temperature=0.0))
     engine.run([BatchEntry(answer.sequence, answer.text[-1:])])
     request = answer.sampler.sample_request(answer.sequence, answer.text, 1)
-    with pytest.raises(ValueError, match=r"masks are \[1, 3\], \[1, 14\] words are needed"):
+    with pytest.raises(ValueError, match=r"masks have the shape \[1, 3\], must have \[1, 14\]"):
         engine.sample([request._replace(masks=np.ones((1, 3), dtype=np.uint32))])
     with pytest.raises(Error, match="the mask of row 0 allows no token"):
         engine.sample([request._replace(masks=np.zeros((1, 14), dtype=np.uint32))])
-    assert engine.sample([request])[0]  # the row is still there
+    assert engine.sample([request])[0]
     engine.close()

@@ -1,4 +1,4 @@
-"""Every key that changes a model's numbers is honoured, or refused by its name and value."""
+"""Keys that change a model's numbers are honoured, or refused with their name and value."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TYPES = {
     float: gguf.GGUFValueType.FLOAT32,
     str: gguf.GGUFValueType.STRING,
 }
-# Key without its architecture: a value that changes nothing, and one that nothing here can run.
+# Keys without architecture, each with a harmless value and a refused value.
 KEYS: dict[str, tuple[Any, Any]] = {
     "logit_scale": (1.0, 0.5),
     "residual_scale": (0.0, 0.22),
@@ -69,7 +69,7 @@ HARMLESS = {
     "expert_shared_count": 1,
     "rope.scaling.finetuned": True,
 }
-# What sliding layers have of their own, where there are none.
+# Keys of sliding layers, in models without such layers.
 OF_SLIDING_LAYERS = {
     "attention.key_length_swa": 16,
     "attention.value_length_swa": 16,
@@ -113,7 +113,7 @@ OWN: dict[str, dict[str, tuple[Any, Any]]] = {
     },
 }
 OWN["gemma4e"] = OWN["gemma4"]
-# What the drafter's graph does with these keys is shown in test_drafter.
+# Keys that the drafter's graph honours, as tested in test_drafter.py.
 DRAFTER_HONOURS = (
     *("logit_scale", "embedding_scale", "final_logit_softcapping", "hidden_activation"),
     *("attention.causal", "attention.sliding_window", "attention.value_scale"),
@@ -121,19 +121,17 @@ DRAFTER_HONOURS = (
 
 
 def typed(value: Any) -> tuple[Any, Any, Any]:
-    """As Parts.metadata has it."""
     if isinstance(value, list):
         return (gguf.GGUFValueType.ARRAY, value, TYPES[type(value[0])])
     return (TYPES[type(value)], value, None)
 
 
 def put(parts: Parts, key: str, value: Any) -> None:
-    """Sets `<architecture>.<key>`."""
     parts.metadata[f"{parts.architecture}.{key}"] = typed(value)
 
 
 def keys_of(kind: str) -> dict[str, tuple[Any, Any]]:
-    """Keys that the graph of a kind does not honour."""
+    """Returns the keys that graphs of a kind do not honour."""
     found = KEYS | OWN[kind]
     honoured = ["attention.sliding_window"] if kind in WINDOWED else []
     if kind.startswith("gemma"):
@@ -168,13 +166,12 @@ def test_values_that_change_nothing_are_accepted(
 
 
 def shown(value: Any) -> str:
-    """As a message shows it."""
     if isinstance(value, list):
         return "\\[" + ", ".join(f"{float(x):g}" for x in value)
     return f'"{value}"' if isinstance(value, str) else f"{float(value):g}"
 
 
-# What llama.cpp's converter, its quantiser and those who publish files write beside the shapes.
+# Harmless keys that llama.cpp's converter and quantiser and publishers write.
 PUBLISHED: dict[str, Any] = {
     "general.quantized_by": "somebody",
     "general.sampling.top_k": 20,
@@ -210,7 +207,7 @@ PUBLISHED_OF: dict[str, dict[str, Any]] = {
         "rope.dimension_sections": [2, 1, 1, 0],
     },
 }
-# As in llama.cpp's vocabulary file of the 26B.
+# Source: llama.cpp's vocabulary file of Gemma 4 26B.
 PUBLISHED_OF["gemma4moe"] = {
     "attention.key_length": 64,
     "attention.value_length": 64,
@@ -268,7 +265,7 @@ def test_published_files_are_accepted(
 def test_a_factor_that_undoes_that_of_yarn(
     tiny_gguf: Callable[[str], Path], tmp_path: Path, kind: str
 ) -> None:
-    """attn_factor of DeepSeek-R1-0528-Qwen3-8B, under either key that converters gave it."""
+    """DeepSeek-R1-0528-Qwen3-8B undoes YaRN's attention factor, by either of two keys."""
 
     def with_factor(key: str, value: float) -> Path:
         def edit(parts: Parts) -> None:
@@ -340,7 +337,7 @@ def test_drafters_are_held_to_the_same(tmp_path: Path) -> None:
 
 
 def test_rope_sections_fill_the_rotated_dimensions_at_most(tmp_path: Path) -> None:
-    """Ggml aborts on more; qwen35 rotates 8 of 32 dimensions here, its drafter all of them."""
+    """Sections beyond the rotated dimensions abort ggml; qwen35 rotates 8 of 32, its drafter 32."""
     pair = make_pair(tmp_path, "qwen35")
     target = load(pair.target)
 
@@ -366,7 +363,7 @@ def test_rope_sections_fill_the_rotated_dimensions_at_most(tmp_path: Path) -> No
 
 
 def test_attention_scale_is_honoured(tiny_gguf: Callable[[str], Path], tmp_path: Path) -> None:
-    """Queries of half the length and twice the scale give the same logits."""
+    """Halved queries and twice the attention scale give the same logits."""
 
     def edit(parts: Parts) -> None:
         put(parts, "attention.scale", 2 / 32**0.5)

@@ -153,10 +153,7 @@ def test_a_branch_that_is_not_finite_leaves_nothing_in_its_cells(
         found = [rows.logits(node) for node in path]
         sequence.commit_path(path)
         sequence.reset()
-        return [
-            *found,
-            sequence.prefill(CLEAN[:80]).logits(),
-        ]
+        return [*found, sequence.prefill(CLEAN[:80]).logits()]
 
     for found, expected in zip(says(BAD), says(10), strict=True):
         np.testing.assert_array_equal(found, expected)

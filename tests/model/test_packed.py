@@ -1,4 +1,4 @@
-"""Weights packed for our own CPU kernels: the same model as in the file."""
+"""Repacked weights for our own CPU kernels give the logits of the file's weights."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def test_without_repacking_weights_stay_in_the_file() -> None:
 
 def test_packed_weights_are_those_of_the_file(packed: Model) -> None:
     ours, plain = (serial_logits(model, TOKENS[:24]) for model in (packed, load(repack=False)))
-    # Both quantise the inputs of a product to 8 bits; rounding the other way at one place moves
-    # all that follows: 1 % of the range was seen. A row out of place moves a logit by all of it.
+    # Both kernels quantise inputs to 8 bits; one different rounding changes all later values (seen:
+    # 1 % of the range). A misplaced row would change a logit by the whole range.
     assert np.abs(ours - plain).max() <= 0.03 * np.ptp(plain)
 
 

@@ -1,4 +1,4 @@
-"""The memory plan: what it counts before loading is what a real load allocates."""
+"""The memory plan before loading equals the allocations of a real load."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def real_plan(pair: Pair, config: LoadConfig, drafts: bool, verify_rows: int) -> Plan:
-    """What a real load amounts to, by the sizes of its buffers."""
+    """Returns the plan that follows from the buffers of a loaded engine."""
     model = Model(str(pair.target), config)
     drafter = Drafter(str(pair.drafter), model) if drafts else None
     engine = Engine(model, None, drafter, config.draft_window)
@@ -56,7 +56,7 @@ def test_a_plan_counts_what_loading_allocates(
     try:
         plan = planner.plan(verify_rows=rows)
     except Error as error:
-        assert "cache types" in str(error)  # heads too small for blocks of 32
+        assert "cache types" in str(error)
         with pytest.raises(Error, match="cache types"):
             real_plan(pair, config, drafts, rows)
         return
@@ -86,7 +86,7 @@ def test_files_of_true_sizes_are_planned_without_their_tensors(name: str, tmp_pa
     plan = Planner(path, None, config, GPU).plan()
     sizes = {x.name: x.bytes for x in plan.items}
     weights = sizes["target weights"] + sizes["token embeddings"]
-    if PRESETS[name].tied:  # a tied head lies on the GPU, and its embeddings are read from the file
+    if PRESETS[name].tied:  # tied models put the head on the GPU and read embeddings from the file
         weights -= next(x.n_bytes for x in GGUFReader(path).tensors if x.name == Tensor.TOKEN_EMBD)
     assert weights == pytest.approx(path.stat().st_size, rel=0.02)
 
@@ -98,7 +98,7 @@ def test_a_27b_hybrid_with_its_drafter_and_128k_tokens_fits_into_24_gb(tmp_path:
     config = LoadConfig(n_ctx=131072, cache_type_k="q4_0", cache_type_v="q4_0")
     plan = Planner(*files, config, GPU).plan(verify_rows=64)
     assert plan.needed_bytes < 22.5 * (1 << 30)
-    copies = 2 * 131072 * 4 * 256 * 2  # K and V of a layer in float16
+    copies = 2 * 131072 * 4 * 256 * 2  # F16 copies of one layer's K and V
     assert next(x.bytes for x in plan.items if x.name.startswith("compute")) > copies
 
 
@@ -124,7 +124,7 @@ def test_a_gpu_keeps_float16_copies_of_quantised_keys(tmp_path: Path) -> None:
         plan = Planner(str(pair.target), None, both, vram=GPU).plan()
         return next(x.bytes for x in plan.items if x.name.startswith("compute buffer"))
 
-    n_values = 4096 * 64 * 2  # of K or V in one layer: cells, head_dim, heads
+    n_values = 4096 * 64 * 2  # values of K or V in one layer: cells, head_dim, heads
     copies = compute_buffer("q8_0") - compute_buffer("f16")
     assert copies == pytest.approx(2 * 2 * n_values, rel=0.03)
 
@@ -137,7 +137,6 @@ def test_iq4_nl_is_refused_on_a_gpu(tmp_path: Path) -> None:
 
 
 def test_the_nodes_of_a_pass_follow_from_layers_alone(tmp_path: Path) -> None:
-    """Of a 27B hybrid on a GPU: neither sequences nor their contexts add any."""
     path = tmp_path / "x.gguf"
     shape = PRESETS["qwen35-27b"]
     write_model(path, shape, "x", "q4_k_m", 1, header_only=True)
@@ -149,7 +148,7 @@ def test_the_nodes_of_a_pass_follow_from_layers_alone(tmp_path: Path) -> None:
     n = nodes(n_ctx=8192, n_parallel=16)
     assert nodes(n_ctx=131072, n_parallel=16) == n
     assert nodes(n_ctx=131072, n_parallel=64) == n == nodes(n_ctx=8192, n_parallel=2)
-    assert nodes(n_ctx=8192, n_parallel=1) <= n < 80 * 64  # 64 layers
+    assert nodes(n_ctx=8192, n_parallel=1) <= n < 80 * 64
 
 
 def test_a_measured_engine_does_not_run(pair: Pair) -> None:
@@ -167,7 +166,7 @@ def test_a_load_that_does_not_fit_names_the_missing_bytes(pair: Pair) -> None:
 def room_for(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, config: LoadConfig, verify_rows: int
 ) -> int:
-    """Leaves so much memory free as a verify of these rows needs; returns the bytes."""
+    """Sets the free memory to the need of a verify of verify_rows rows; returns its bytes."""
     plan = Planner(pair.target, pair.drafter, config).plan(verify_rows=verify_rows)
     n = int(plan.needed_bytes / USABLE) + 1
     monkeypatch.setattr("dflash_gguf.memory.plan.free_bytes", lambda _: n)
@@ -185,13 +184,13 @@ def test_auto_takes_no_more_than_was_checked_before_loading(
     free = room_for(pair, monkeypatch, CONFIG, n_rows)
     with open_decoder(pair, CONFIG) as decoder:
         drafting, engine = decoder._speculative, decoder.engine
-        for wanted in (n_rows, 64, 256):  # as rules come to look at larger trees
+        for wanted in (n_rows, 64, 256):
             drafting.make_room(wanted, is_needed=False)
         assert engine.max_verify >= n_rows
         real = plan_of(engine, CONFIG, free)
         assert real.missing_bytes == 0
         assert engine.max_verify < 256
-        drafting.make_room(256, is_needed=True)  # who asks for it is told by the core
+        drafting.make_room(256, is_needed=True)
         assert engine.max_verify == 256
 
 
@@ -236,10 +235,10 @@ def test_a_context_beyond_training_is_warned_of(pair: Pair) -> None:
 
 
 def test_a_drafter_of_another_variant_is_warned_of(pair: Pair, tmp_path: Path) -> None:
-    """An instruct model ends with another token than the base model, whose drafter has that."""
+    """Instruct models end with another EOS token than their base model and its drafter."""
     key = "tokenizer.ggml.eos_token_id"
     other = edited(pair.drafter, tmp_path / "other.gguf", lambda parts: parts.set(key, 3))
-    with pytest.warns(UserWarning, match=r"model that ends with token 3, .* ends with \d+") as seen:
+    with pytest.warns(UserWarning, match=r"drafter .* is 3, that of .* is \d+: ") as seen:
         open_decoder(replace(pair, drafter=other), CONFIG).close()
     assert [x.filename for x in seen] == [__file__]
 
@@ -299,7 +298,7 @@ def test_fit_puts_a_part_on_a_gpu_too_small_for_the_whole(
     command = ["-m", str(pair.target), "-md", str(pair.drafter), *settings, "--plan", "--json"]
     assert main([*command, "-ctk", "q8_0", "-ctv", "q8_0", "--vram", "1G"]) == 0
     whole = json.loads(capsys.readouterr().out)
-    # What the device's library takes is the same for any model; a fiftieth of the GPU is left free.
+    # The GPU library's memory does not depend on the model; 2 % of the GPU stays free.
     library = sum(x["bytes"] for x in whole["items"] if x["name"].startswith("device library"))
     vram = int((library + (whole["needed_bytes"] - library) * 0.88) / 0.98)
     assert main([*command, "--fit", "--vram", str(vram)]) == 0

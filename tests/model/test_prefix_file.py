@@ -1,4 +1,4 @@
-"""Prefixes in files: what comes back is what was saved, or one sentence."""
+"""Prefix files restore what was saved, or are refused with one sentence."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_loaded_prefix_gives_the_tokens_of_a_computed_one(tmp_path: Path, kind
         assert decoder.save_prefix(path, PROMPT[:-1]) == 149
         first = path.read_bytes()
         decoder.generate(PROMPT[:140], **SETTINGS)
-        assert decoder.save_prefix(path, PROMPT[:-1]) == 149  # of what is known now
+        assert decoder.save_prefix(path, PROMPT[:-1]) == 149
         assert path.read_bytes() == first
         assert [x.name for x in tmp_path.glob("*.part")] == []
     for n_parallel in (1, 3):
@@ -75,10 +75,9 @@ def refused(decoder: Decoder, path: Path, sentence: str) -> None:
 
 
 def test_damaged_files_are_refused(decoder: Decoder, saved: Path, tmp_path: Path) -> None:
-    """Cut at every tensor, and a flipped byte in each; in the header too."""
     data, bad = saved.read_bytes(), tmp_path / "bad.dfl"
     tensors = read_header(saved).tensors.values()
-    assert len(tensors) == 10  # tokens, K and V of 1 + 2 layers, state, conv, checksums
+    assert len(tensors) == 10
     for info in tensors:
         for end in (info.start, info.start + info.n_bytes // 2, info.start + info.n_bytes - 1):
             bad.write_bytes(data[:end])
@@ -109,7 +108,7 @@ def test_what_is_another_s_is_refused(
         monkeypatch.setattr(prefix_file, "library_build", lambda: "another")
         refused(decoder, saved, "p.dfl: was made with another build of dflash-gguf or ggml")
         monkeypatch.undo()
-        refused(decoder, pair.target, "target.gguf: is no file of a prefix")
+        refused(decoder, pair.target, "target.gguf: is not a prefix file")
         with pytest.raises(FileNotFoundError):
             decoder.load_prefix(tmp_path / "none.dfl")
     for target, drafter, sentence in (
@@ -121,14 +120,13 @@ def test_what_is_another_s_is_refused(
     with open_decoder(pair, cache_type="f16") as decoder:
         refused(decoder, saved, "p.dfl: was made with other types of keys and values")
     with open_decoder(pair, n_bytes=1000) as decoder:
-        refused(decoder, saved, r"p.dfl: there is no room for its \d+ bytes \(cache_ram\)")
+        refused(decoder, saved, r"p.dfl: there is no room for its \d+ bytes; raise cache_ram")
     with open_decoder(pair, n_ctx=100) as decoder:
         refused(decoder, saved, "150 tokens after 0 do not fit into a context of 100")
 
 
 @contextmanager
 def full_disk(n_bytes: int) -> Iterator[None]:
-    """No file may be longer."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, limits[1]))
     try:
@@ -166,5 +164,5 @@ def test_a_run_begins_with_its_prompt_cache(
     assert "run.dfl: 149 tokens of earlier prompts" in answers[1].err
     path.write_bytes(path.read_bytes()[:-40])
     assert cli.main([*words, "--prompt-cache", str(path)]) == 1
-    assert "is not whole" in capsys.readouterr().err
+    assert "is incomplete" in capsys.readouterr().err
     assert cli.main(["-m", str(model), "-i", "--prompt-cache", str(path)]) == 1

@@ -1,4 +1,4 @@
-"""What answers leave behind: a found prefix gives the tokens of a computed one, bit for bit."""
+"""Answers from cached prefixes equal computed ones, bit for bit."""
 
 from __future__ import annotations
 
@@ -22,13 +22,11 @@ SETTINGS: dict[str, Any] = {"max_tokens": 9, "ignore_eos": True, "temperature": 
 
 
 def turns(n: int) -> list[list[int]]:
-    """What is asked in the turns of a conversation, most of it short."""
     return [random_tokens(70 if turn == 0 else 5 + 7 * (turn % 4), seed=turn) for turn in range(n)]
 
 
 @pytest.mark.parametrize("kind", CLASSES)
 def test_found_prefixes_give_the_tokens_of_computed_ones(tmp_path: Path, kind: str) -> None:
-    """A request five times, a chat of ten turns, its last turn regenerated and edited."""
     pair = make_pair(tmp_path, kind)
     with open_decoder(pair) as found, open_decoder(pair) as fresh:
 
@@ -46,18 +44,18 @@ def test_found_prefixes_give_the_tokens_of_computed_ones(tmp_path: Path, kind: s
         for turn in turns(10):
             n_before, text = len(text), [*text, *turn]
             result = same(text)
-            # The last token of an answer is not in the caches.
+            # The last token of an answer is not in the caches yet.
             assert result.n_cached == max(0, n_before - 1)
             text += result.tokens
         n = len(text) - len(result.tokens)
-        assert same(text[:n], "chain").n_cached == n - 1  # regenerated
+        assert same(text[:n], "chain").n_cached == n - 1
         edited = [*text[: n - 10], *random_tokens(12, seed=77)]
         n_cached = same(edited).n_cached
         divides = found.engine.partial_prefix_ok
         assert n_cached == n - 10 if divides else 0 < n_cached <= n - 10
         again = [*edited[:-1], (edited[-1] + 1) % VOCAB_SIZE]
         assert same(again).n_cached == len(again) - 1
-        if not divides:  # where they parted all is kept now, if it was worth it
+        if not divides:
             third = [*text[: n - 10], *random_tokens(9, seed=78)]
             parted = n - 10 - n_cached >= prefix_cache.MIN_BRANCH
             assert same(third).n_cached == (n - 10 if parted else n_cached)
@@ -115,14 +113,11 @@ def test_an_answer_may_begin_with_nothing_and_others_lose_nothing(
         decoder.reset()
         decoder.generate(prompt, cache_prompt=False, **SETTINGS)
         assert decoder.generate(prompt, **SETTINGS).n_cached == 149
-        batch = decoder.generate_batch(  # none waits for another that computes its prompt
-            [prompt] * 3, cache_prompt=[True, False, False], **SETTINGS
-        )
+        batch = decoder.generate_batch([prompt] * 3, cache_prompt=[True, False, False], **SETTINGS)
         assert [one.n_cached for one in batch] == [149, 0, 0]
 
 
 def test_turns_of_a_chat_are_kept(tmp_path: Path) -> None:
-    """Where the last user turn begins and ends, whatever a client puts in its place."""
     with open_decoder(make_pair(tmp_path, "qwen35")) as decoder:
         prompt = random_tokens(120, seed=8)
         decoder.generate(ChatPrompt(prompt, None, [70, 110]), **SETTINGS)
@@ -133,7 +128,7 @@ def test_turns_of_a_chat_are_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["llama", "qwen35", "gemma4"])
 def test_sixteen_share_a_system_prompt(tmp_path: Path, kind: str) -> None:
-    """In a pool that holds the prompt once, but not sixteen times."""
+    """The pool holds the system prompt once, but not 16 times."""
     pair = make_pair(tmp_path, kind)
     system = random_tokens(200, seed=50)
     prompts = [[*system, *random_tokens(6 + i, seed=i)] for i in range(16)]
@@ -152,7 +147,7 @@ def test_sixteen_share_a_system_prompt(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["llama", "qwen35"])
 def test_what_many_share_is_more_than_a_drafter_holds(tmp_path: Path, kind: str) -> None:
-    """It remembers rows of each of them: who has the most gives up its oldest."""
+    """The drafter keeps rows per sequence: the largest one gives up its oldest rows."""
     pair = make_pair(tmp_path, kind)
     system = random_tokens(1500, seed=50)
     prompts = [[*system, *random_tokens(6 + i, seed=i)] for i in range(8)]
@@ -169,7 +164,6 @@ def test_what_many_share_is_more_than_a_drafter_holds(tmp_path: Path, kind: str)
 def test_a_prompt_that_was_cut_short_is_begun_with(
     tmp_path: Path, n_ubatch: int, n_parallel: int
 ) -> None:
-    """Wherever it parts from the next one, about the ends of pages too."""
     pair = make_pair(tmp_path, "llama")
     prompt = random_tokens(200, seed=3)
     with (
@@ -195,12 +189,12 @@ def test_a_prompt_that_was_cut_short_is_begun_with(
 
 
 def test_room_is_made_at_the_cost_of_rows_that_two_prefixes_have(tmp_path: Path) -> None:
-    """The older of two that begin alike goes to main memory, and part of the newer with it."""
+    """The older of two overlapping prefixes goes to host memory, with part of the newer."""
     pair = make_pair(tmp_path, "llama")
     common = random_tokens(128, seed=1)
     first, second = ([*common, *random_tokens(20 + i, seed=2 + i)] for i in range(2))
     with open_decoder(pair) as found, open_decoder(pair) as fresh:
-        for prompt in (first, second, random_tokens(388, seed=5)):  # which wants nearly all cells
+        for prompt in (first, second, random_tokens(388, seed=5)):
             found.generate(prompt, draft="none", **SETTINGS)
         text = [*second, *random_tokens(5, seed=6)]
         expected = fresh.generate(text, draft="none", **SETTINGS)
@@ -214,7 +208,6 @@ def test_room_is_made_at_the_cost_of_rows_that_two_prefixes_have(tmp_path: Path)
 def test_any_use_stays_below_the_limit_and_leaks_nothing(
     tmp_path: Path, kind: str, n_bytes: int
 ) -> None:
-    """Forks, evictions and spills in a pool of 512 cells; some prefixes held by others."""
     pair = make_pair(tmp_path, kind)
     rng = np.random.default_rng(n_bytes)
     with open_decoder(pair, 3, n_bytes=n_bytes) as many, open_decoder(pair, n_bytes=0) as alone:
@@ -276,7 +269,7 @@ def test_rows_that_two_sequences_kept_are_idle_when_both_are_gone(
 
 
 def test_of_prefixes_in_cells_the_longest_unused_go_first(tmp_path: Path) -> None:
-    """But for rows that they have in common with one that stays."""
+    """Rows shared with a prefix that stays are not offloaded."""
     with open_decoder(make_pair(tmp_path, "llama")) as decoder:
         store, sequence = decoder._prefix_cache, decoder.sequence
         texts = [random_tokens(128, seed=seed) for seed in range(3)]

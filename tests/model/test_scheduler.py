@@ -1,4 +1,4 @@
-"""Many answers at once: each is the one that it is alone, whoever joins or leaves."""
+"""Concurrent requests get the answers that each gets alone, in any order of joining and leaving."""
 
 from __future__ import annotations
 
@@ -45,7 +45,6 @@ def alone(pair: Pair) -> Decoder:
 
 
 def settings_of(i: int) -> dict[str, Any]:
-    """Greedy and sampled, of several lengths."""
     return {
         "max_tokens": 5 + 7 * (i % 4),
         "temperature": 0.9 * (i % 2),
@@ -77,7 +76,7 @@ def test_a_batch_has_the_answers_of_its_prompts(tmp_path: Path, kind: str) -> No
 
 
 class Use:
-    """Random use of streams; each must have a beginning of the answer that it has alone."""
+    """Random use of streams; each text must begin the answer that the prompt gets alone."""
 
     def __init__(self, many: Decoder, alone: Decoder, seed: int) -> None:
         self.many, self.alone = many, alone
@@ -93,7 +92,7 @@ class Use:
         prompt = random_tokens(1 + self.below(20), seed=self.below(20))
         if self.below(3) == 0 and self.streams:
             known, drawn, _ = list(self.streams.values())[self.below(len(self.streams))]
-            prompt = (known + drawn)[:29]  # with 100 tokens it has all of them in a context of 128
+            prompt = (known + drawn)[:29]
         settings = {
             "max_tokens": 1 + self.below(100),
             "temperature": 0.8 * self.below(2),
@@ -108,7 +107,7 @@ class Use:
         self.streams[stream] = (prompt, [], settings)
 
     def sampling_class_of(self) -> dict[str, Any]:
-        """Cuts, penalties and biases, a third of them each."""
+        """Returns random top-k, top-p, min-p, penalties and biases, each in a third of cases."""
         ways: list[dict[str, Any]] = [
             {"top_k": (0, 3, 300)[self.below(3)]},
             {"top_p": 0.6, "top_k": 0},
@@ -149,12 +148,12 @@ class Use:
             assert stream.result().tokens == expected[: len(stream.result().tokens)]
             self.n_answers += 1
         else:
-            del self.streams[stream]  # nobody will read it again
+            del self.streams[stream]
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_random_use(pair: Pair, alone: Decoder, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """A pool (256 cells) that six outgrow: joins, leaves, cancels, slow readers."""
+    """Six requests outgrow a pool of 256 cells, with cancels and slow readers."""
     monkeypatch.setattr(request, "MAX_UNREAD_TOKENS", 24)
     with open_decoder(pair, 6, n_ctx=128) as many:
         use = Use(many, alone, seed)
@@ -198,7 +197,6 @@ def test_joins_and_leaves_need_few_graphs(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["qwen35", "qwen35moe"])
 def test_many_rounds_leave_what_a_prefill_does(tmp_path: Path, kind: str) -> None:
-    """States of recurrent layers, K/V and the drafter's rows, after N_ROUNDS of two answers."""
     pair = make_pair(tmp_path, kind)
     with open_decoder(pair, 2, n_ctx=8192) as many, open_decoder(pair, 1, n_ctx=8192) as fresh:
         settings = {"max_tokens": 4000, "ignore_eos": True, "temperature": 0.8}
@@ -206,7 +204,7 @@ def test_many_rounds_leave_what_a_prefill_does(tmp_path: Path, kind: str) -> Non
             many.stream(random_tokens(20, seed=i), draft=draft, seed=i, **settings)
             for i, draft in enumerate(("tree", "chain"))
         ]
-        for _ in range(1 + N_ROUNDS):  # the first step comes from the prompt
+        for _ in range(1 + N_ROUNDS):
             for stream in streams:
                 next(stream)
         for stream in streams:
@@ -225,7 +223,7 @@ def test_many_rounds_leave_what_a_prefill_does(tmp_path: Path, kind: str) -> Non
 
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_the_newest_give_way(pair: Pair, monkeypatch: pytest.MonkeyPatch, draft: str) -> None:
-    """Three answers of 210 tokens in 512 cells: the newest wait, and lose nothing."""
+    """Three answers of 210 tokens in 512 cells: the newest are preempted, and lose nothing."""
     settings = {"max_tokens": 200, "ignore_eos": True, "temperature": [0.0, 0.8, 0.8]}
     prompts = [random_tokens(10, seed=i) for i in range(3)]
     with open_decoder(pair, 1) as one:
@@ -260,10 +258,9 @@ def test_what_is_computed_anew_is_in_no_phase(
 
 
 def test_prompts_that_hold_all_cells_come_further(pair: Pair) -> None:
-    """Two prompts have all eight pages; each has room for less than a piece of 16 in its last.
+    """Two prompts fill all eight pages, each with a last page too full for a chunk of 16 tokens.
 
-    The first one is cut early, where a turn ends, so the second begins beside it, and neither comes
-    to the end of a page by whole pieces.
+    A turn boundary cuts the first prompt early, so neither prompt fills its page in whole chunks.
     """
     prompts = [
         ChatPrompt(random_tokens(500, seed=1), None, turn_boundaries=[5]),
@@ -276,7 +273,7 @@ def test_prompts_that_hold_all_cells_come_further(pair: Pair) -> None:
         scheduler, held_all = many._scheduler, 0
         streams = [many.stream(prompt, draft="none", **settings) for prompt in prompts]
         jobs = [stream.state for stream in streams]
-        for _ in range(200):  # some 60 do
+        for _ in range(200):
             if all(job.is_finished for job in jobs):
                 break
             scheduler.step()
@@ -327,7 +324,6 @@ def test_a_reader_that_is_behind_keeps_its_place(pair: Pair) -> None:
 
 
 def test_all_places_pause_and_one_waits(pair: Pair) -> None:
-    """It gets the place of the newest, which goes on later with what it had."""
     settings = {"max_tokens": 300, "temperature": 0.0, "ignore_eos": True, "draft": "none"}
     with open_decoder(pair, 2, n_ctx=1024) as many:
         alone = [many.generate([i], **settings).tokens for i in range(3)]
@@ -352,7 +348,7 @@ def test_all_places_pause_and_one_waits(pair: Pair) -> None:
 def test_what_a_callback_raises_is_for_its_own_reader(
     pair: Pair, alone: Decoder, name: str, error: BaseException
 ) -> None:
-    """Whoever runs the round in which it is called."""
+    """A callback's error reaches its own stream, whichever thread runs the round."""
     settings = {"max_tokens": 30, "ignore_eos": True, "draft": "none"}
     n_calls = 0
 
@@ -386,7 +382,7 @@ def test_what_cannot_be(pair: Pair) -> None:
         next(running)
         with pytest.raises(ValueError, match="the prompt has 65 tokens, the context holds 64"):
             many.stream([1] * 65)
-        with pytest.raises(ValueError, match="seed: 2 values for 3 prompts"):
+        with pytest.raises(ValueError, match="seed has 2 values for 3 prompts"):
             many.generate_batch([[1], [2], [3]], seed=[1, 2])
         n_passes = many.engine.info().n_passes
         for prompts, settings, sentence in (
@@ -451,7 +447,7 @@ def test_what_fails_to_begin_tells_why(pair: Pair, monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> list[Round]:
-    """What rules of `auto` hear of."""
+    """Rounds that controllers of `auto` observe."""
     rounds, observe = list[Round](), AutoController.observe
 
     def hear(controller: AutoController, done: Round) -> None:
@@ -480,10 +476,10 @@ def test_auto_learns_beside_answers_of_other_settings(
         n_rounds = answer.result().rounds
         theirs = [done for done in heard if done.n_undrafted == 1 and done.n_sequences == 2]
         if settings != {"draft_max": 2}:
-            assert n_rounds / 20 < len(theirs) <= n_rounds  # without those that were skipped
+            assert n_rounds / 20 < len(theirs) <= n_rounds
         is_alone = [not done.is_timing_shared for done in theirs]
         if settings == {"draft": "none"}:
-            assert is_alone.count(False) <= 1  # the first draft, which takes the prompt in
+            assert is_alone.count(False) <= 1  # the first draft also injects the prompt
         else:
             assert not all(is_alone)
         assert settings == {"draft": "chain"} or any(is_alone)
@@ -494,7 +490,7 @@ def test_auto_learns_beside_answers_of_other_settings(
 def test_a_decision_ends_while_a_prompt_comes_in(
     pair: Pair, heard: list[Round], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Chunks of 16 in every round, however long a round takes.
+    # Chunks of 16 tokens in every round, whatever its duration.
     monkeypatch.setattr(PrefillBudget, "chunk", lambda *_: 16)
     with open_decoder(pair, 2, n_ctx=4096, n_ubatch=16) as many:
         many.generate([1, 2], max_tokens=100, **AUTO)
@@ -504,17 +500,16 @@ def test_a_decision_ends_while_a_prompt_comes_in(
         long = many.stream(random_tokens(2000), max_tokens=3, **AUTO)
         next(long)
         for stream in (answer, long):
-            stream.close()  # tells the controller of rounds in which no proposer was called
+            stream.close()  # reports skipped rounds to the controller
         shared = [done for done in heard if done.is_timing_shared]
         assert len(shared) > 5
-        # A look that cannot say what it costs is not repeated for that.
         assert sum(done.n_positions > 0 for done in shared) < len(shared) / 2
 
 
 def test_drafts_are_filed_under_the_rows_that_they_had(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some answers are nearly over, and need fewer candidates than others or none."""
+    """Some answers are nearly complete, and need fewer candidates or none."""
     heard, rows, draft_for_all = list[Round](), list[int](), dflash.draft_for_all
 
     def drafts(requests: Any, widths: Any) -> Any:
@@ -530,7 +525,6 @@ def test_drafts_are_filed_under_the_rows_that_they_had(
 
 
 def test_a_batch_keeps_all_slots_busy(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also with more prompts than slots, and answers longer than a reader may be behind."""
     monkeypatch.setattr(request, "MAX_UNREAD_TOKENS", 8)
     with open_decoder(pair, 3) as many:
         before, done = many.engine.info().n_passes, list[int]()
@@ -546,7 +540,7 @@ def test_a_batch_keeps_all_slots_busy(pair: Pair, monkeypatch: pytest.MonkeyPatc
 
 
 def test_of_a_batch_as_many_join_as_run(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else who waits would be looked at in each round; and streams that come wait for all."""
+    """A batch joins as many requests as can run: more would slow rounds and delay streams."""
     with open_decoder(pair, 3) as many:
         most, n_rounds, step = 0, 0, many._scheduler.step
 
@@ -600,12 +594,12 @@ def test_close_tells_those_who_still_read(pair: Pair) -> None:
         threading.Thread(target=many.close).start()
 
     settings: dict[str, Any] = {"max_tokens": [3, 2000], "ignore_eos": True, "progress": close}
-    with pytest.raises(RuntimeError, match="the decoder was closed before this answer was whole"):
+    with pytest.raises(RuntimeError, match="closed before this answer was finished"):
         many.generate_batch([[3], [4]], **settings)
     for call in (many.generate, many.logits):
         with pytest.raises(Error, match="the decoder is closed"):
             call([1, 2])
-    with pytest.raises(RuntimeError, match="the decoder was closed before this answer was whole"):
+    with pytest.raises(RuntimeError, match="closed before this answer was finished"):
         for step in stream:
             found += step.tokens
     assert stream.result().tokens == tuple(found)

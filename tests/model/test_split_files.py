@@ -1,4 +1,4 @@
-"""A model in several files runs as the whole file does; what is amiss with a part is named."""
+"""A model in several files runs like the whole file; errors name the bad part."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dflash_gguf.speculative.runtime import CostFile
 from dflash_gguf.text.tokenizer import Tokenizer
 
 THREE = (4, 7, 0)
-NONE_IN_FIRST = (0, 5, 0)  # llama-gguf-split --no-tensor-first-split
+NONE_IN_FIRST = (0, 5, 0)  # as by llama-gguf-split --no-tensor-first-split
 TOKENS = [5, 9, 200, 17, 8, 8, 1]
 
 
@@ -97,7 +97,7 @@ def test_tokenizer_and_answer_are_those_of_the_whole_file(
 
 
 def damaged(tmp_path: Path, whole: Path, name: str) -> tuple[Path, str]:
-    """A split model with something amiss: the path to give, and what is said of it."""
+    """Damages a split model; returns the path to load and the expected message."""
     first = write_split(whole, tmp_path / "x", THREE)
     _, second, third = split_names(tmp_path / "x", 3)
     if name == "second part given":
@@ -141,7 +141,6 @@ def damaged(tmp_path: Path, whole: Path, name: str) -> tuple[Path, str]:
 
 
 def drop_total(path: Path) -> None:
-    """Renames the key in place."""
     path.write_bytes(path.read_bytes().replace(b"split.tensors.count", b"split.tensors.counT"))
 
 
@@ -163,7 +162,6 @@ def test_what_is_amiss_with_a_part_is_named(
 
 
 def test_a_tensor_in_two_parts(tiny_gguf: Callable[[str], Path], tmp_path: Path) -> None:
-    """As many tensors as there should be, one of them twice."""
     first = write_split(tiny_gguf("llama"), tmp_path / "x", (4, 4, 0))
     write_split(tiny_gguf("llama"), tmp_path / "y", (3, 4, 0))
     shutil.copy(split_names(tmp_path / "y", 3)[1], split_names(tmp_path / "x", 3)[1])

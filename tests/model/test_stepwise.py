@@ -1,4 +1,4 @@
-"""A second kind of drafter: steps that depend on the path, and a state of full length."""
+"""A second kind of drafter, whose steps depend on the path and whose state grows with the text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ N_VOCAB = 300
 
 
 class Timeline:
-    """Something to keep a state for."""
+    """Stands for a sequence, as the key of its state."""
 
 
 def ask(proposer: Proposer, texts: list[list[int]], timelines: list[Timeline]) -> list[Tree | None]:
@@ -48,7 +48,6 @@ def test_several_sequences_take_the_passes_of_one() -> None:
 
 @pytest.mark.parametrize("kind", ["llama", "qwen35"])
 def test_it_drafts_from_the_present_prompt_alone(tmp_path: Path, kind: str) -> None:
-    """Prompts that go on, part, and come back: what is proposed is what a new state proposes."""
     proposed: list[tuple[list[int], Tree]] = []
 
     class Watched(Stepwise):
@@ -81,7 +80,7 @@ def test_it_drafts_from_the_present_prompt_alone(tmp_path: Path, kind: str) -> N
 
 
 class Knowing(Stepwise):
-    """Knows a text: the first candidate of each step is its token."""
+    """A proposer whose first candidate of each step is the token of a known text."""
 
     def __init__(self, n_vocab: int, text: list[int]) -> None:
         super().__init__(n_vocab)
@@ -93,7 +92,7 @@ class Knowing(Stepwise):
             assert tree is not None
             coming = self._text[len(request.history) :]
             for node, depth in enumerate(tree.depths):
-                if node % 2:  # of each step, the best
+                if node % 2:
                     tree.tokens[node] = coming[depth - 1] if depth <= len(coming) else 0
         return trees
 
@@ -102,7 +101,7 @@ class Knowing(Stepwise):
 def test_the_better_of_two_drafters_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, better: str
 ) -> None:
-    """Passes of the target take as long as those of a large one."""
+    """Target passes are slowed down to the duration of a large model's."""
     pair, prompt = make_pair(tmp_path, "llama", block_size=8), random_tokens(1)
     with Decoder(open_pair(pair), None) as decoder:
         settings: dict[str, Any] = {"max_tokens": 200, "ignore_eos": True}

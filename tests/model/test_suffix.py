@@ -1,4 +1,4 @@
-"""Suffix drafts on tiny models: the tokens are those of plain decoding."""
+"""Suffix drafts on tiny models keep the tokens of plain decoding."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dflash_gguf.speculative.proposers.proposer import SpeculativeState
 
 
 class Timeline:
-    """Something to have texts of."""
+    """Stands for a sequence, as the key of its texts."""
 
 
 def request_of(seen: list[int], sequence: Any = None) -> SpeculativeState:
@@ -38,7 +38,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("kind", CLASSES)
 def test_copies_give_the_tokens_of_plain_decoding(tmp_path: Path, kind: str, name: str) -> None:
-    """Alone and merged with candidates that are half right; new prompts and found prefixes."""
     config = {"max_tokens": 40, **SETTINGS[name]}
     pair = make_pair(tmp_path, kind, block_size=16)
     with Decoder(open_pair(pair, draft_window=30), None) as decoder:
@@ -56,7 +55,7 @@ def test_copies_give_the_tokens_of_plain_decoding(tmp_path: Path, kind: str, nam
                 n_vocab=decoder.model.n_vocab,
             )
             decoder._speculative.proposers = [copy, half]
-            # The answer stands in the text, but for a token here and there.
+            # The indexed text contains the answer, with every ninth token changed.
             spoilt = [t if i % 9 else t + 1 for i, t in enumerate(plain.tokens)]
             for draft, types in (
                 ("chain", "suffix"),
@@ -87,7 +86,6 @@ def test_without_a_drafter_copies_draft(tiny_gguf: Callable[[str], Path]) -> Non
         assert found.tokens == plain.tokens
         assert list(found.candidates_by_proposer) == ["suffix"]
         assert found.draft == "chain"
-        # what was said before is copied whole
         again = decoder.generate([1, 2, 3], draft="chain", max_tokens=100, draft_max=9)
         assert again.tokens == plain.tokens
         assert again.n_accepted > 80

@@ -1,4 +1,4 @@
-"""The tokenizer of a real model against llama.cpp's."""
+"""The tokenizer of a real model equals llama.cpp's."""
 
 from __future__ import annotations
 

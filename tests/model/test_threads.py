@@ -1,4 +1,4 @@
-"""The threads of a run: their number may differ from one run of a graph to the next."""
+"""The number of threads may change between runs of a graph."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import sys
 
 from dflash_gguf import bundled
 
-# A call from inside a parallel region of the caller's program has a team of one thread, calls
-# before and after it have two. libgomp is the OpenMP that ggml is built with here.
+# A call inside the caller's parallel region gets one thread, calls before and after it get two.
+# ggml is built with libgomp here.
 NESTED = """
 import ctypes, sys
 from dflash_gguf import native

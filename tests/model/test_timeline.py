@@ -1,4 +1,4 @@
-"""A sequence that goes back, and on from prefixes: what it holds is what a fresh one would."""
+"""A sequence that goes back and attaches prefixes gives the rows of a fresh sequence."""
 
 from __future__ import annotations
 
@@ -36,7 +36,6 @@ def start(path: Path, **settings: Any) -> Sequence:
 
 
 def other(token: int) -> int:
-    """A token that is not this one."""
     return (token + 1) % VOCAB_SIZE
 
 
@@ -47,7 +46,7 @@ def test_what_waits_for_the_drafter_gives_way_to_a_prefix(tmp_path: Path) -> Non
     kept = sequence.snapshot()
     sequence.reset()
     for token in PROMPT:
-        sequence.decode(token)  # the drafter takes all of these in when it is asked
+        sequence.decode(token)
     sequence.attach(kept, 39)
     fresh.prefill(PROMPT[:39])
     for found, expected in zip(
@@ -60,7 +59,6 @@ def test_what_waits_for_the_drafter_gives_way_to_a_prefix(tmp_path: Path) -> Non
 
 
 def test_a_conversation_computes_each_token_once(tiny_gguf: Tiny) -> None:
-    """Turns that hold the answer before, and a last one asked again."""
     sequence = start(tiny_gguf("qwen35"), n_ctx=128)
     decoder = Decoder(sequence, None)
     turn, counts = PROMPT[:10], []
@@ -71,10 +69,7 @@ def test_a_conversation_computes_each_token_once(tiny_gguf: Tiny) -> None:
     turn = turn[:-6]
     counts.append(decoder.generate(turn, max_tokens=4).n_prefilled)
     counts.append(decoder.generate([*turn[:-1], other(turn[-1])], max_tokens=4).n_prefilled)
-    assert counts == [10, 3, 3, 1, 1]  # the answer's last token is not in the caches
-
-
-# --- anything in any order -----------------------------------------------------------------------
+    assert counts == [10, 3, 3, 1, 1]
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -83,14 +78,14 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def n_common(tokens: list[int], prompt: list[int]) -> int:
-    """Tokens of a prompt, less its last, that others begin with."""
+    """Returns the number of leading tokens that a prompt shares, except its last token."""
     pairs = zip(tokens, prompt[:-1], strict=False)
     most = min(len(tokens), len(prompt) - 1)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), most)
 
 
 class Walk:
-    """Calls in a random order, with the timeline as they should leave it."""
+    """Random calls on a sequence, with a model of its expected tokens."""
 
     def __init__(self, pair: Pair, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
@@ -104,7 +99,7 @@ class Walk:
         self.n_adopted = 0
 
     def run(self, n_steps: int) -> None:
-        """So many calls; the row after each prompt and its drafts are those of a fresh sequence."""
+        """Makes n_steps calls; rows and drafts after each prompt must equal a fresh sequence's."""
         for _ in range(n_steps):
             ways = [self.ask, self.cancel, self.decode, self.verify, self.leave, self.keep]
             self.rng.choice(ways)()
@@ -114,7 +109,7 @@ class Walk:
         return [int(token) for token in self.rng.integers(0, VOCAB_SIZE, n)]
 
     def prompt(self) -> list[int]:
-        """The last one again, but for its last token; or one that begins as others did."""
+        """Returns the last prompt with another last token, or one with an earlier prefix."""
         start, n = self.prompts[-1], len(self.prompts[-1]) - 1
         if self.rng.random() < 0.5:
             start = [*self.prompts, self.timeline][int(self.rng.integers(len(self.prompts) + 1))]
@@ -127,7 +122,7 @@ class Walk:
         return found
 
     def begin(self, prompt: list[int]) -> None:
-        """With what is there of a prompt: the timeline's, or a prefix's where it has more."""
+        """Starts a prompt from the sequence's own tokens, or from a longer snapshot."""
         common = n_common(self.timeline, prompt)
         there = go_back(self.sequence, prompt)
         if self.sequence.engine.model.n_recurrent and common < len(self.timeline):
@@ -182,7 +177,6 @@ class Walk:
             self.timeline.append(token)
 
     def open(self) -> list[int]:
-        """Verifies a small tree: a root, two children, and one below each."""
         tree = self.tokens(5)
         if len(self.timeline) + len(tree) > self.sequence.n_ctx:
             return []
@@ -197,7 +191,6 @@ class Walk:
             self.timeline += [tree[node] for node in path]
 
     def leave(self) -> None:
-        """A verify that nobody commits."""
         self.open()
         self.ask()
 

@@ -1,4 +1,4 @@
-"""Texts through the tokenizer of the written file give the ids of the Hugging Face tokenizer."""
+"""The tokenizer of the converted file gives the ids of the Hugging Face tokenizer."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TEXTS = [
 
 
 def compare(folder: Path, n_tokens: int, pre: str | None, gguf: Path) -> list[str]:
-    """Converts the tokenizer in `folder`; returns the texts whose ids differ, with both."""
+    """Converts the tokenizer in `folder`; returns the texts whose ids differ, with both ids."""
     metadata = Metadata(Arch.LLAMA)
     metadata.string(Key.GENERAL_ARCHITECTURE, Arch.LLAMA)
     add_tokenizer(metadata, folder, n_tokens, pre)
@@ -65,7 +65,6 @@ def test_a_made_up_vocabulary(tmp_path: Path, pre: str) -> None:
 
 
 def test_smollm2(tmp_path: Path) -> None:
-    """Its pre-tokenizer is found by the hash."""
     make_smollm2_without_weights(tmp_path / "m")
     assert compare(tmp_path / "m", 49152, None, tmp_path / "x.gguf") == []
 

@@ -1,4 +1,4 @@
-"""The parts of training: the delta rule, blocks, prompts, order and memory."""
+"""Parts of drafter training: delta rule, blocks, prompts, order and memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MASK = 30
 
 @pytest.fixture
 def inputs() -> dict[str, Any]:
-    """Arguments of a delta rule over more than a chunk, some keys nearly alike."""
+    """Arguments of a delta rule longer than a chunk, with some nearly equal keys."""
     torch.manual_seed(0)
     batch, n, heads, d = 2, 77, 3, 16
     key = torch.randn(1, 1, 1, d) + 0.05 * torch.randn(batch, n, heads, d)
@@ -46,7 +46,7 @@ def inputs() -> dict[str, Any]:
 
 
 def test_the_delta_rule_is_transformers_own(inputs: dict[str, Any]) -> None:
-    """Observed 1e-6 to 1e-5; a lost decay or beta changes values by tenths."""
+    """Observed error of the delta rule: 1e-6 to 1e-5; a missing decay or beta gives 0.1."""
     results = []
     for rule in (modeling_qwen3_5.torch_recurrent_gated_delta_rule, chunked_delta_rule):
         out, state = rule(**inputs)
@@ -79,7 +79,7 @@ def block_model() -> BlockModel:
 
 
 def test_blocks_in_one_pass_are_the_references_one_by_one() -> None:
-    """Each block alone, with no more features than those before its anchor, as in decoding."""
+    """Each block alone sees only features before its anchor, as in decoding."""
     model, size = block_model(), 5
     tokens, features = torch.randint(0, 30, (2, 23)), torch.randn(2, 23, 64)
     anchors = torch.tensor([[4, 18, 9], [0, 7, 18]])
@@ -101,7 +101,7 @@ def test_blocks_in_one_pass_are_the_references_one_by_one() -> None:
 
 
 def test_a_new_drafter_starts_near_even_chances() -> None:
-    """Rows of the head are hundreds long; without care the loss begins in the hundreds."""
+    """Head rows have norms in the hundreds, which would give an initial loss in the hundreds."""
     model = block_model()
     model.head *= 100
     even_start(model.drafter, model.head)
@@ -112,7 +112,7 @@ def test_a_new_drafter_starts_near_even_chances() -> None:
 
 
 def test_a_steps_words_stand_for_the_whole_vocabulary() -> None:
-    """What a softmax divides by, the sum of exponentials, is the whole's over many draws."""
+    """The sampled softmax denominator equals the full one on average."""
     torch.manual_seed(0)
     head, hidden = torch.randn(300, 8), torch.randn(8)
     words = Words([[5, 5, 5, 7, 7, 9], [5, 200]], 300, 40)
@@ -290,7 +290,7 @@ def test_a_training_goes_on_from_another(tmp_path: Path) -> None:
 
 
 def asked(tmp_path: Path, **values: Any) -> Any:
-    """Arguments of train_drafter.py, and prompts in a file."""
+    """Returns arguments of train_drafter.py, with prompts in a file."""
     (tmp_path / "a.txt").write_text("one\ntwo\nthree\n")
     defaults = {"python": False, "prompts": tmp_path / "a.txt", "held_out": 1, "answers": 2}
     return SimpleNamespace(**{**defaults, "plain": False, "instruction": None, **values})

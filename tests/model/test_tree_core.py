@@ -1,4 +1,4 @@
-"""Trees through the core: every node's row is that of a serial run of its path, and no other's."""
+"""Every tree node's row equals that of a serial run of its path, and of no other path."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trees import bushy, comb, cousins, deep, path_to, scattered, serial_logits,
 from dflash_gguf.native import Engine, Error, Sequence
 
 HYBRIDS = ("qwen35", "qwen35moe", "qwen3next")
-# Of the range of the logits. Observed: up to 4e-6; cousins differ by 4e-3 and more.
+# Limits relative to the range of the logits. Observed: 4e-6 for equal paths, over 4e-3 for cousins.
 LIMIT, APART = 4e-5, 1e-3
 
 
@@ -33,7 +33,6 @@ def pair_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
 
 
 def shapes(random: np.random.Generator) -> list[list[int]]:
-    """Shapes with from 1 to 64 nodes."""
     return [
         star(1),
         star(9),
@@ -49,7 +48,6 @@ def shapes(random: np.random.Generator) -> list[list[int]]:
 
 @pytest.mark.parametrize("kind", CLASSES)
 def test_a_node_sees_its_path_and_nothing_else(pair_of: Callable[[str], Pair], kind: str) -> None:
-    """Over one timeline, which goes on along a random path of each tree."""
     random = np.random.default_rng(3)
     sequence = open_pair(pair_of(kind))
     serial = Sequence(Engine(load_target(pair_of(kind).target)))
@@ -84,7 +82,6 @@ def test_a_node_sees_its_path_and_nothing_else(pair_of: Callable[[str], Pair], k
 
 @pytest.mark.parametrize("kind", ["qwen3", *HYBRIDS])
 def test_the_drafter_sees_the_accepted_rows(pair_of: Callable[[str], Pair], kind: str) -> None:
-    """Features of a path that leaves the spine reach the drafter at their positions."""
     sequence, chained = open_pair(pair_of(kind)), open_pair(pair_of(kind))
     random = np.random.default_rng(8)
     for each in (sequence, chained):
@@ -115,7 +112,7 @@ def test_what_is_no_tree_and_no_path_is_refused_by_name(pair_of: Callable[[str],
     ):
         with pytest.raises(Error, match=message):
             sequence.verify_tree([1, 2, 3], parents)
-    with pytest.raises(ValueError, match="3 tokens and 2 parents do not make a tree"):
+    with pytest.raises(ValueError, match="parents has 2 nodes, must have 3"):
         sequence.verify_tree([1, 2, 3], [-1, 0])
     with pytest.raises(ValueError, match="parents: need a list of integers, got float64"):
         sequence.verify_tree([1, 2], [-1, 0.0])  # type: ignore[list-item]
@@ -162,7 +159,7 @@ def test_room_for_a_verify_costs_trace_and_features_only(
     sequence = open_pair(pair_of(kind))
     prompt = random_tokens(20)
     sequence.prefill(prompt[:-1])
-    sequence.decode(prompt[-1])  # its features wait in the ring
+    sequence.decode(prompt[-1])
     engine = sequence.engine
     before = {name: engine.bytes_of(name) for name in ("kv", "recurrent", "draft", "trace")}
     assert engine.max_verify == 16
@@ -180,7 +177,7 @@ def test_room_for_a_verify_costs_trace_and_features_only(
     assert engine.drafter is not None
     grown = 4 * engine.drafter.n_taps * engine.model.n_embd * 176
     assert after["draft"] - before["draft"] == grown
-    # Rows of the trace, and beside them the committed inputs of the convolutions.
+    # Memory of node updates, and of the committed inputs of the convolutions.
     per_node, rest = divmod(after["trace"] - before["trace"], 176)
     assert rest == 0
     assert 0 <= before["trace"] - 16 * per_node <= 3 * per_node
@@ -199,7 +196,7 @@ def test_room_for_a_verify_costs_trace_and_features_only(
 
 
 def test_the_largest_tree_of_a_deep_hybrid(tmp_path: Path) -> None:
-    """Its graph is the largest there is."""
+    """Runs the largest graph: a tree of 256 nodes in a hybrid of 32 layers."""
     sequence = Sequence(Engine(load_target(make_gguf(tmp_path, "qwen35", num_hidden_layers=32))))
     serial = Sequence(Engine(sequence.engine.model))
     sequence.engine.reserve_verify(256)

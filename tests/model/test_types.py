@@ -1,4 +1,4 @@
-"""The types and bytes of converted models, held against llama.cpp's own llama_model_quantize."""
+"""Types and bytes of quantised files equal those of llama.cpp's llama_model_quantize."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dflash_gguf.convert.types import FILE_TYPES
 
 MIXTURES = tuple(t for t in OUTTYPES if t not in ("f32", "f16", "bf16", "auto"))
 
-# Rows of 256 take K-quants; 96 and 80 force the fallbacks; eight experts have rules of their own.
+# Rows of 256 fit K-quants; rows of 96 and 80 need fallback types; 8 experts have special rules.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "fits": (
         "llama",
@@ -51,7 +51,6 @@ def arguments(directory: Path, out: Path, outtype: str, pre: str) -> list[str]:
 
 @pytest.fixture(scope="module", params=MODELS)
 def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the checkpoint `hf` and its f32 conversion."""
     kind, options = MODELS[request.param]
     folder: Path = tmp_path_factory.mktemp("types")
     make_target(folder / "hf", kind, **options)

@@ -1,7 +1,6 @@
-"""Weight types on the CPU: which kernels serve them, and that rearranged weights are the file's.
+"""Weight types on the CPU: their kernels, and repacked weights like the file's.
 
-The table of tests/exhaustive compares rows of every type bit by bit; two cases that its random
-cuts may miss are here.
+tests/exhaustive/same_bits.py compares every type bit by bit; two cases here may escape its cuts.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ pytestmark = pytest.mark.skipif(DEVICE is not None, reason="the CPU's kernels ar
 
 TOKENS = np.random.default_rng(5).integers(0, 400, 49).tolist()
 FLOATS = ("f32", "f16", "bf16")
-# Two or more of every family that is read; those that want an importance matrix are left out.
+# At least two types of each family, without types that need an importance matrix.
 QUANTISED = ["q4_0", "q8_0", "q2_K", "q3_K", "q4_K", "q6_K", "iq4_nl", "iq4_xs", "iq3_s", "iq2_s"]
 QUANTISED += ["iq1_m", "tq2_0", "mxfp4"]
 REARRANGED = ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K"]
@@ -31,7 +30,6 @@ REARRANGED += ["iq4_nl", "iq4_xs", "mxfp4"]
 
 
 def quantised_to(type_name: str, parts: Parts) -> None:
-    """Stores every matrix whose rows fit as `type_name`."""
     kind = gguf.GGMLQuantizationType[type_name.upper()]
     block = gguf.GGML_QUANT_SIZES[kind][0]
     for name, (data, old) in parts.tensors.items():
@@ -52,12 +50,12 @@ def load(path: Path, **settings: Any) -> Model:
 
 @pytest.mark.parametrize("outtype", FLOATS)
 def test_floats(tmp_path: Path, outtype: str) -> None:
-    # widths that are no multiple of a vector, but for what attention and the recurrence want
+    # Widths are no multiples of a vector, except those that attention and the recurrence require.
     sizes = {"hidden_size": 100, "moe_intermediate_size": 43, "num_experts": 7}
     model = load(make_gguf(tmp_path, "qwen35moe", outtype=outtype, **sizes))
     assert any(name.startswith(outtype + " ") for name in model.kernels)
     assert not any("CPU" in name for name in model.kernels if outtype in name)
-    assert model.copied_bytes == 0  # no floats are rearranged
+    assert model.copied_bytes == 0
 
 
 @pytest.mark.parametrize("repack", [True, False])
@@ -73,7 +71,7 @@ def test_quantised_experts(tmp_path: Path, type_name: str, repack: bool) -> None
 
 
 def test_an_expert_of_many_rows_adds_the_same(tmp_path: Path) -> None:
-    """More rows of an expert than are multiplied at once."""
+    """One expert gets more rows than a kernel multiplies at once."""
     path = make_gguf(tmp_path, "qwen3moe", num_experts=2, num_experts_per_tok=1)
     tokens = (TOKENS * 6)[:250]
     logits = []
@@ -84,7 +82,7 @@ def test_an_expert_of_many_rows_adds_the_same(tmp_path: Path) -> None:
 
 
 def test_a_graph_does_not_take_the_places_of_another(tmp_path: Path) -> None:
-    """Of 33 and of 4 rows: as many nodes, but in one of them rows are quantised by their own."""
+    """Graphs of 33 and 4 rows have equally many nodes, but only one has quantisation nodes."""
     layers = ["linear_attention", "full_attention"]
     path = make_gguf(tmp_path, "qwen35moe", head_dim=64, num_hidden_layers=2, layer_types=layers)
     config = LoadConfig(n_ctx=64, n_threads=1, n_gpu_layers=0)
@@ -97,7 +95,7 @@ def test_a_graph_does_not_take_the_places_of_another(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An f32 model whose rows are whole blocks of every type."""
+    """An F32 model whose rows are whole blocks of every type."""
     sizes = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
     return make_gguf(tmp_path_factory.mktemp("plain"), "qwen3", **sizes)
 
@@ -117,12 +115,12 @@ def test_quantised(plain: Path, tmp_path: Path, type_name: str, repack: bool) ->
 def test_rearranged_weights_are_those_of_the_file(
     plain: Path, tmp_path: Path, type_name: str
 ) -> None:
-    """Of the library that users have: what compilers make of the same loops differs."""
+    """Tests the installed library: compilers may round loops of one kernel differently."""
     path = edited(plain, tmp_path / "it.gguf", lambda parts: quantised_to(type_name, parts))
     logits = []
     for repack in (True, False):
         model = load(path, repack=repack)
         assert (model.copied_bytes > 0) is repack
         logits.append(single_logits(Sequence(Engine(model))))
-    ours, plainly = logits  # roundings differ: by 1 % of the range where they add up
+    ours, plainly = logits  # rounding differences add up to 1 % of the range
     assert np.abs(ours - plainly).max() <= 0.05 * np.ptp(plainly)

@@ -1,7 +1,6 @@
-"""Layers with a window forget what is behind it.
+"""Layers with a sliding window drop old positions, and give the rows of layers that keep all.
 
-The rows that follow are those of layers that keep all: on the same timeline, on one that goes back,
-and beside others.
+Tested on one timeline, after going back, and beside other sequences.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ pytestmark = pytest.mark.skipif(DEVICE is not None, reason="the same bits are th
 
 Tiny = Callable[[str], Path]
 KEPT_BY = {"gpt-oss": (2, 2), "gemma4e": (4, 2)}
-"""What layers that see all store of a token, and those with a window of 8, by ROW."""
+"""Bytes per token, in units of ROW, of full layers and of layers with a window of 8."""
 KINDS = tuple(KEPT_BY)
 ROW = 2 * 4 * 64
-"""Bytes of a key and a value."""
+"""Bytes of one token's key and value in a layer."""
 REACH = 64
-"""Tokens that a sequence goes back without a copy."""
+"""Tokens that a sequence can go back without a copy."""
 N_CTX = 2048
 KEEP_ALL = 12
-"""So many sequences' windows are more than N_CTX: then nothing is forgotten."""
+"""Number of sequences whose windows exceed N_CTX, so that nothing is dropped."""
 TEXT = random_tokens(1500)
 
 
@@ -53,7 +52,7 @@ def forgets(engine: Engine) -> bool:
 
 
 def both(path: Path) -> Iterator[Sequence]:
-    """A timeline that forgets, and one that does not."""
+    """Yields a sequence that drops old positions, and one that keeps all."""
     return (Sequence(engine_of(path, n)) for n in (1, KEEP_ALL))
 
 
@@ -65,15 +64,15 @@ def sliding_throughout(parts: Parts) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_memory_of_windows_does_not_grow(tiny_gguf: Tiny, kind: str) -> None:
     path, (full, sliding) = tiny_gguf(kind), KEPT_BY[kind]
-    cells = 512  # window, reach, pages that are not full, and a verify of 256 rows beside padding
+    cells = 512  # for window, REACH, partly filled pages, and a padded verify of 256 rows
     for n_ctx in (1024, 4096, 65536):
         engine = engine_of(path, n_ctx=n_ctx)
         assert engine.bytes_of("kv") == ROW * (full * n_ctx + sliding * cells)
         assert engine.n_free_cells == n_ctx
         sequence = Sequence(engine)
         sequence.prefill(TEXT[: 11 * 64 + 6]).argmax()
-        # A prefix copies a window less one, from the beginning of a page on; of layers that see all
-        # what is in the last page.
+        # A snapshot copies the window less one position, from the start of a page on, and the last
+        # partly filled page of full layers.
         assert sequence.snapshot_bytes() == ROW * (sliding * (7 + 63) + full * 6)
     assert engine_of(path, n_ctx=512).bytes_of("kv") == ROW * (full + sliding) * 512
     many = engine_of(path, 4, n_ctx=65536)
@@ -82,7 +81,6 @@ def test_memory_of_windows_does_not_grow(tiny_gguf: Tiny, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_are_those_of_layers_that_keep_all(tiny_gguf: Tiny, kind: str) -> None:
-    """Prefills of every cut, single steps, chains and trees, as far as the context goes."""
     sequence, keeping = both(tiny_gguf(kind))
     random = np.random.default_rng(3)
     n_rows = 0
@@ -114,7 +112,6 @@ def test_rows_are_those_of_layers_that_keep_all(tiny_gguf: Tiny, kind: str) -> N
 
 
 def answer(sequence: Sequence, n: int) -> list[int]:
-    """So many tokens more."""
     tokens = random_tokens(n, seed=n)
     for token in tokens:
         sequence.decode(token).argmax()
@@ -123,7 +120,6 @@ def answer(sequence: Sequence, n: int) -> list[int]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_ways_back(tiny_gguf: Tiny, kind: str) -> None:
-    """In place to a prefix near or far, and to one of another text that is kept meanwhile."""
     sequence, keeping = both(tiny_gguf(kind))
 
     def ask(prompt: list[int], kept: Prefix | None = None) -> Prefix:
@@ -175,12 +171,12 @@ def test_a_prefix_is_the_same_whatever_passes_came_to_it(tiny_gguf: Tiny, kind: 
     expected = keeping.decode(9).logits()
     sequence.reset()
     sequence.prefill(prompt[:320]).argmax()
-    sequence.verify([*prompt[320:], *TEXT[400:403]])  # of verifies, the last rows rejected
+    sequence.verify([*prompt[320:], *TEXT[400:403]])
     sequence.commit(13)
     sequence.verify([*TEXT[400:420], 3, 4])
     sequence.commit(20)
     kept = sequence.snapshot()
-    for _ in range(20):  # and far beyond
+    for _ in range(20):
         sequence.verify(TEXT[:16])
         sequence.commit(16)
     sequence.reset()
@@ -189,7 +185,7 @@ def test_a_prefix_is_the_same_whatever_passes_came_to_it(tiny_gguf: Tiny, kind: 
 
 
 class Beside:
-    """Sequences of one engine that forgets, and one that keeps all and says what each must have."""
+    """Sequences of an engine that drops old positions, compared with one that keeps all."""
 
     def __init__(self, path: Path, n_parallel: int, n_ctx: int, seed: int) -> None:
         self.engine = engine_of(path, n_parallel, n_ctx=n_ctx, n_ubatch=64)
@@ -213,7 +209,7 @@ class Beside:
         self.n_compared += 1
 
     def step(self) -> None:
-        """One pass of most of them: a prompt's piece, verifies of all sizes, single tokens."""
+        """Runs a pass of most sequences: prompt chunks, verifies of all sizes, single tokens."""
         while self.engine.n_free_cells < 64 * (len(self.sequences) + 5):
             longest = max(range(len(self.tokens)), key=lambda i: len(self.tokens[i]))
             self.sequences[longest].reset()
@@ -282,13 +278,13 @@ def test_many_beside_each_other(
 
 
 def test_sixteen_of_them_with_layers_that_all_slide(tiny_gguf: Tiny, tmp_path: Path) -> None:
-    """The context is what decides who fits, not the windows: no pass fails that it has room for."""
+    """The context alone limits the batch: windows never make a pass fail."""
     path = edited(tiny_gguf("gpt-oss"), tmp_path / "sliding.gguf", sliding_throughout)
     n_ctx = 16 * 260
     config = LoadConfig(n_ctx=n_ctx, n_ubatch=64, n_threads=1, n_gpu_layers=0, n_parallel=16)
     engine = Engine(Model(str(path), config))
     assert forgets(engine)
-    assert engine.bytes_of("kv") == 3584 * 4 * 2 * 2 * 64  # half precision, whatever n_ctx is
+    assert engine.bytes_of("kv") == 3584 * 4 * 2 * 2 * 64
     engine.reserve_verify(256)
     sequences = [Sequence(engine) for _ in range(16)]
     for i, sequence in enumerate(sequences):
@@ -303,14 +299,13 @@ def test_sixteen_of_them_with_layers_that_all_slide(tiny_gguf: Tiny, tmp_path: P
     alone.prefill(random_tokens(143, seed=3) + [1] * 48 + [3] * 4)
     np.testing.assert_array_equal(sequences[3].decode(9).logits(), alone.decode(9).logits())
     left = engine.n_free_cells
-    assert left < 16 * 64  # and no place is left for a prompt of its own
+    assert left < 16 * 64
     with pytest.raises(Error, match="other sequences hold the rest"):
         sequences[0].prefill([1] * (left + 200))
 
 
 @pytest.mark.parametrize("kind", ["gpt-oss", "gemma4e"])
 def test_answers_of_many_prompts(tmp_path: Path, kind: str) -> None:
-    """Through the scheduler, drafted, beyond windows and back to earlier prompts."""
     pair = make_pair(tmp_path, kind)
     texts = [random_tokens(40 + 90 * i, seed=i) for i in range(4)]
     prompts = [*texts, texts[1], texts[3], texts[2][:100] + texts[1]]
@@ -331,6 +326,6 @@ def test_answers_of_many_prompts(tmp_path: Path, kind: str) -> None:
             assert [x.tokens for x in found] == expected, draft
         results = [one.generate(x, draft="tree", **settings) for x in prompts]
         assert [x.tokens for x in results] == expected
-        again = one.generate(prompts[-1], draft="tree", **settings)  # after an answer of 90 tokens
+        again = one.generate(prompts[-1], draft="tree", **settings)
         assert again.tokens == expected[-1]
         assert again.n_prefilled == 1

@@ -1,4 +1,4 @@
-"""The converter's rounding to bfloat16 against torch's."""
+"""The converter rounds to BF16 as torch does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plain decoding and chain drafting by hand, on native.Sequence alone."""
+"""Plain decoding and chain drafting written with native.Sequence only."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from collections.abc import Callable
 
 from dflash_gguf.native import Sequence
 
-# From the drafted tokens and how many tokens stand already, the tokens to verify.
+# Returns the tokens to verify for the drafted tokens and the number of tokens so far.
 Propose = Callable[[list[int], int], list[int]]
 
 
 def plain(sequence: Sequence, prompt: list[int], n: int) -> list[int]:
-    """Greedy tokens after a prompt, one by one: n of them."""
     sequence.reset()
     tokens = [sequence.prefill(prompt).argmax()]
     while len(tokens) < n:
@@ -20,7 +19,7 @@ def plain(sequence: Sequence, prompt: list[int], n: int) -> list[int]:
 
 
 def run_round(sequence: Sequence, root: int, drafts: list[int]) -> list[int]:
-    """Verifies and commits; returns the target's own tokens, one more than drafts were accepted."""
+    """Verifies and commits a draft; returns the accepted tokens and the target's next one."""
     rows = sequence.verify([root, *drafts])
     new = [rows.argmax(0)]
     while len(new) <= len(drafts) and new[-1] == drafts[len(new) - 1]:
@@ -32,7 +31,7 @@ def run_round(sequence: Sequence, root: int, drafts: list[int]) -> list[int]:
 def chain(
     sequence: Sequence, prompt: list[int], n: int, n_draft: int, propose: Propose | None = None
 ) -> tuple[list[int], list[int]]:
-    """At least n greedy tokens by chain drafting, and how many drafts each round accepted."""
+    """Decodes at least n tokens with chains; returns them and the accepted drafts per round."""
     sequence.reset()
     tokens = [sequence.prefill(prompt).argmax()]
     accepted = []
@@ -47,7 +46,7 @@ def chain(
 
 
 def spoiled(known: list[int], n_draft: int, random: Callable[[int], int], n_vocab: int) -> Propose:
-    """Proposals from a known continuation, wrong from a random place on: 0 to n_draft are right."""
+    """Proposes n_draft tokens of a known continuation that turn wrong at a random index."""
 
     def propose(_drafts: list[int], n_tokens: int) -> list[int]:
         right = known[n_tokens : n_tokens + n_draft]

@@ -1,8 +1,8 @@
-"""Random small Hugging Face folders: targets of every kind, and drafters for them.
+"""Random small Hugging Face checkpoints: targets of every kind, and drafters for them.
 
-Everything is seeded, so two calls with the same arguments write the same bytes. The sizes are
-awkward on purpose: head_dim x heads differs from the hidden size, vocabularies are no multiple of
-32. Norm weights, biases and decays are random as well, so that a lost transform changes the logits.
+Equal arguments give equal bytes. Sizes are odd on purpose: head_dim * heads differs from the hidden
+size, and vocabularies are no multiples of 32. Norms, biases and decays are random too, so that any
+lost transform changes the logits.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ ARCHITECTURES = (
 )
 KINDS = (*ARCHITECTURES, "gemma4moe", "gemma4e")
 CLASSES = ("llama", "qwen35moe", "gpt-oss", "gemma4e")
-"""One kind of each class: dense; recurrent with experts; windows with sinks; shared K/V.
+"""One kind of each class: dense; recurrent with MoE; windows with sinks; shared K/V.
 
-Tests of what depends on these properties alone take them. Logits against transformers, the law,
-conversion and metadata keys are tested with all KINDS.
+Tests of these properties use CLASSES. Logits, equality of drafted text, conversion and metadata are
+tested with all KINDS.
 """
-VOCAB_SIZE = 421  # more than the tokenizer holds, and no multiple of 32
+VOCAB_SIZE = 421  # more than the tokenizer's tokens, and no multiple of 32
 
-# The split patterns that llama.cpp applies for these names, as the models' tokenizer.json has them.
+# Split patterns of the published tokenizer.json files, by llama.cpp's names.
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _TAIL = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 SPLIT_PATTERNS = {
@@ -111,7 +111,7 @@ GEMMA4_TOKENS = {"pad": "<pad>", "eos": "<eos>", "bos": "<bos>", "unk": "<unk>",
 
 @cache
 def _gemma4_tokenizer_json() -> str:
-    """BPE on characters, spaces as \u2581, with a token for every byte of other characters."""
+    """Returns a character-level BPE with byte fallback, and "\u2581" for spaces."""
     first = [*GEMMA4_TOKENS.values(), *(f"<0x{byte:02X}>" for byte in range(256))]
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
@@ -122,7 +122,8 @@ def _gemma4_tokenizer_json() -> str:
     trainer = trainers.BpeTrainer(
         vocab_size=VOCAB_SIZE - 4, special_tokens=first, show_progress=False
     )
-    lines = [line for text in _CORPUS for line in text.split("\n")]  # llama.cpp splits there too
+    # llama.cpp also splits at newlines.
+    lines = [line for text in _CORPUS for line in text.split("\n")]
     tokenizer.train_from_iterator(lines, trainer)
     description = json.loads(tokenizer.to_str())
     special = set(GEMMA4_TOKENS.values())
@@ -138,7 +139,6 @@ def _gemma4_tokenizer_json() -> str:
 
 @cache
 def _sentencepiece_model() -> bytes:
-    """Pieces on characters with bytes to fall back to; special tokens as in GEMMA4_TOKENS."""
     from sentencepiece import SentencePieceTrainer
 
     written = io.BytesIO()
@@ -160,9 +160,9 @@ def _sentencepiece_model() -> bytes:
 
 
 def write_tokenizer(directory: Path, pre: str) -> None:
-    """Writes tokenizer.json and tokenizer_config.json; for GEMMA3 tokenizer.model, too.
+    """Writes tokenizer.json and tokenizer_config.json, and tokenizer.model for GEMMA3.
 
-    Byte-level BPE with `pre`'s splits; for GEMMA3 and GEMMA4 BPE on characters.
+    Byte-level BPE with the splits of `pre`; character-level BPE for GEMMA3 and GEMMA4.
     """
     directory.mkdir(parents=True, exist_ok=True)
     if pre == GEMMA3:
@@ -194,17 +194,15 @@ def write_tokenizer(directory: Path, pre: str) -> None:
 
 
 def text_config_of(directory: Path) -> dict[str, Any]:
-    """config.json of a folder, reduced to the text part."""
     config: dict[str, Any] = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     return {**config, **config.get("text_config", {})}
 
 
 @cached
 def make_target(directory: Path, kind: str, *, pre: str | None = None, **settings: Any) -> Path:
-    """Writes a random checkpoint of `kind` (one of KINDS) with its tokenizer; returns `directory`.
+    """Writes a random checkpoint of `kind` with a tokenizer; returns `directory`.
 
-    pre: names the tokenizer's split pattern (PRE_OF_KIND by default).
-    settings: see hf_models.write_target.
+    pre: name of the tokenizer's split pattern. settings: see hf_models.write_target().
     """
     from hf_models import write_target
 
@@ -215,9 +213,9 @@ def make_target(directory: Path, kind: str, *, pre: str | None = None, **setting
 
 @cached
 def make_drafter(directory: Path, target_dir: Path, **settings: Any) -> Path:
-    """Writes a random DFlash drafter (z-lab's reference class) for the target; returns `directory`.
+    """Writes a random DFlash drafter for the target; returns `directory`.
 
-    settings: see hf_models.write_drafter.
+    settings: see hf_models.write_drafter().
     """
     from hf_models import write_drafter
 

@@ -1,4 +1,4 @@
-"""Helpers of the converter's tests: planned values, stored values, edited folders."""
+"""Helpers of converter tests: planned values, checkpoint values, edited folders."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Arrays = dict[str, NDArray[np.float32]]
 
 
 def planned(conversion: Conversion) -> Arrays:
-    """The values that would be written, in their row-major shapes."""
+    """Returns the values that the converter would write, in row-major shapes."""
     return {p.name: p.read(0, p.n_rows).reshape(p.shape) for p in conversion.plans}
 
 
 def stored(directory: Path) -> Arrays:
-    """All tensors of a folder, without the multimodal prefix."""
+    """Returns all tensors of a checkpoint, with names without the multimodal prefix."""
     found: Arrays = {}
     for path in directory.glob("*.safetensors"):
         for name, tensor in load_file(path).items():
@@ -55,7 +55,6 @@ def edit_tensors(directory: Path, **changes: torch.Tensor | None) -> None:
 
 
 def metadata_only(directory: Path) -> Conversion:
-    """Metadata for a layer pattern that the tensors of `directory` do not have."""
     checkpoint = Checkpoint(directory)
     found = qwen35.metadata(checkpoint, Options())
     return Conversion(checkpoint, "f32", found, [], {})

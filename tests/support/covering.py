@@ -1,4 +1,4 @@
-"""Few combinations of factors that hold every pair, or triple, of their values: covering sets."""
+"""Covering sets: few combinations of factors that contain every pair, or triple, of values."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ Row = dict[str, Any]
 Group = tuple[tuple[str, Any], ...]
 """Values of some factors, in the order of the factors."""
 N_TRIES = 40
-"""Rows tried for a place; the one that covers most new groups is taken."""
+"""Number of random rows per group, of which the row that covers most missing groups is kept."""
 
 
 def groups_of(row: Mapping[str, Any], strength: int) -> set[Group]:
-    """Every so many of a row's values with the names of their factors."""
+    """Returns all groups of `strength` values in a row, with the names of their factors."""
     return set(combinations(row.items(), strength))
 
 
@@ -24,7 +24,7 @@ def all_groups(
     is_possible: Callable[[Mapping[str, Any]], bool],
     strength: int,
 ) -> set[Group]:
-    """Groups that a combination may hold. is_possible is asked of parts of a combination too."""
+    """Returns all possible groups. is_possible also gets incomplete combinations."""
     return {
         tuple(zip(names, values, strict=True))
         for names in combinations(factors, strength)
@@ -39,17 +39,16 @@ def covering(
     seed: int = 0,
     strength: int = 2,
 ) -> list[Row]:
-    """Combinations that hold every possible pair of values; triples with a strength of 3.
+    """Returns combinations that contain every possible pair (strength 2) or triple (3) of values.
 
-    Of pairs fewer than twice as many as there must be. Greedy: each begins with a group that is
-    missing, and takes, factor by factor in a random order, the value that adds most missing groups;
-    the best of some such tries stays. The same arguments give the same rows. ValueError if a group
-    is possible alone, but in no combination.
+    Greedy: each row starts with a missing group, then takes, factor by factor in random order, the
+    value that adds most missing groups. Equal arguments give equal rows. Raises ValueError if a
+    group is possible alone, but in no combination.
     """
     draw = random.Random(seed)
     missing = all_groups(factors, is_possible, strength)
     rows = []
-    for start in sorted(missing, key=repr):  # sets have no order
+    for start in sorted(missing, key=repr):
         if start not in missing:
             continue
         tries = [_completed(start, factors, is_possible, missing, draw) for _ in range(N_TRIES)]
@@ -69,7 +68,7 @@ def _completed(
     missing: set[Group],
     draw: random.Random,
 ) -> Row | None:
-    """A combination that begins with a group; None where it runs into what is impossible."""
+    """Completes a group to a row; returns None if no value is possible for some factor."""
     chosen = dict(start)
     order = [name for name in factors if name not in chosen]
     draw.shuffle(order)

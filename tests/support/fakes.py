@@ -1,4 +1,4 @@
-"""A model and a sequence that say a script, with the surface of those in core."""
+"""A fake model and sequence that say a script, with the interface of the core."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class FakeDrafter:
 
 
 class FakeSequence(Scripted):
-    """After the prompt's end (`mark`) it says `script`, then END; `fed` counts tokens computed.
+    """Says `script` after the last `mark` token, then END; `fed` holds the computed tokens.
 
-    With a block size it has a drafter, which knows the script but is wrong at every third byte.
+    With a block size it has a drafter that knows the script, but is wrong at every third byte.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class FakeSequence(Scripted):
         self.max_draft = block_size - 1
 
     def _next(self, tokens: Sequence[int]) -> tuple[int, int]:
-        """The byte after these tokens, and its place in the script."""
+        """Returns the byte after these tokens and its index in the script."""
         mark = max((i for i, token in enumerate(tokens) if token == self.mark), default=-1)
         since = len(tokens) - 1 - mark
         return (self.script[since] if since < len(self.script) else END), since

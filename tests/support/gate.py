@@ -1,4 +1,4 @@
-"""The gate of quantised models: equal tokens, or a tie that another batch shape may break."""
+"""Compares drafted with plain answers of quantised models, where batch shapes may break ties."""
 
 from __future__ import annotations
 
@@ -16,14 +16,10 @@ def margins_at_differences(
     config: dflash_gguf.DecodeConfig,
     **drafted: Any,
 ) -> tuple[list[float], dflash_gguf.Result]:
-    """Compares an answer with drafts with the plain one, going on after every difference.
+    """Compares a drafted answer with the plain one, and continues plainly after each difference.
 
-    config: with a seed and without a draft. drafted: what the other answer differs in.
-
-    Returns:
-        For each difference how clearly the plain token had won, in logits; and the first answer
-        with drafts. After a difference the comparison goes on from the plain answer: position,
-        history and noise of the tokens that follow are the same.
+    Returns the plain token's lead in logits at each difference, and the first drafted answer.
+    config: settings of the plain answer, with a seed. drafted: changed settings of the drafted one.
     """
     decoder.reset()
     goal = decoder.generate(prompt, config).tokens
@@ -48,7 +44,7 @@ def margins_at_differences(
 def _margin(
     decoder: dflash_gguf.Decoder, tokens: list[int], config: dflash_gguf.DecodeConfig
 ) -> float:
-    """How clearly the token after `tokens` wins, in logits."""
+    """Returns the lead of the next token over the second, in logits."""
     row = decoder.logits(tokens)[-1]
     margin = Sampler(config).sample(row, tokens, len(tokens)).margin
     return margin * (config.temperature or 1.0)

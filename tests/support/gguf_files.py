@@ -1,4 +1,4 @@
-"""Small GGUF files for the tests of the core: converted from random checkpoints, then edited."""
+"""Small GGUF files for tests of the core: converted from random checkpoints, then edited."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ _STRUCTURE = ("GGUF.", "general.architecture")
 
 
 def convert(directory: Path, path: Path, outtype: str = "f32", pre: str | None = None) -> Path:
-    """Converts a checkpoint folder; returns `path`."""
     plan = prepare(directory, outtype, pre=pre)
     write_gguf(path, plan.metadata, plan.plans, plan.types)
     return path
 
 
 def make_gguf(folder: Path, kind: str, *, outtype: str = "f32", **settings: Any) -> Path:
-    """A random target of `kind` as folder/model.gguf, its checkpoint in folder/checkpoint."""
+    """Makes a random target as folder/model.gguf, with its checkpoint in folder/checkpoint."""
     return _make_gguf(folder, kind, outtype, **settings) / "model.gguf"
 
 
@@ -39,9 +38,9 @@ def _make_gguf(folder: Path, kind: str, outtype: str, **settings: Any) -> None:
 
 @dataclass
 class Parts:
-    """A GGUF file taken apart.
+    """Contents of a GGUF file.
 
-    metadata: key -> (gguf.GGUFValueType, value, type of the elements of an array).
+    metadata: key -> (gguf.GGUFValueType, value, element type of an array).
     tensors: name -> (row-major array, ggml type); quantised data as bytes.
     """
 
@@ -50,17 +49,14 @@ class Parts:
     tensors: dict[str, tuple[NDArray[Any], gguf.GGMLQuantizationType]] = field(default_factory=dict)
 
     def set(self, key: str, value: Any) -> None:
-        """Replaces the value of a key, keeping its type."""
         kind, _, element = self.metadata[key]
         self.metadata[key] = (kind, value, element)
 
     def f32(self, name: str, values: NDArray[np.float32]) -> None:
-        """Adds or replaces a float32 tensor."""
         self.tensors[name] = (values.astype(np.float32), gguf.GGMLQuantizationType.F32)
 
 
 def read_parts(path: Path) -> Parts:
-    """Takes a GGUF file apart; tensors are copies."""
     reader = gguf.GGUFReader(path)
     parts = Parts(str(reader.fields["general.architecture"].contents()))
     for name, value in reader.fields.items():
@@ -73,7 +69,6 @@ def read_parts(path: Path) -> Parts:
 
 
 def write_parts(path: Path, parts: Parts) -> Path:
-    """Puts a GGUF file together; returns `path`."""
     writer = gguf.GGUFWriter(path, parts.architecture)
     for key, (kind, value, element) in parts.metadata.items():
         writer.add_key_value(key, value, kind, element)
@@ -87,21 +82,19 @@ def write_parts(path: Path, parts: Parts) -> Path:
 
 
 def edited(source: Path, path: Path, edit: Callable[[Parts], object]) -> Path:
-    """Writes `source` to `path` with an edit applied; returns `path`."""
     parts = read_parts(source)
     edit(parts)
     return write_parts(path, parts)
 
 
 def split_names(prefix: Path, n: int) -> list[Path]:
-    """The names of a model's files."""
     return [prefix.with_name(prefix.name + SPLIT_ENDING % (i + 1, n)) for i in range(n)]
 
 
 def write_split(source: Path, prefix: Path, sizes: Sequence[int]) -> Path:
-    """Splits a file as llama-gguf-split does; returns the first part.
+    """Splits a GGUF file as llama-gguf-split does, with all metadata in part 1; returns part 1.
 
-    sizes: tensors of each part, the last takes what is left. The first part holds all metadata.
+    sizes: number of tensors in each part; the last part gets all remaining tensors.
     """
     parts = read_parts(source)
     names = list(parts.tensors)
@@ -112,7 +105,7 @@ def write_split(source: Path, prefix: Path, sizes: Sequence[int]) -> Path:
         taken, names = (names, []) if last else (names[:size], names[size:])
         writer = gguf.GGUFWriter(path, parts.architecture)
         if index > 0:
-            writer.kv_data[0].clear()  # later parts have no architecture
+            writer.kv_data[0].clear()
         for key, (kind, value, element) in parts.metadata.items() if index == 0 else ():
             writer.add_key_value(key, value, kind, element)
         writer.add_uint16(Key.SPLIT_NO, index)

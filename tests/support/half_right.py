@@ -1,4 +1,4 @@
-"""A proposer that half knows an answer, for tests and measurements of drafting."""
+"""A proposer that knows half of an answer, for tests and measurements of drafting."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from dflash_gguf.speculative.tree import Tree
 
 
 class HalfRight(MadeUpProposer):
-    """Proposes a known continuation; in round r the candidate `wrong(r)` is another token.
+    """Proposes a known continuation; candidate `wrong(r)` of round r is another token.
 
-    The right token of position i is the `rank(i)`-th of `width` candidates, all others are wrong.
+    The right token of position i is the `rank(i)`-th of `width` candidates.
     """
 
     name = "half right"

@@ -1,4 +1,4 @@
-"""Random models of transformers and of the reference package: the only part that needs torch."""
+"""Random models of transformers and of the DFlash reference package; the only torch import."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from transformers import (
 
 
 def randomise(model: PreTrainedModel, seed: int) -> None:
-    """Fills every parameter with seeded values of a size that keeps activations near 1."""
+    """Fills parameters with seeded random values that keep activations near 1."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
@@ -54,7 +54,7 @@ def randomise(model: PreTrainedModel, seed: int) -> None:
             if name.endswith("A_log"):
                 value = torch.rand(parameter.shape, generator=generator) * 2.0
             elif "norm" in name and parameter.ndim == 1:
-                # Zero-centred norms (1 + w) are initialised to 0, the others to 1.
+                # Zero-centred norms (1 + w) start at 0, other norms at 1.
                 value = parameter + 0.2 * noise
             elif parameter.ndim == 1:
                 value = 0.2 * noise
@@ -108,7 +108,6 @@ def _text_config(kind: str, overrides: dict[str, Any]) -> Any:
     if kind == "qwen3":
         return Qwen3Config(**{**shared, **dense, **overrides})
     if kind == "qwen3moe":
-        # GGUF readers always renormalise the expert weights.
         return Qwen3MoeConfig(**{**shared, **dense, **moe, "norm_topk_prob": True, **overrides})
     if kind == "qwen35":
         return Qwen3_5TextConfig(**{**shared, **dense, **hybrid, **overrides})
@@ -128,8 +127,7 @@ def _text_config(kind: str, overrides: dict[str, Any]) -> Any:
                "num_hidden_layers": 4, "sliding_window": 8, "rope_parameters": yarn}  # fmt: skip
         return GptOssConfig(**{**shared, **own, **overrides})
     if kind == "gemma3":
-        # Every sixth layer is full. Published ones are tied; such a head of random weights repeats
-        # the same token.
+        # Published models are tied, but a random tied head would repeat one token.
         sliding = {"rope_type": "default", "rope_theta": 1e4}
         full = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
         rope = {"sliding_attention": sliding, "full_attention": full}
@@ -138,8 +136,7 @@ def _text_config(kind: str, overrides: dict[str, Any]) -> Any:
                "pad_token_id": 0}  # fmt: skip
         return Gemma3TextConfig(**{**shared, **own, **overrides})
     if kind.startswith("gemma4"):
-        # Three sliding layers to a full one, whose keys are its values, in heads of another size.
-        # Published ones are tied; of random weights such a head repeats the same token.
+        # Published models are tied, but a random tied head would repeat one token.
         own = {**dense, "num_hidden_layers": 4, "sliding_window": 8, "global_head_dim": 64,
                "num_global_key_value_heads": 1, "attention_k_eq_v": True,
                "hidden_size_per_layer_input": 0, "final_logit_softcapping": 30.0,
@@ -229,7 +226,7 @@ def _wrapped_gemma4(text_config: Any) -> PreTrainedModel:
 
 
 def _name_what_is_unset(directory: Path) -> None:
-    """Published Gemma configs name fields that are null, which llama.cpp's converter asks for."""
+    """Adds null fields of published Gemma configs, which llama.cpp's converter requires."""
     path = directory / "config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
     config.get("text_config", config).setdefault("moe_intermediate_size", None)
@@ -258,7 +255,7 @@ def _append_mtp(directory: Path, config: Any, seed: int, dtype: torch.dtype) -> 
 
 
 def _fuse_experts(directory: Path, n_experts: int) -> None:
-    """Rewrites the experts as the published Qwen3.5-MoE checkpoints store them: 3-D, gate_up."""
+    """Stacks expert weights as published Qwen3.5-MoE checkpoints do, with fused gate_up."""
     path = directory / "model.safetensors"
     tensors = load_file(path)
     for name in [name for name in tensors if name.endswith(".experts.0.gate_proj.weight")]:
@@ -273,7 +270,7 @@ def _fuse_experts(directory: Path, n_experts: int) -> None:
 
 
 def mxfp4_values(blocks: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
-    """What a checkpoint's blocks [..., n, 16] and exponents [..., n] stand for: [..., 32 * n].
+    """Decodes MXFP4 blocks [..., n, 16] with exponents [..., n] to values [..., 32 * n].
 
     Source: transformers, integrations/mxfp4.py.
     """
@@ -284,7 +281,7 @@ def mxfp4_values(blocks: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
 
 
 def _pack_experts(directory: Path, seed: int) -> None:
-    """Gives the experts of a gpt-oss folder random MXFP4 blocks, as published ones have them."""
+    """Replaces the experts of a gpt-oss folder with random MXFP4 blocks, as published."""
     path = directory / "model.safetensors"
     tensors = load_file(path)
     generator = torch.Generator().manual_seed(seed)
@@ -294,7 +291,7 @@ def _pack_experts(directory: Path, seed: int) -> None:
         tensors[f"{name}_blocks"] = torch.randint(
             0, 256, (*shape, 16), generator=generator, dtype=torch.uint8
         )
-        # Values up to 6, so an exponent of -5 keeps activations near 1.
+        # Magnitudes reach 6, so exponents near -5 keep activations near 1.
         tensors[f"{name}_scales"] = torch.randint(
             120, 124, shape, generator=generator, dtype=torch.uint8
         )
@@ -306,7 +303,7 @@ def _pack_experts(directory: Path, seed: int) -> None:
 
 
 def unpack_experts(directory: Path) -> Path:
-    """The same gpt-oss folder with plain experts of the same values, for transformers."""
+    """Writes a gpt-oss folder with unpacked experts, for transformers."""
     path = directory / "model.safetensors"
     tensors = load_file(path)
     for name in [name for name in tensors if name.endswith("_blocks")]:
@@ -337,10 +334,9 @@ def write_target(
 ) -> None:
     """Writes config.json and the weights of a random target.
 
-    `wrapped` writes the multimodal form of the Qwen3.5 kinds (text part plus a tiny vision tower),
-    `mtp` adds one multi-token-prediction layer to them, `fused_experts` stores the experts of the
-    mixture kinds as 3-D tensors, `packed_experts` those of gpt-oss as random MXFP4 blocks (these
-    need a single shard), `overrides` are fields of the transformers text config.
+    wrapped: multimodal form with a tiny vision tower. mtp: adds a multi-token-prediction layer.
+    fused_experts: experts as 3-D tensors. packed_experts: gpt-oss's as MXFP4, in one shard only.
+    overrides: fields of the transformers text config.
     """
     stored = getattr(torch, dtype)
     text_config = _text_config(kind, overrides)
@@ -371,8 +367,7 @@ def write_drafter(
 ) -> None:
     """Writes a random drafter for a target with this text config.
 
-    `dflash_config` updates the nested DFlash settings (mask_token_id, target_layer_ids, ...);
-    `overrides` are fields of the drafter's Qwen3 config.
+    dflash_config: updates of the nested DFlash settings. overrides: fields of the Qwen3 config.
     """
     n_target_layers = target["num_hidden_layers"]
     settings: dict[str, Any] = {

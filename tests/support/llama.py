@@ -1,4 +1,4 @@
-"""llama.cpp through llama_cpp's low-level interface, as the oracle of the tests."""
+"""llama.cpp's results for tests, through the low-level interface of llama_cpp."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ llama_cpp.llama_log_set(_collect, ctypes.c_void_p(0))
 
 @contextmanager
 def llama_model(path: Path, *, vocab_only: bool = False) -> Iterator[Any]:
-    """A loaded model; weights stay in plain CPU buffers, whose kernels run everywhere."""
+    """Loads a model with weights in plain CPU buffers, whose kernels run on any machine."""
     params = llama_cpp.llama_model_default_params()
     params.use_extra_bufts = False
     params.n_gpu_layers = 0
@@ -43,10 +43,10 @@ def llama_model(path: Path, *, vocab_only: bool = False) -> Iterator[Any]:
 def llama_logits(
     path: Path, tokens: Sequence[int], cache_type: str | None = None, n_last: int | None = None
 ) -> NDArray[np.float32]:
-    """Logits at every position, or the n_last last ones, float32 [n, n_vocab].
+    """Returns logits at all or the n_last last positions, float32 [n, n_vocab].
 
-    K and V in float32 and no flash attention, whose CPU kernel rounds them to float16; with a
-    cache_type ("q4_0") in that type, and flash attention.
+    Without cache_type K and V are float32, and flash attention is off, as its CPU kernel would
+    round them to float16. With a cache_type ("q4_0") flash attention is on.
     """
     with llama_model(path) as model:
         params = llama_cpp.llama_context_default_params()
@@ -92,7 +92,7 @@ def _decode(model: Any, context: Any, tokens: Sequence[int], n_last: int) -> NDA
 
 
 def llama_tokenize(model: Any, text: str, *, special: bool) -> list[int]:
-    """Token ids of a text without BOS; `special` parses the texts of special tokens."""
+    """Returns token ids without BOS; `special` parses special tokens in the text."""
     vocab = llama_cpp.llama_model_get_vocab(model)
     raw = text.encode()
     ids = (llama_cpp.llama_token * (len(raw) + 8))()

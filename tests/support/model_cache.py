@@ -1,7 +1,7 @@
-"""Keeps random models under build/, so that torch is imported only where one is made anew.
+"""Caches random models under build/, so that torch is imported only for new ones.
 
-A folder of build/tiny_models belongs to one state of the code that makes models: its name is a hash
-of that code and of the packages behind it. Folders of other states are removed.
+A folder of build/tiny_models is named by a hash of the code and the packages that make models;
+folders of other hashes are removed.
 """
 
 from __future__ import annotations
@@ -33,14 +33,13 @@ def _digest(*parts: bytes | str) -> str:
 
 
 def _content(path: Path) -> str:
-    """Hash of a file, or of a folder's files with their names."""
+    """Returns a hash of a file, or of all files of a folder with their names."""
     files = [path] if path.is_file() else sorted(x for x in path.rglob("*") if x.is_file())
     return _digest(*(x for file in files for x in (str(file.relative_to(path)), file.read_bytes())))
 
 
 @functools.cache
 def _home() -> Path:
-    """Folder of the models that today's code makes."""
     sources = [SUPPORT / f"{name}.py" for name in MAKERS]
     sources += sorted((ROOT / "convert").rglob("*.py"))
     packages = [f"{name} {version(name)}" for name in (*PACKAGES, "transformers")]
@@ -57,10 +56,9 @@ def _key(value: Any) -> str:
 
 
 def cached(make: Callable[Concatenate[Path, P], T]) -> Callable[Concatenate[Path, P], Path]:
-    """Copies what `make(folder, ...)` wrote for equal arguments, which it is called for only once.
+    """Wraps `make(folder, ...)` so that equal arguments copy the files of the first call.
 
-    A path among the arguments counts by its content. Returns the folder. Two processes may make
-    the same model at once: the first to end is kept.
+    Paths among the arguments count by content.
     """
 
     @functools.wraps(make)
@@ -73,7 +71,7 @@ def cached(make: Callable[Concatenate[Path, P], T]) -> Callable[Concatenate[Path
             make(made, *args, **kwargs)
             try:
                 made.rename(entry)
-            except OSError:  # another process was faster
+            except OSError:  # this model came from another process first
                 shutil.rmtree(made)
         shutil.copytree(entry, folder, dirs_exist_ok=True)
         return folder

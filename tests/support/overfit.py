@@ -1,9 +1,8 @@
-"""Trains a tiny drafter on one answer of a random target, so that most of its drafts are accepted.
+"""Trains a tiny drafter on one answer of a random target, so that most drafts are accepted.
 
-An answer is what the target itself continues a prompt with, so the drafter needs no data but the
-target's own hidden states. Blocks that start at random places of the answer are trained in
-parallel: the mask shows each some of the features before it and, of its own masks, all or, in
-sliding layers, those before.
+Training data are the answer and the target's hidden states. Blocks at random positions are trained
+in parallel: the attention mask gives each block some of the features before it and its own mask
+tokens (in sliding layers only the earlier ones).
 """
 
 from __future__ import annotations
@@ -15,16 +14,16 @@ import torch
 from dflash.model import DFlashDraftModel, extract_context_feature
 from transformers import AutoModelForCausalLM
 
-N_BLOCKS = 48  # of one training step
-N_SEEN = 80  # features before a block that it sees at least
+N_BLOCKS = 48  # blocks per training step
+N_SEEN = 80  # fewest features visible to a block
 
 
 def blocks_at(
     starts: torch.Tensor, n_context: int, size: int, window: int | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Position ids [blocks, context + size] and masks [blocks, 1, size, context + size].
+    """Returns position ids [blocks, context + size] and masks [blocks, 1, size, context + size].
 
-    The first mask is for full layers, the second for sliding ones, which are causal.
+    The first mask is for full layers, the second for sliding layers, which are causal.
     """
     context = torch.arange(n_context).expand(len(starts), -1)
     positions = torch.cat([context, starts[:, None] + torch.arange(size)], dim=1)
@@ -38,7 +37,7 @@ def blocks_at(
 
 
 def mask_by_layer(drafter: DFlashDraftModel) -> dict[str, torch.Tensor]:
-    """Makes sliding layers take "sliding" of the dict, which the caller fills, for their mask."""
+    """Makes sliding layers use the mask masks["sliding"], which the caller sets."""
     masks: dict[str, torch.Tensor] = {}
 
     def choose(_module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -58,12 +57,11 @@ def train(
     answer: list[int],
     share: float,
 ) -> None:
-    """Trains a drafter until it knows this share of the answer; writes it to `folder`.
+    """Trains a drafter until it knows `share` of the answer; writes it to `folder`.
 
-    Raises:
-        RuntimeError: it did not learn.
+    Raises RuntimeError if it does not learn.
     """
-    torch.set_num_threads(1)  # on models this small a second thread only waits
+    torch.set_num_threads(1)  # such small models gain nothing from more threads
     torch.manual_seed(0)
     target = AutoModelForCausalLM.from_pretrained(target_dir, dtype=torch.float32)
     drafter = DFlashDraftModel.from_pretrained(drafter_dir, dtype=torch.float32)

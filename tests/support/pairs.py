@@ -1,4 +1,4 @@
-"""Small random pairs of a target and its DFlash drafter, as files and opened."""
+"""Small random pairs of a target and a DFlash drafter, as files and opened."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ class Pair:
 
 
 def convert_drafter(directory: Path, target_dir: Path, path: Path, kind: str) -> Path:
-    """Converts a drafter's folder for a target of `kind`; returns `path`."""
     plan = prepare(directory, "f32", Options(target_model_dir=target_dir), PRE_OF_KIND[kind])
     write_gguf(path, plan.metadata, plan.plans, plan.types)
     return path
@@ -44,7 +43,7 @@ def convert_drafter(directory: Path, target_dir: Path, path: Path, kind: str) ->
 def make_pair(
     folder: Path, kind: str, target: dict[str, Any] | None = None, **drafter: Any
 ) -> Pair:
-    """A random target of `kind` with a random drafter; both settings as checkpoints.py has them."""
+    """Makes a random target of `kind` and a random drafter; settings as in checkpoints.py."""
     _make_pair(folder, kind, target or {}, **drafter)
     names = ("target", "drafter", "target.gguf", "drafter.gguf")
     return Pair(*(folder / name for name in names))
@@ -61,12 +60,9 @@ def _make_pair(folder: Path, kind: str, target: dict[str, Any], **drafter: Any) 
 def overfit(
     pair: Pair, kind: str, path: Path, prompt: list[int], answer: list[int], share: float = 0.93
 ) -> Pair:
-    """Trains the pair's drafter until it knows this share of the answer.
+    """Trains the pair's drafter until it knows `share` of the answer, and returns the new pair.
 
-    Returns the pair with the trained drafter at `path`.
-
-    Raises:
-        RuntimeError: it did not learn.
+    Raises RuntimeError if the drafter does not learn.
     """
     folder = path.with_suffix("")
     _overfit(folder, pair.target_dir, pair.drafter_dir, prompt, answer, share)
@@ -82,7 +78,6 @@ def _overfit(folder: Path, *arguments: Any) -> None:
 
 
 def load_target(path: Path, n_ubatch: int = N_UBATCH) -> Model:
-    """A target with float32 K/V, on one thread."""
     config = LoadConfig(
         n_ctx=N_CTX,
         n_ubatch=n_ubatch,
@@ -97,15 +92,15 @@ def load_target(path: Path, n_ubatch: int = N_UBATCH) -> Model:
 def open_pair(
     pair: Pair, *, n_ctx: int | None = None, n_ubatch: int = N_UBATCH, draft_window: int = 4096
 ) -> Sequence:
-    """A sequence that drafts."""
+    """Returns a sequence with a drafter, on one thread."""
     model = load_target(pair.target, n_ubatch)
     return Sequence(Engine(model, n_ctx, Drafter(str(pair.drafter), model), draft_window))
 
 
 def go_back(sequence: Sequence, tokens: list[int]) -> int:
-    """Goes back to where a sequence agrees with tokens, less the last, and returns that position.
+    """Shortens a sequence to its common prefix with tokens[:-1]; returns the new position.
 
-    That is the start where only whole prefixes can be attached.
+    The position is 0 if the engine attaches whole prefixes only.
     """
     sequence.commit(0)
     most = min(sequence.position, len(tokens) - 1)
@@ -119,12 +114,11 @@ def go_back(sequence: Sequence, tokens: list[int]) -> int:
 
 
 def random_tokens(n: int, seed: int = 11) -> list[int]:
-    """A prompt nobody would write."""
     return np.random.default_rng(seed).integers(0, VOCAB_SIZE, n).tolist()
 
 
 def draft_logits(sequence: Sequence, last_token: int, n_draft: int) -> NDArray[np.float32]:
-    """All raw logits of a draft, float32 [n_draft, n_vocab] (-inf: not in the drafter's head)."""
+    """Returns raw draft logits, float32 [n_draft, n_vocab]; -inf outside of the drafter's head."""
     n_vocab = sequence.engine.model.n_vocab
     tokens, values, log_sum_exp = sequence.draft(last_token, n_draft, n_vocab)
     logits = np.full((n_draft, n_vocab), -np.inf, dtype=np.float32)
@@ -145,9 +139,9 @@ def open_decoder(
     n_ubatch: int = N_UBATCH,
     cache_type: str = "f32",
 ) -> Decoder:
-    """A decoder of token ids, with a drafter, on one thread.
+    """Returns a decoder of token ids with a drafter, on one thread.
 
-    n_ctx: of all answers together. n_bytes: what may be kept of them on the host.
+    n_ctx: cells of all sequences together. n_bytes: limit of prefixes in host memory.
     """
     model = load_target(pair.target)
     config = LoadConfig(
@@ -163,5 +157,5 @@ def open_decoder(
 
 
 def n_left(decoder: Decoder) -> int:
-    """Tokens that the last answer of a decoder left behind."""
+    """Returns the number of tokens that a decoder's last answer left in the prefix cache."""
     return list(decoder._prefix_cache)[-1].n_tokens

@@ -1,4 +1,4 @@
-"""llama.cpp's own converter and tools, fetched and built by the scripts on first use."""
+"""llama.cpp's converter and tools, which scripts fetch and build on first use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class PeerJob:
-    """One run of llama.cpp's converter; `pre` stands in for an unknown tokenizer's hash."""
+    """One run of llama.cpp's converter; `pre` replaces the pre-tokenizer lookup by hash."""
 
     arguments: list[str]
     pre: str | None = None
@@ -38,12 +38,11 @@ def llama_cpp_sources() -> Path:
 
 @cache
 def peer_tools() -> Path:
-    """Folder with llama-speculative-simple."""
     return _script("build_peer.py")
 
 
 def run_peer_converter(jobs: Sequence[PeerJob]) -> None:
-    """Runs the jobs in one process: starting it costs more than converting a tiny model."""
+    """Runs all jobs in one process, since its start takes longer than a conversion."""
     driver = Path(__file__).parent / "peer_converter.py"
     jobs_json = json.dumps([asdict(job) for job in jobs])
     command = [sys.executable, str(driver), str(llama_cpp_sources()), jobs_json]

@@ -14,7 +14,7 @@ def main() -> None:
 
     by_hash = TextModel.get_vocab_base_pre
     for job in jobs:
-        # A tokenizer made for a test is in no table: name its pre-tokenizer, leave the rest alone.
+        # llama.cpp knows no hash of a test's tokenizer, so the job names the pre-tokenizer.
         pre = job["pre"]
         TextModel.get_vocab_base_pre = (lambda *_, pre=pre: pre) if pre else by_hash
         sys.argv = ["convert_hf_to_gguf.py", *job["arguments"]]

@@ -1,4 +1,4 @@
-"""The base of made-up proposers: one that expects each candidate with the same probability."""
+"""The base class of made-up proposers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dflash_gguf.speculative.proposers.proposer import Proposer
 
 
 class MadeUpProposer(Proposer):
-    """Base class; `chance` is what each further candidate is expected to be accepted with."""
+    """Base class; `chance` is the expected acceptance of each further candidate."""
 
     chance = 0.5
 

@@ -1,4 +1,4 @@
-"""Logits of transformers and of the reference package, which the tests of the core compare with."""
+"""Logits of transformers and of the DFlash reference package."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 from pairs import Pair
 from transformers import AutoModelForCausalLM
 
-torch.set_num_threads(1)  # on models this small a second thread only waits
+torch.set_num_threads(1)  # such small models gain nothing from more threads
 
 
 def reference_logits(directory: Path, tokens: list[int]) -> NDArray[np.float32]:
-    """Logits of transformers after every token, float32 [n, n_vocab]."""
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     model.eval()
     with torch.no_grad():
@@ -24,10 +23,9 @@ def reference_logits(directory: Path, tokens: list[int]) -> NDArray[np.float32]:
 
 
 class Reference:
-    """The reference package over the features transformers gives for one list of tokens."""
+    """The reference drafter with features that transformers computes for one token list."""
 
     def __init__(self, pair: Pair, tokens: list[int]) -> None:
-        """tokens: every token whose features a draft may see."""
         self.tokens = tokens
         self.target = AutoModelForCausalLM.from_pretrained(pair.target_dir, dtype=torch.float32)
         self.target.eval()
@@ -44,9 +42,9 @@ class Reference:
     def draft_logits(
         self, position: int, n_draft: int, window: int | None = None
     ) -> NDArray[np.float32]:
-        """Logits after `tokens[position]`, of which the first `position` tokens are context.
+        """Returns draft logits after tokens[position], float32 [n_draft, n_vocab].
 
-        window: only so many of the last features are given.
+        window: number of last features given to the drafter; None: all.
         """
         first = max(0, position - window) if window else 0
         block = [self.tokens[position], *[self.drafter.mask_token_id] * n_draft]

@@ -1,4 +1,4 @@
-"""Answers that join and leave at random, beside each other."""
+"""Random schedules of concurrent answers."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from dflash_gguf.stream import Stream
 def play(
     many: Decoder, alone: Decoder, seed: int, n_passes: int, most_prompt: int, **settings: Any
 ) -> list[tuple[int, int]]:
-    """As many as the engine holds, until it has run n_passes.
+    """Keeps all slots of an engine busy until it has run n_passes, and checks every answer.
 
-    Checks that each answer is the one that `alone` gives. Returns passes and graphs built so far,
-    after each step.
+    Expected answers come from `alone`. Returns the passes and built graphs so far after each step.
     """
     random = np.random.default_rng(seed)
     engine, pace = many.engine, many._scheduler._prefill_budget
     ran = type(pace).observe
-    # A clock of its own: how prompts are cut, and so which graphs are built, follows from the seed.
+    # A simulated clock makes prompt chunks, and so the built graphs, depend on the seed only.
     pace.observe = lambda _, n_filled: ran(pace, 1.0 + 0.01 * n_filled, n_filled)  # type: ignore[method-assign]
     live: list[tuple[Stream, list[int], dict[str, Any], list[int]]] = []
     ended, counts = [], [(0, 0)]
@@ -32,8 +31,8 @@ def play(
             way = {
                 "max_tokens": 1 + int(random.integers(40)),
                 "temperature": 0.8 * int(random.integers(2)),
-                "top_p": 1.0,  # what is at the edge of such cuts comes or goes by
-                "min_p": 0.0,  # rounding, which differs between devices
+                "top_p": 1.0,  # no cuts, because tokens at the edge of a
+                "min_p": 0.0,  # cut differ by rounding between devices
                 "seed": int(random.integers(99)),
                 "ignore_eos": True,
             }
@@ -44,7 +43,7 @@ def play(
             step = next(stream, None)
             if step is not None:
                 drawn.extend(step.tokens)
-            if step is None or random.integers(200) == 0:  # some leave before their end
+            if step is None or random.integers(200) == 0:
                 stream.close()
                 live.remove(one)
                 ended.append(one)
@@ -61,7 +60,7 @@ def play(
 
 
 def built_anew(counts: list[tuple[int, int]], n_warm: int) -> float:
-    """Graphs built a pass, after the first n_warm."""
+    """Returns the number of graphs built per pass, after the first n_warm passes."""
     start = next(i for i, (n, _) in enumerate(counts) if n >= n_warm)
     passes, graphs = (end - begin for begin, end in zip(counts[start], counts[-1], strict=True))
     return graphs / passes

@@ -1,4 +1,4 @@
-"""A sequence that says a script, its engine, and answers of it as the scheduler runs them."""
+"""A sequence that says a script, its engine, and its answers as run by the scheduler."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 
 class Bytes:
-    """Token i is the byte i; 256 and above are control tokens, 256 and 257 end an answer."""
+    """A vocabulary: token i < 256 is byte i, others are control tokens; 256 and 257 are EOS."""
 
     stop_tokens = frozenset({STOP, STOP + 1})
     suppressed_tokens: frozenset[int] = frozenset()
@@ -64,7 +64,7 @@ class Rows:
 
 
 def drawn_of(rows: Rows, node: int, walk: SampleRequest, seen: list[int], position: int) -> int:
-    """A draw from a row, which is fetched only where the engine would have to."""
+    """Samples from a row, and fetches all its logits only if the engine would have to."""
     sampler, config = walk.sampler, walk.sampler.options
     penalties = (config.repeat, config.presence, config.frequency) != (1.0, 0.0, 0.0)
     changes = bool(sampler.biases) or (penalties and config.repeat_last_n > 0)
@@ -77,8 +77,6 @@ def drawn_of(rows: Rows, node: int, walk: SampleRequest, seen: list[int], positi
 
 
 class Engine:
-    """Passes of its only sequence."""
-
     n_parallel = 1
     partial_prefix_ok = True
     prefix_bytes = 0
@@ -91,7 +89,7 @@ class Engine:
         self.n_ctx = self.n_free_cells = sequence.n_ctx
         self.max_verify = 256
         self.n_top = 0
-        self.max_top_k = 0  # N_TOP: it is like a device
+        self.max_top_k = 0
         self.cpu_operations: list[str] = []
 
     def set_top_k(self, k: int) -> bool:
@@ -131,7 +129,7 @@ class Engine:
             seen.append(token)
             return False
 
-        with suppress(native.Error):  # the row is for its reader
+        with suppress(native.Error):
             tree.follow(choose, take)
         return drawn
 
@@ -144,8 +142,6 @@ class Engine:
 
 
 class Kept:
-    """What the first tokens of a sequence left behind: these."""
-
     n_draft = 0
 
     def __init__(self, tokens: Sequence[int]) -> None:
@@ -163,10 +159,9 @@ class Kept:
 
 
 class Scripted:
-    """Says the bytes of a script, then STOP, whatever it is fed.
+    """A sequence that says the bytes of a script, then STOP, whatever its input.
 
-    Logits below the best are noise that depends on the whole path. `left` is what it holds, or
-    held when it was last emptied.
+    Logits below the best depend on the whole path. `left` holds the tokens before the last reset.
     """
 
     def __init__(
@@ -210,8 +205,6 @@ class Scripted:
         self.rows.append(Rows(self.engine, [self.row(path) for path in paths]))
         return self.rows[-1]
 
-    # ---- what it leaves behind
-
     def cells_needed(self, n: int) -> int:  # noqa: ARG002
         return 0
 
@@ -233,8 +226,6 @@ class Scripted:
 
     def close(self) -> None:
         self.n_closed += 1
-
-    # ---- passes
 
     def append(self, tokens: Sequence[int]) -> None:
         assert not self.open
@@ -268,7 +259,7 @@ class Scripted:
 
 
 class Said:
-    """An answer of a scripted sequence: iterate for its steps."""
+    """An answer of a scripted sequence: iterate over its steps."""
 
     def __init__(
         self,

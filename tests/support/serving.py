@@ -1,4 +1,4 @@
-"""dflash-serve as a process, on the small pair that comes with the package."""
+"""dflash-serve as a child process, with the bundled pair."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 
 START_S = 240.0
-"""Seconds after which a server that does not start, end or come to rest is taken to hang."""
+"""Seconds after which a server that does not start, end or become idle counts as hanging."""
 COMMAND = "import sys; from dflash_gguf.serve.command import main; sys.exit(main())"
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'assistant' %}def {{ m.content }}\n"
@@ -29,7 +29,7 @@ TEMPLATE = (
 
 
 class Served:
-    """A running server. `log` is what it has written."""
+    """A running server; `log` is its standard error."""
 
     def __init__(self, *flags: str, env: dict[str, str] | None = None, wait: bool = True) -> None:
         self.log = ""
@@ -54,7 +54,6 @@ class Served:
             self.log += line
 
     def wait_for(self, pattern: str) -> re.Match[str]:
-        """Until the log holds a pattern."""
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
             if found := re.search(pattern, self.log):
@@ -68,18 +67,16 @@ class Served:
         return self.client.get(path, **settings)
 
     def post(self, path: str, body: Any = None, **settings: Any) -> httpx.Response:
-        """Asks; a body that is not bytes is sent as JSON."""
+        """Sends a POST request; a body that is not bytes is sent as JSON."""
         data = body if isinstance(body, bytes) else json.dumps(body or {}).encode()
         return self.client.post(path, content=data, **settings)
 
     def answer(self, path: str, **body: Any) -> Any:
-        """What a good request is answered."""
         found = self.post(path, body)
         assert found.status_code == 200, found.text
         return found.json()
 
     def events(self, path: str, **body: Any) -> list[Any]:
-        """The events of a stream, without the mark at its end."""
         data = json.dumps({"stream": True, **body}).encode()
         found = []
         with self.client.stream("POST", path, content=data) as response:
@@ -91,7 +88,7 @@ class Served:
 
     @contextlib.contextmanager
     def raw(self, path: str, **body: Any) -> Iterator[socket.socket]:
-        """A connection over which a request was sent; it is closed behind the with block."""
+        """Sends a request over a new connection, which the with block closes at its end."""
         data = json.dumps(body).encode()
         head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
         with socket.create_connection((self.host, self.port), 30) as connection:
@@ -100,34 +97,29 @@ class Served:
 
     @property
     def engine_pid(self) -> int:
-        """The engine process."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         return int(children.read_text().split()[0])
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is being answered or waits."""
         return not any(slot["is_processing"] for slot in self.get("/slots").json())
 
     def wait_idle(self) -> None:
-        """Waits until nothing is being answered."""
         self.wait_until(lambda: self.is_idle)
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Waits until a condition holds."""
         deadline = time.monotonic() + START_S
         while not condition():
             assert time.monotonic() < deadline, self.log
             time.sleep(0.01)
 
     def metric(self, name: str) -> int:
-        """Returns a count of /metrics; its totals are of the answers that have ended."""
+        """Returns a counter of /metrics, which counts completed answers."""
         found = re.search(rf"^llamacpp:{name} (\S+)$", self.get("/metrics").text, re.MULTILINE)
         assert found is not None
         return int(float(found[1]))
 
     def close(self) -> int:
-        """Ends the server; its exit code."""
         self.client.close()
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
@@ -141,6 +133,6 @@ class Served:
 
 
 def tiny(*flags: str, **settings: Any) -> Served:
-    """A server of the pair that comes with the package, on one thread, greedy."""
+    """Starts a server with the bundled pair, on one thread, greedy."""
     context = ("-m", "python-tiny", "-t", "1", "--temp", "0", "--chat-template", TEMPLATE)
     return Served(*context, *flags, **settings)

@@ -1,4 +1,4 @@
-"""Simulated machines and drafters, on which rules can be tried without a model or a clock."""
+"""Simulated machines and drafters, to test controllers without a model or a clock."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ BLOCK = 15
 
 @dataclass
 class Machine:
-    """Milliseconds of a pass by rows, what a tree's pass costs times that, and of a draft.
+    """A machine, by the milliseconds of a pass of n rows and of a draft of n positions.
 
-    ranking: what a draft with ranked candidates takes more. slower: what drafts of a proposer take
-    times `draft`.
+    tree: factor of passes with trees. ranking: extra milliseconds of ranked drafts.
+    slower: factor of draft times by proposer.
     """
 
     rows: Callable[[int], float]
@@ -43,11 +43,10 @@ class Machine:
 
     @property
     def plain(self) -> float:
-        """A plain round, on average."""
         return self.rows(1) * (1.0 + self.noise)
 
     def run(self, done: Round, rng: np.random.Generator) -> None:
-        """Fills in what a round took; the first ones of a shape take longer."""
+        """Sets a round's durations; the first rounds of a shape take longer."""
         blur = 1.0 + self.noise * rng.standard_exponential(2)
         factor = self.tree if done.is_tree else 1.0
         rows_ms = factor * self.rows(done.n_rows) + self._first(
@@ -65,26 +64,26 @@ class Machine:
 
 
 def slow() -> Machine:
-    """Every row costs: a small model on a CPU."""
+    """A small model on a CPU: every row costs time."""
     return Machine(lambda rows: 10 + 4 * (rows - 1), lambda n: 6 + n, tree=1.05)
 
 
 def fast() -> Machine:
-    """Rows are nearly free up to eight, and a ninth costs more than all of them: a GPU."""
+    """A GPU: up to eight rows are nearly free, and the ninth costs more than all others."""
     return Machine(lambda rows: 20 + 0.2 * rows + (12 if rows > 8 else 0), lambda _: 2)
 
 
 def wide() -> Machine:
-    """A hundred rows cost less than three: a large model on a large GPU."""
+    """A large model on a large GPU: 100 rows cost less than twice one row."""
     return Machine(lambda rows: 20 + 0.15 * rows, lambda _: 2)
 
 
 @dataclass
 class Text:
-    """How often the target takes the drafter's best candidate, and its others if not that.
+    """A text, by the probabilities that the target accepts the best candidate, or else another.
 
-    sure: what the drafter claims of its best candidate; None: the truth.
-    spread: the chance changes from draft to draft by so much up or down, and the claim with it.
+    sure: probability that the drafter claims for its best candidate; None: the true one.
+    spread: random change of both probabilities from draft to draft.
     """
 
     best: float
@@ -93,7 +92,7 @@ class Text:
     spread: float = 0.0
 
     def draft(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """The true chances [K] of every position's candidates, and what the drafter claims."""
+        """Returns true probabilities [K] of candidates, and the drafter's log scores."""
         best = float(np.clip(self.best + self.spread * rng.uniform(-1, 1), 0.0, 0.999))
         shares = 0.5 ** np.arange(1, K)
         truth = np.append(best, (1.0 - best) * self.others * shares)
@@ -103,7 +102,7 @@ class Text:
 
 
 class Drafter(MadeUpProposer):
-    """Proposes by a text that stays the same for a round, in the order of what it claims."""
+    """Proposes by `text`, fixed for a round, in the order of claimed probabilities."""
 
     max_draft = BLOCK
 
@@ -132,7 +131,7 @@ class Drafter(MadeUpProposer):
         return best_first_tree(root, candidates, request.n_nodes)
 
     def chosen(self, request: SpeculativeState) -> Iterator[int]:
-        """The target's tokens of the positions to come, K for one that was no candidate."""
+        """Yields the target's next tokens as candidate indices; K: no candidate."""
         truth = request.notes[self.name][0]
         probs = np.append(truth, 1.0 - truth.sum())
         while True:
@@ -155,7 +154,7 @@ class Drafter(MadeUpProposer):
 
 
 class Play:
-    """Requests that decode together; its time is what their rounds took."""
+    """Requests that decode together, on simulated time."""
 
     def __init__(
         self,
@@ -177,14 +176,13 @@ class Play:
         self.join(n_requests)
 
     def join(self, n_requests: int) -> None:
-        """More requests begin to decode."""
         if not self.requests:
             self._speculator.end_back_off()
         for _ in range(n_requests):
             self.requests.append(SpeculativeState(None, [0], DraftScorer(DecodeConfig())))
 
     def round(self, n_left: int = 10_000) -> Round:
-        """Runs a round, in which no answer may take more than n_left tokens."""
+        """Runs a round in which no answer may take more than n_left tokens."""
         done = Round(100 + sum(len(x.history) - 1 for x in self.requests), len(self.requests))
         for request in self.requests:
             request.n_left, request.n_room = n_left, 256
@@ -210,7 +208,7 @@ class Play:
         return done
 
     def speed(self, ms: float) -> float:
-        """Tokens a millisecond of the next rounds, until so much time has gone by."""
+        """Returns the tokens per millisecond over the next `ms` simulated milliseconds."""
         n_tokens, start = self.n_tokens, self.ms
         while self.ms < start + ms:
             self.round()
@@ -225,7 +223,6 @@ def answer(
     n_tokens: int = 512,
     seed: int = 0,
 ) -> tuple[float, list[Round]]:
-    """Milliseconds of an answer, and its rounds."""
     play = Play(machine, [drafter], controller, seed=seed)
     while play.n_tokens < n_tokens:
         play.round(n_tokens - play.n_tokens)

@@ -1,8 +1,7 @@
 """Random models of every architecture and weight type, written in milliseconds.
 
-Sizes are awkward where a type lets them be: widths that no vector divides, heads of 40, more query
-heads than key heads, a vocabulary that is no multiple of 32. Values are drawn so that activations
-stay near 1, which random blocks would not.
+Sizes are odd where a type allows it: widths that no vector divides, heads of 40. Values keep
+activations near 1, which random blocks would not.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ _HYBRID = {"n_layer": 3, "attention_interval": 2, "rope_dims": 16}
 
 
 def _shape(arch: str, heads: tuple[int, int, int], **more: Any) -> Shape:
-    """heads: of queries, of keys, and their size."""
+    """Returns a shape; heads: number of query heads, of K/V heads, and head size."""
     n_head, n_head_kv, head_dim = heads
     sizes = {"n_layer": 2, "n_embd": 0, "n_ff": 0, "rope_dims": head_dim, **_SHARED, **more}
     return Shape(arch=arch, n_head=n_head, n_head_kv=n_head_kv, head_dim=head_dim, **sizes)
 
 
-# Widths of attention and recurrence are 256, so that their products have every type too.
+# Attention and recurrence are 256 wide, so that their products exist in every type.
 SHAPES = {
     "llama": _shape(Arch.LLAMA, (4, 2, 64)),
     "llama, heads of 40": _shape(Arch.LLAMA, (6, 3, 40)),
@@ -92,25 +91,25 @@ ONE_HEAD = {
         Arch.QWEN35, (1, 1, 32), n_k_heads=2, n_v_heads=8, d_state=32, **_HYBRID | {"n_layer": 2}
     ),
 }
-"""For contexts so long that more heads would take minutes."""
+"""Shapes for long contexts, where more heads would take minutes."""
 UNEVEN = {
     "qwen35, heads of 40": _shape(
         Arch.QWEN35, (4, 2, 40), n_k_heads=2, n_v_heads=8, d_state=12, **_HYBRID
     )
 }
-"""Heads and recurrent states that no vector divides."""
+"""Shapes with head and state sizes that no vector divides."""
 WIDTHS = {1: (100, 171), 32: (96, 160), 256: (256, 512)}
-"""Of the residual stream and of the feed-forward part, by the elements of a block."""
+"""Widths of the residual stream and of the FFN, by number of elements in a block."""
 WIDE_TYPE = "q4_K"
-"""A type of the widest ones."""
+"""A type with the widest blocks."""
 
 WEIGHT_TYPES = ("f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_K", "q3_K")
 WEIGHT_TYPES += ("q4_K", "q5_K", "q6_K", "iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs")
 WEIGHT_TYPES += ("iq3_s", "iq4_nl", "iq4_xs", "tq1_0", "tq2_0", "mxfp4")
 NEED_IMPORTANCES = ("iq1_s", "iq2_xxs", "iq2_xs")
-"""Types that nothing is quantised to without an importance matrix: their blocks are random bits."""
+"""Types without quantisation unless there is an importance matrix: blocks are random bits."""
 SLOW = ("iq1_m", "iq2_s", "iq3_xxs", "iq3_s", "iq4_xs")
-"""Types that are slow to quantise to: their blocks are drawn from a few."""
+"""Types that are slow to quantise: blocks are drawn from a small pool."""
 _N_POOL = 64
 
 
@@ -119,12 +118,11 @@ def _type(name: str) -> gguf.GGMLQuantizationType:
 
 
 def block_of(type_name: str) -> int:
-    """Elements of a block."""
     return int(gguf.GGML_QUANT_SIZES[_type(type_name)][0])
 
 
 def sized(kind: str, type_name: str) -> Shape:
-    """The shape of a kind with widths that fit a weight type."""
+    """Returns the shape of a kind with widths that fit a weight type."""
     shape = (SHAPES | ONE_HEAD | UNEVEN)[kind]
     n_embd, n_ff = WIDTHS[block_of(type_name)]
     experts = shape.experts
@@ -155,10 +153,10 @@ def _values(
 
 
 def _drawn(type_name: str, n_rows: int, n_columns: int, random: np.random.Generator) -> Any:
-    """Random blocks, whose first two bytes are the scale, of values of a matrix."""
+    """Returns random blocks with scales that give a matrix's usual values."""
     n_elements, n_bytes = gguf.GGML_QUANT_SIZES[_type(type_name)]
     blocks = random.integers(0, 256, (n_rows * n_columns // n_elements, n_bytes), dtype=np.uint8)
-    for scale in (1.0, None):  # once to see how large the values are
+    for scale in (1.0, None):  # the first pass measures the size of values
         if scale is None:
             found = gguf.dequantize(blocks.reshape(n_rows, -1), _type(type_name))
             scale = 1 / (found.std() * math.sqrt(n_columns))
@@ -168,7 +166,7 @@ def _drawn(type_name: str, n_rows: int, n_columns: int, random: np.random.Genera
 
 @cache
 def _pool(type_name: str) -> NDArray[np.uint8]:
-    """Blocks of values between those of the narrowest and the widest matrix."""
+    """Returns blocks with values between those of the narrowest and the widest matrix."""
     values = np.random.default_rng(1).standard_normal((_N_POOL, block_of(type_name)), np.float32)
     return quantize(values / np.float32(math.sqrt(WIDTHS[block_of(type_name)][1])), type_name)
 
@@ -176,7 +174,7 @@ def _pool(type_name: str) -> NDArray[np.uint8]:
 def _stored(
     name: str, values: NDArray[np.float32], type_name: str, random: np.random.Generator
 ) -> tuple[NDArray[Any], gguf.GGMLQuantizationType]:
-    """A tensor as it lies in the file: of the type, where rows are whole blocks of it."""
+    """Returns a tensor's stored data and type: quantised if its rows are whole blocks."""
     loose = ("conv1d", "gate_inp", ".bias")
     is_matrix = values.ndim >= 2 and not any(part in name for part in loose)
     n_columns = values.shape[-1]
@@ -201,7 +199,7 @@ def _add(writer: gguf.GGUFWriter, meta: Metadata) -> None:
         "array": writer.add_array,
     }
     for key, (kind, value) in meta.values.items():
-        if key != Key.GENERAL_ARCHITECTURE:  # which the writer adds
+        if key != Key.GENERAL_ARCHITECTURE:
             add[kind](key, value)
 
 
@@ -214,10 +212,10 @@ def write_small(
     is_wide: bool = False,
     decay_bias: float = 0.0,
 ) -> Path:
-    """Writes a model of SHAPES, ONE_HEAD or UNEVEN whose matrices have a type of WEIGHT_TYPES.
+    """Writes a model of SHAPES, ONE_HEAD or UNEVEN with matrices of type_name.
 
-    is_wide: rows of 256, which blocks of every type fit. decay_bias: of recurrent layers, far below
-    0 for states that last.
+    is_wide: rows of 256, whole blocks of every type. decay_bias: far below 0 for recurrent states
+    that decay slowly.
     """
     shape = sized(kind, WIDE_TYPE if is_wide else type_name)
     meta = metadata(shape, kind, "f32")
@@ -230,7 +228,7 @@ def write_small(
 def write_small_drafter(
     path: Path, kind: str, type_name: str, target: Path, target_type: str, seed: int = 0
 ) -> Path:
-    """Writes a random drafter for a model of `write_small` with the widths of target_type."""
+    """Writes a random drafter for a model of write_small(), with the widths of target_type."""
     of = sized(kind, target_type)
     shape = Shape(
         **_SHARED | {"tied": True, "arch": Arch.DFLASH, "n_layer": 2},
@@ -249,7 +247,7 @@ def write_small_drafter(
 
 
 def retyped(source: Path, path: Path, type_name: str) -> Path:
-    """Writes `source` with its matrices in another type, where rows are whole blocks of it."""
+    """Copies a GGUF file with matrices in another type, if their rows are whole blocks of it."""
     reader = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(path, str(reader.fields[Key.GENERAL_ARCHITECTURE].contents()))
     for key, field in reader.fields.items():

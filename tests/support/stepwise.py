@@ -1,4 +1,4 @@
-"""A made-up head that drafts step by step and keeps K/V of full length, as MTP or EAGLE-3 would."""
+"""A made-up drafter that drafts step by step with K/V of all positions, like MTP or EAGLE-3."""
 
 from __future__ import annotations
 
@@ -19,19 +19,18 @@ Rows = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def row_of(token: int, position: int) -> Rows:
-    """What the head keeps of a token."""
     return np.random.default_rng((token + 1, position)).standard_normal(WIDTH)
 
 
 def step(rows: Rows, token: int, n_vocab: int) -> tuple[int, int]:
-    """The best and the second token after one, given what is kept of those before it."""
+    """Returns the best and the second next token, given the rows of earlier tokens."""
     state = rows.sum(axis=0) + row_of(token, len(rows))
     best = int(abs(state[0]) * 1e4) % n_vocab
     return best, (best + 1 + int(abs(state[1]) * 1e4) % (n_vocab - 1)) % n_vocab
 
 
 class KeptRows:
-    """Rows of every sequence, one for each of its tokens."""
+    """Stored rows, one per token of every sequence."""
 
     def __init__(self) -> None:
         self.of: WeakKeyDictionary[Any, Rows] = WeakKeyDictionary()
@@ -51,7 +50,7 @@ class KeptRows:
 
 
 class Stepwise(MadeUpProposer):
-    """Two candidates a step, the second a leaf; a pass for each step, for all sequences at once."""
+    """Two candidates per step, the second a leaf; one pass per step for all sequences."""
 
     name = "stepwise"
     max_draft = 5

@@ -1,4 +1,4 @@
-"""A made-up kind of drafter: what followed the last token when it stood there before."""
+"""A made-up drafter that repeats the tokens after the last token's previous occurrence."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from dflash_gguf.speculative.tree import Tree
 
 
 class Echo(MadeUpProposer):
-    """Needs no model of its own."""
-
     name = "echo"
     max_draft = 6
 
@@ -27,7 +25,7 @@ class Echo(MadeUpProposer):
         earlier = [i for i in range(len(seen) - 1) if seen[i] == seen[-1]]
         if not earlier:
             path = [seen[-1]] * n
-        else:  # and again from there, where the text ends too soon
+        else:
             period = seen[earlier[-1] + 1 :]
             path = [period[i % len(period)] for i in range(n)]
         self.n_proposed += n
@@ -42,5 +40,4 @@ class Echo(MadeUpProposer):
 
 
 def make(sequence: DraftSource) -> Echo:  # noqa: ARG001
-    """For any sequence."""
     return Echo()

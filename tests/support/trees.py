@@ -1,4 +1,4 @@
-"""Trees to verify: their shapes, their tokens, and what serial runs make of their nodes."""
+"""Verify trees: shapes, tokens, and the expected rows of serial runs."""
 
 from __future__ import annotations
 
@@ -8,36 +8,32 @@ from numpy.typing import NDArray
 from dflash_gguf.native import Prefix, Sequence
 
 N_CHOICES = 5
-"""Tokens a tree draws from, so that cousins often agree: only their ancestors tell them apart."""
+"""Tokens to choose from: few, so that cousins often agree and only their ancestors differ."""
 
 
 def star(n: int) -> list[int]:
-    """A root and n - 1 leaves."""
     return [-1] + [0] * (n - 1)
 
 
 def deep(n: int) -> list[int]:
-    """A chain."""
     return list(range(-1, n - 1))
 
 
 def comb(n: int) -> list[int]:
-    """A spine of the odd nodes, each with a leaf as its sibling."""
+    """Returns parents of a main chain of odd nodes, each with a leaf as its sibling."""
     return [-1, *(max(0, i - 1 - (i + 1) % 2) for i in range(1, n))]
 
 
 def bushy(n: int) -> list[int]:
-    """Two children a node."""
     return [-1, *((i - 1) // 2 for i in range(1, n))]
 
 
 def scattered(n: int, random: np.random.Generator) -> list[int]:
-    """Any earlier node as a parent, recent ones more often."""
+    """Returns random parents of n nodes, recent nodes more often."""
     return [-1, *(int(i * random.beta(2, 1)) for i in range(1, n))]
 
 
 def path_to(parents: list[int], node: int) -> list[int]:
-    """Nodes from the root to `node`."""
     path = [node]
     while parents[path[-1]] >= 0:
         path.append(parents[path[-1]])
@@ -45,7 +41,6 @@ def path_to(parents: list[int], node: int) -> list[int]:
 
 
 def tokens_for(parents: list[int], random: np.random.Generator, n_vocab: int) -> list[int]:
-    """Random tokens, different among siblings."""
     tokens = [int(random.integers(n_vocab))]
     for node in range(1, len(parents)):
         taken = {tokens[x] for x in range(1, node) if parents[x] == parents[node]}
@@ -58,9 +53,9 @@ def tokens_for(parents: list[int], random: np.random.Generator, n_vocab: int) ->
 def serial_logits(
     sequence: Sequence, start: Prefix, tokens: list[int], parents: list[int]
 ) -> NDArray[np.float32]:
-    """Every node's row from a run of its path alone after `start`, float32 [n_nodes, n_vocab].
+    """Returns each node's row by a run of its path after `start`, float32 [n_nodes, n_vocab].
 
-    The sequence is one that never verifies.
+    The sequence never verifies.
     """
     rows = np.full((len(tokens), sequence.engine.model.n_vocab), np.nan, dtype=np.float32)
     leaves = set(range(len(tokens))) - set(parents)
@@ -72,7 +67,7 @@ def serial_logits(
 
 
 def cousins(tokens: list[int], parents: list[int]) -> list[tuple[int, int]]:
-    """Pairs of nodes with the same token and depth that differ in some ancestor."""
+    """Returns pairs of nodes with equal token and depth, but different ancestors."""
     depth = [len(path_to(parents, x)) for x in range(len(parents))]
     n = range(len(parents))
     return [(a, b) for a in n for b in range(a) if tokens[a] == tokens[b] and depth[a] == depth[b]]

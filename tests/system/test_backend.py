@@ -1,4 +1,4 @@
-"""dflash-backend: devices, and modules compiled for the installed ggml."""
+"""dflash-backend lists devices and compiles modules for the installed ggml."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ else:
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own, where the backends that it loads stay."""
+    """Runs dflash-backend in a child process, which keeps loaded backends out of this one."""
     return subprocess.run(
         [sys.executable, "-c", COMMAND, *arguments],
         env={**os.environ, **environment},
@@ -40,7 +40,6 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
-    """A cache with the sources that are there already."""
     folder = tmp_path / "cache"
     folder.mkdir()
     sources = fetch()
@@ -49,7 +48,7 @@ def cache(tmp_path: Path) -> Path:
 
 
 def test_a_module_is_compiled_once(cache: Path, tmp_path: Path) -> None:
-    """With a cmake that copies a module instead of compiling one."""
+    """A fake cmake copies a module instead of compiling one."""
     log, built = tmp_path / "cmake.log", compiled_device(tmp_path / "built.so")
     cmake = tmp_path / "bin" / "cmake"
     cmake.parent.mkdir()
@@ -95,7 +94,7 @@ def test_what_is_missing_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_a_library_that_is_missing_is_one_sentence(tmp_path: Path) -> None:
-    """As cuBLAS or the driver, of a llama-cpp-python with CUDA."""
+    """llama-cpp-python with CUDA may lack cuBLAS or the driver."""
     package = tmp_path / "llama_cpp"
     (package / "lib").mkdir(parents=True)
     (package / "__init__.py").write_text("raise RuntimeError('libmissing.so: cannot open')")

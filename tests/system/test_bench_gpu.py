@@ -1,4 +1,4 @@
-"""The script for GPUs, tried on the CPU with tiny shapes."""
+"""scripts/bench_gpu.py on the CPU with tiny shapes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def run(folder: Path, *arguments: str) -> list[dict[str, Any]]:
 
 
 def of_part(lines: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
-    """A part's lines without the closing one, which must report no error."""
+    """Returns a part's lines without its last line, which must report no error."""
     *found, end = (line for line in lines if line["part"] == name)
     assert set(end) == {"part", "seconds_in_all"}, end
     return found
@@ -77,7 +77,7 @@ def test_every_part_measures(tmp_path: Path) -> None:
         inside = line["submit_ms"] + line["wait_ms"]
         assert 0 < line["outside_ms"] < line["ms"]["round"]
         assert inside + line["outside_ms"] == pytest.approx(line["ms"]["round"], abs=0.01)
-        assert line["arena_grew_bytes"] == line["read_bytes"] == 0  # host memory is not copied
+        assert line["arena_grew_bytes"] == line["read_bytes"] == 0
     *_, last = memory = of_part(lines, "memory")
     filled = [x["position"] for x in memory if "tokens_per_s" in x and "kind" not in x]
     assert len(filled) == 8
@@ -85,7 +85,7 @@ def test_every_part_measures(tmp_path: Path) -> None:
     assert filled[-1] < last["position"]
     assert memory[0]["planned_bytes"] == last["allocated_bytes"]
     assert last["position"] <= last["n_ctx"] == QUICK.n_long
-    assert last["position"] > QUICK.n_long / 4  # rounds may end long before the room for them
+    assert last["position"] > QUICK.n_long / 4  # rounds may end well before the context is full
     prompts = of_part(lines, "prefill")
     assert [x["tokens"] for x in prompts] == list(QUICK.prompts) * 2
     assert all(("ratio" in x) == (index >= len(QUICK.prompts)) for index, x in enumerate(prompts))
@@ -133,7 +133,6 @@ def test_a_backend_that_is_there_is_measured_without_a_build(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("is_there", [False, True])
 def test_a_backend_that_cannot_be_built_is_one_sentence(tmp_path: Path, is_there: bool) -> None:
-    """Without sources, and where what is in the cache is no backend."""
     module = module_path("vulkan", tmp_path)
     if is_there:
         module.parent.mkdir()
@@ -192,7 +191,7 @@ def test_the_error_of_a_process_is_one_sentence(code: str, error: str) -> None:
 
 
 def test_a_process_may_end_what_it_started(tmp_path: Path) -> None:
-    """As ninja does, whose compilers are in groups of their own."""
+    """The child ends its own children, like ninja, whose compilers have process groups."""
     done = tmp_path / "done"
     child = python(
         "import signal, sys, time\n"
@@ -206,7 +205,7 @@ def test_a_process_may_end_what_it_started(tmp_path: Path) -> None:
 
 
 def test_a_copy_is_waited_for() -> None:
-    """Rejects the rate of a copy that is only queued, which is more than any memory moves."""
+    """A copy that is only queued would give a rate beyond any memory's."""
     assert 0 < copied_gb_per_s("CPU", 8 << 20, n_runs=3) < 1e4
 
 

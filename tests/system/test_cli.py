@@ -1,4 +1,4 @@
-"""Processes of dflash-run: a real model, a closed pipe and Ctrl-C."""
+"""dflash-run as a process: a real model, a closed pipe and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -59,7 +59,6 @@ def test_ctrl_c_ends_the_answer_and_prints_the_figures() -> None:
 
 
 def test_an_impatient_ctrl_c_gets_no_traceback() -> None:
-    """Again and again until the process has gone, with the package's own small pair."""
     flags = ["-p", "def f(x):", "-n", "8000", "--ignore-eos"]
     with subprocess.Popen(
         [sys.executable, "-m", "dflash_gguf", *flags],

@@ -1,4 +1,4 @@
-"""The scripts that hold a real model against llama.cpp, in their short form."""
+"""Short runs of the scripts that compare a real model with llama.cpp."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "bench"
 
 
 def run(name: str, *arguments: str) -> dict[str, Any]:
-    """The JSON object a script ends with."""
     done = subprocess.run(
         [sys.executable, str(SCRIPTS / name), *arguments], capture_output=True, text=True
     )
@@ -28,7 +27,7 @@ def run(name: str, *arguments: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def f16(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Converts SmolLM2 to f16, as each engine quantises activations differently."""
+    """SmolLM2 in f16, because engines quantise activations differently for other types."""
     folder: Path = tmp_path_factory.mktemp("smollm2")
     return convert(make_smollm2(folder / "hf"), folder / "smollm2.gguf", "f16")
 
@@ -37,14 +36,13 @@ def test_distributions_and_greedy_text_are_those_of_llama_cpp(f16: Path) -> None
     short = ("--prompts", "3", "--greedy", "1", "--tokens", "16", "-t", "1")
     (found,) = run("logits.py", str(f16), *short)["results"]
     assert (found["float"], found["positions"]) == (True, 96)
-    assert found["kl_mean"] <= 1e-4  # observed: 4e-6
+    assert found["kl_mean"] <= 1e-4
 
 
 def test_a_quantised_cache_loses_no_more_than_in_llama_cpp(f16: Path) -> None:
-    """Bounds our loss by llama.cpp's plus 4 standard errors of the difference over positions.
+    """Divergence by q4_0 K/V is at most llama.cpp's plus 4 standard errors over positions.
 
-    The ratio of the losses varies from 0.7 to 1.3 between chunks of the text. Without the rotation
-    llama.cpp's loss is 10 standard errors above ours.
+    Without rotation llama.cpp's divergence is 10 standard errors above ours.
     """
     short = ("--pairs", "q4_0/q4_0", "--chunks", "1", "-t", "1")
     (found,) = run("kv_loss.py", str(f16), *short)["results"]

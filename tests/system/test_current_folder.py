@@ -1,6 +1,6 @@
 """Commands and their child processes import nothing from the current folder.
 
-A user may start a command within a downloaded model's folder, which may hold an argparse.py.
+A downloaded model's folder may contain an argparse.py.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MINE = "import argparse, json, sys; print(json.dumps([__name__, *sys.argv]))"
 
 @pytest.fixture
 def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Makes a current folder in which every importable name reports itself; returns the report."""
+    """Fills the current folder with modules that report their import; returns the report."""
     report, folder = tmp_path / "report", tmp_path / "current"
     folder.mkdir()
     names = {module.name for module in pkgutil.iter_modules()} | sys.stdlib_module_names
@@ -39,7 +39,6 @@ def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def start(command: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-    """Starts an installed command."""
     return subprocess.Popen(
         [str(Path(sysconfig.get_path("scripts"), command)), *arguments],
         env={**os.environ, **environment},
@@ -50,13 +49,12 @@ def start(command: str, *arguments: str, **environment: str) -> subprocess.Popen
 
 
 def check(trap: Path, said: str, words: str) -> None:
-    """Asserts that no trap was imported and that the command got as far as these words."""
+    """Asserts that no trap was imported and that the output contains `words`."""
     assert not trap.exists(), f"imported from the current folder: {trap.read_text()}"
     assert words in said, said
 
 
 def check_trials(trap: Path) -> None:
-    """Asserts that the trial of each extra buffer type came to its end."""
     if types := extra_buffer_types():
         file = trap.parent / "cache" / "dflash-gguf" / "buffer-types.json"
         assert set(json.loads(file.read_text())["value"]) == set(types)
@@ -96,7 +94,7 @@ def test_dflash_backend(trap: Path) -> None:
     check(trap, said, "CPU: ")
     no_index = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": ""}
     said, _ = start("dflash-backend", "build", "vulkan", *cache, **no_index).communicate()
-    check(trap, said, "No matching distribution found")  # pip's own words
+    check(trap, said, "No matching distribution found")
 
 
 def test_convert_hf_to_gguf(trap: Path) -> None:
@@ -114,7 +112,7 @@ def test_a_child_imports_from_the_users_folders(trap: Path, place: str, safe_pat
     folder.mkdir(parents=True)
     module = folder / "mine.py"
     module.write_text(MINE)
-    # A virtual environment's own python ignores the user's folder.
+    # A virtual environment's python ignores the user's site folder.
     python = Path(sys.base_prefix, "bin", f"python{sysconfig.get_python_version()}")
     done = subprocess.run(
         [str(python), *module_command("mine")[1:], "a", "b"],

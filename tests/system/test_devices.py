@@ -1,7 +1,6 @@
-"""Models on a device beside the CPU, whole and split, where a host access is a crash.
+"""Runs fake_device/on_fake_device.py in a child process: host access to device memory crashes it.
 
-The tests are those of fake_device/on_fake_device.py, in a process of their own: a loaded backend
-stays in its process, and would be the first GPU of all other tests.
+A loaded backend stays in its process, and would be the first GPU of all other tests.
 """
 
 from __future__ import annotations

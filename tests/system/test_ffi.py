@@ -1,4 +1,4 @@
-"""The library of the core in processes of their own."""
+"""The core's library in child processes."""
 
 import os
 import subprocess

@@ -1,7 +1,6 @@
-"""Normal and editable installs from the sdist, each in a fresh environment, without isolation.
+"""Normal and editable installs from the sdist, each in a new environment, without build isolation.
 
-The fresh environment sees the packages of the one that runs the tests, so nothing but our own core
-is compiled. The isolated build is the one the README's test command makes.
+The environment sees the packages of the test runner, so that only our core is compiled.
 """
 
 from __future__ import annotations
@@ -26,14 +25,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(*command: str | Path, cwd: Path) -> str:
-    """Output of a command that must succeed."""
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=clean_environment())
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
 
 def clean_environment() -> dict[str, str]:
-    """Without PYTHONPATH; a core that hardly runs compiles in half of the time unoptimised."""
+    """Drops PYTHONPATH; compiles without optimisation, since the core hardly runs here."""
     quick = "-DCMAKE_CXX_FLAGS_RELEASE=-O0 -DCMAKE_CXX_FLAGS=-DDFL_FEW_ROWS"
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return kept | {"CMAKE_ARGS": quick}
@@ -47,7 +45,7 @@ def pip(environment: Path, *arguments: str | Path, cwd: Path) -> str:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The unpacked sdist; both installs build in it, so the core is compiled once."""
+    """The unpacked sdist. Both installs build in this folder, so that the core is compiled once."""
     folder = tmp_path_factory.mktemp("sdist")
     hook = "import sys; from scikit_build_core.build import build_sdist; build_sdist(sys.argv[1])"
     run(sys.executable, "-c", hook, folder, cwd=ROOT)
@@ -59,7 +57,6 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["normal", "editable"])
 def installed(request: pytest.FixtureRequest, source: Path, tmp_path: Path) -> Path:
-    """A fresh environment with dflash-gguf in it."""
     environment = tmp_path / "environment"
     venv.create(environment, symlinks=True)
     (packages,) = environment.glob("lib/python*/site-packages")
@@ -89,7 +86,6 @@ def test_an_install_works_from_any_folder(installed: Path, source: Path, tmp_pat
 
 
 def configure(prefix: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    """CMake asked for CUDA, with the ggml under `prefix`."""
     options = ["-DGGML_CUDA=on", f"-DCMAKE_PREFIX_PATH={prefix}"]
     options.append(f"-DPython3_EXECUTABLE={sys.executable}")
     command = ["cmake", "-S", str(ROOT), "-B", str(folder), *options]
@@ -97,7 +93,7 @@ def configure(prefix: Path, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_an_install_for_cuda_without_it_is_refused(tmp_path: Path) -> None:
-    """As when pip takes a llama-cpp-python from its cache that it compiled for the CPU."""
+    """A cached wheel of llama-cpp-python may lack CUDA."""
     outer = Path(sysconfig.get_path("purelib"))
     done = configure(outer, tmp_path / "refused")
     said = " ".join(done.stderr.split())
@@ -149,7 +145,7 @@ def test_a_core_of_other_versions_is_refused(
         "try: native.devices()\n"
         "except native.Error as error: print(error)"
     )
-    # Without site's .pth files, so that no editable install answers for the package.
+    # -S skips .pth files, so that no editable install provides the package.
     packages = site.getsitepackages()
     code = f"import sys; sys.path += {packages!r}\n" + code
     assert message in run(sys.executable, "-S", "-c", code, cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""The pairs that come with the package: the law; one is llama.cpp's too and runs unasked."""
+"""The bundled pairs: drafting changes no text, and llama.cpp computes the same target."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dflash_gguf.bench.prompts import Prompt
 
 N_PROMPTS, N_TOKENS = {"python-tiny": 6, "smollm2": 2}, {"python-tiny": 64, "smollm2": 48}
 INSTRUCTION = {"python-tiny": None, "smollm2": "Complete the following Python function."}
-NOISE = 0.15  # logits: what 8-bit weights and half-precision K/V make of another batch shape
+NOISE = 0.15  # effect, in logits, of the batch shape with 8-bit weights and F16 K/V
 SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "sampled": {"temperature": 0.8, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
@@ -42,7 +42,7 @@ def decoder(model: str) -> Iterator[dflash_gguf.Decoder]:
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_drafting_changes_nothing(decoder: dflash_gguf.Decoder, model: str, name: str) -> None:
-    """On beginnings of functions from modules that no drafter was trained on."""
+    """Prompts come from modules that no drafter was trained on."""
     plain = dflash_gguf.DecodeConfig(
         max_tokens=N_TOKENS[model], seed=3, draft="none", **SETTINGS[name]
     )
@@ -56,11 +56,11 @@ def test_drafting_changes_nothing(decoder: dflash_gguf.Decoder, model: str, name
             if kind == "chain":
                 rounds += result.rounds
                 tokens += result.n_decoded
-    assert tokens > 1.2 * rounds  # drafts are accepted, so the law was put to the test
+    assert tokens > 1.2 * rounds
 
 
 def test_llama_cpp_computes_the_same_target(tmp_path: Path) -> None:
-    """Compares logits of the target stored as f32, for which neither engine rounds activations."""
+    """The target is stored as f32, so that neither engine rounds activations."""
     target = retyped(bundled.TARGET, tmp_path / "target.gguf", "f32")
     settings = {"n_ctx": 64, "n_threads": 1, "cache_type_k": "f32", "cache_type_v": "f32"}
     with dflash_gguf.load(target, **settings) as decoder:
@@ -68,7 +68,7 @@ def test_llama_cpp_computes_the_same_target(tmp_path: Path) -> None:
             "def quicksort(items):\n    if len(items) < 2:\n        return items\n"
         )
         found = decoder.logits(tokens)
-    # Observed: 3e-6. A wrong layer changes logits by whole units.
+    # Observed: 3e-6. A wrong layer changes logits by more than 1.
     np.testing.assert_allclose(found, llama_logits(target, tokens), atol=1e-3)
 
 

@@ -1,4 +1,4 @@
-"""llama.cpp's own speculative decoder takes a drafter that we converted."""
+"""llama.cpp's speculative decoder runs a converted drafter."""
 
 from __future__ import annotations
 
@@ -42,5 +42,5 @@ def test_draft_dflash_accepts_our_drafter(tmp_path: Path) -> None:
     assert f"block_size=8, mask_token_id=4, n_extract={len(TAPS)}" in output
     drafted = re.search(r"n_drafted\s*=\s*(\d+)", output)
     assert drafted is not None, output[-3000:]
-    # Random weights are never right: a round drafts 7 tokens and yields one.
+    # Random drafts are never accepted: each round drafts 7 tokens and yields one.
     assert int(drafted[1]) >= 7 * 6

@@ -1,4 +1,4 @@
-"""Extra buffer types are tried in a child, and what it settled is remembered for this very ggml."""
+"""Extra buffer types are tried in a child process, and results are cached for one ggml build."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from dflash_gguf.native.proof import proven_buffer_types
 
 
 class Children:
-    """Fake children: how each buffer type's trial ends, and which were tried."""
+    """Fake child processes: an ending for each buffer type, and the types that were tried."""
 
     def __init__(self, **endings: str) -> None:
         self.endings = endings
         self.tried: list[str] = []
 
     def run(self, command: list[str], **options: object) -> subprocess.CompletedProcess[bytes]:
-        """In place of subprocess.run: a real child that ends as it was told to."""
+        """Replaces subprocess.run by a real child that ends as specified."""
         name = command[-1]
         self.tried.append(name)
         ending = self.endings[name]

@@ -1,4 +1,4 @@
-"""What README and docs say exists: commands with their flags, links, files, folders, Python."""
+"""README and docs name only commands, flags, links, files and Python names that exist."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ COMMANDS: dict[str, Callable[[], argparse.ArgumentParser]] = {
 }
 FENCED = re.compile(r"^(```+)(\w*)\n(.*?)^\1$", re.MULTILINE | re.DOTALL)
 OF_OTHERS = {"--force-reinstall", "--no-cache-dir"}
-"""Flags of pip that pages name by themselves."""
+"""Flags of pip that the pages name."""
 
 
 def text_of(page: Path) -> str:
@@ -45,22 +45,19 @@ def name_of(page: Path) -> str:
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    """Code blocks of a language."""
     return [x[3] for x in FENCED.finditer(text_of(page)) if x[2] == language]
 
 
 def prose(page: Path) -> str:
-    """A page without its code blocks."""
     return FENCED.sub("", text_of(page))
 
 
 def spans(page: Path) -> list[str]:
-    """What stands between single backticks."""
     return [" ".join(span.split()) for span in re.findall(r"(?<!`)`([^`]+)`(?!`)", prose(page))]
 
 
 def command_lines(page: Path) -> Iterator[list[str]]:
-    """Words of every command of ours in the page's shell blocks, and in its spans with a flag."""
+    """Yields the words of our commands in a page's shell blocks and spans."""
     shell = [block.replace("\\\n", " ") for block in blocks(page, "sh")]
     lines = [line for block in shell for line in block.splitlines()]
     for block in blocks(page, "console"):
@@ -121,7 +118,6 @@ def test_flags_that_are_named_exist(page: Path) -> None:
 
 
 def option_strings(parser: argparse.ArgumentParser) -> Iterator[str]:
-    """Of a parser and of its subcommands."""
     for action in parser._actions:
         yield from action.option_strings
         if isinstance(action, argparse._SubParsersAction):
@@ -141,7 +137,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """Of its headings, as hubs make them."""
+    """Returns the anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", x.lower()).replace(" ", "-") for x in headings}
 

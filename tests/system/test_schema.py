@@ -1,4 +1,4 @@
-"""The C++ header that scripts/render_schema.py writes."""
+"""The C++ header written by scripts/render_schema.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scripts that bring llama.cpp and measure against it."""
+"""Scripts that fetch llama.cpp and measure against it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ def test_two_first_builds_at_once_share_a_cache(tmp_path: Path) -> None:
     tool = folder / "llama-speculative-simple"
     shown = subprocess.run([str(tool), "--help"], capture_output=True, text=True)
     assert "draft-dflash" in shown.stdout
-    # Nothing temporary is left beside the tools and the sources.
     assert sorted(tmp_path.iterdir()) == sorted([folder, sources.fetch(tmp_path)])
 
 
@@ -60,7 +59,7 @@ def test_a_random_drafter_runs_in_both_engines(tmp_path: Path) -> None:
     few = ["--part", "accepted", *short, "--prompts", "1", "--max-tokens", "8"]
     rounds = last_line("draft.py", target, drafter, *few)["results"]
     assert isinstance(rounds, dict)
-    # Random weights are never right, so either engine needs a round for each token.
+    # Random drafts are never accepted, so both engines need one round per token.
     assert rounds["our_rounds"] == rounds["their_rounds"] == 7
     bench = [target, drafter, "--part", "a", *short, "--pairs", "1", "--rounds", "1"]
     work = last_line("draft.py", *bench)["results"]
@@ -71,13 +70,7 @@ def test_a_random_drafter_runs_in_both_engines(tmp_path: Path) -> None:
 
 @pytest.mark.model
 def test_the_shipped_pair_drafts_in_llama_cpp_what_it_drafts_here(tmp_path: Path) -> None:
-    """Compares rounds of the pair stored as f32, for which neither engine rounds activations.
-
-    The engines' logits then differ by 3e-6. The two best logits are as close to each other at 5
-    tokens and 2 candidates in a million, so among the 330 tokens and 450 candidates of this test
-    one tie has a probability of 0.3 %, and two have 4 in a million. A wrong mask or position
-    changes most rounds.
-    """
+    """Logits of the f32 pair differ by 3e-6, so a tie may change a round (probability: 0.3 %)."""
     file = tmp_path / "prompts.jsonl"
     lister = start("pair.py", "--list", str(file), "--prompts", "6")
     _, errors = lister.communicate(timeout=600)
@@ -104,7 +97,7 @@ def test_the_shipped_pair_drafts_in_llama_cpp_what_it_drafts_here(tmp_path: Path
 
 
 def test_our_converter_takes_no_more_memory_than_the_peers() -> None:
-    """Observed: 180 MB against 535 MB."""
+    """Observed peak memory: 180 MB for our converter, 535 MB for llama.cpp's."""
     process = start("converter.py", "--runs", "1")
     output, errors = process.communicate(timeout=600)
     assert process.returncode == 0, errors

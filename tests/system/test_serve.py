@@ -1,4 +1,4 @@
-"""dflash-serve: its routes and fields, on the small pair that comes with the package."""
+"""Routes and fields of dflash-serve, with the bundled pair."""
 
 from __future__ import annotations
 
@@ -26,19 +26,16 @@ def served() -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def decoder() -> Iterator[dflash_gguf.Decoder]:
-    """The same model without the server."""
     found = bundled.find("python-tiny")
     with dflash_gguf.load(found.target, drafter=found.drafter, n_threads=1) as loaded:
         yield loaded
 
 
 def body(path: str, **more: Any) -> dict[str, Any]:
-    """A request that a route takes."""
     return ({"messages": USER} if "chat" in path else {"prompt": CODE}) | {"max_tokens": 24} | more
 
 
 def text_of(found: Any) -> str:
-    """The words of a whole answer, whatever its form."""
     if "content" in found:
         return str(found["content"])
     choice = found["choices"][0]
@@ -46,7 +43,6 @@ def text_of(found: Any) -> str:
 
 
 def joined(events: list[Any]) -> str:
-    """The words of a stream, whatever its form."""
     text = ""
     for event in events:
         for choice in event.get("choices", [event]):
@@ -56,7 +52,7 @@ def joined(events: list[Any]) -> str:
 
 
 def plain(decoder: dflash_gguf.Decoder, path: str, **settings: Any) -> dflash_gguf.Result:
-    """What a decoder makes of `body(path)` without drafts."""
+    """Answers `body(path)` without server and drafts."""
     decoder.reset()
     settings = {"max_tokens": 24, "draft": "none"} | settings
     if "chat" in path:
@@ -109,7 +105,7 @@ def test_a_stream_of_chat_has_a_role_then_words_then_a_reason_then_the_counts(
     assert counts["usage"]["completion_tokens"] == 24
     assert {event["id"] for event in events} == {first["id"]}
     assert first["object"] == "chat.completion.chunk"
-    assert first["model"] == "python"  # the first name in alphabetical order
+    assert first["model"] == "python"
 
 
 def test_tokens_that_were_drafted_have_the_log_probabilities_of_plain_decoding(
@@ -131,7 +127,7 @@ def test_tokens_that_were_drafted_have_the_log_probabilities_of_plain_decoding(
         row -= math.log(sum(map(math.exp, row)))
         assert entry["logprob"] == pytest.approx(row[entry["id"]], abs=2e-3)
         assert [top["id"] for top in entry["top_logprobs"]] == (-row).argsort()[:5].tolist()
-    assert any(entry["logprob"] < -0.5 for entry in answers["none"])  # not 1.0 for drafted ones
+    assert any(entry["logprob"] < -0.5 for entry in answers["none"])
 
 
 def test_log_probabilities_of_a_stream_are_those_of_the_whole(served: Served) -> None:
@@ -189,7 +185,7 @@ def test_n_answers_have_seeds_of_their_own(served: Served) -> None:
     texts = [choice["message"]["content"] for choice in found["choices"]]
     assert [choice["index"] for choice in found["choices"]] == [0, 1, 2]
     assert len(set(texts)) == 3
-    assert found["usage"]["completion_tokens"] == 72  # all of them count
+    assert found["usage"]["completion_tokens"] == 72
     for nth, text in enumerate(texts):
         alone = served.answer(FORMS[2], **body(FORMS[2], temperature=1.0, seed=7 + nth))
         assert alone["choices"][0]["message"]["content"] == text

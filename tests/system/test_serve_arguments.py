@@ -21,21 +21,21 @@ from dflash_gguf.serve.models import models_in_folder
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        ("--host 0.0.0.0", "--host 0.0.0.0 lets other machines ask: give --api-key"),
-        ("--host 127.0.0.1,192.168.0.1", "--host 192.168.0.1 lets other machines ask"),
+        ("--host 0.0.0.0", "--host 0.0.0.0 lets other machines send requests: give"),
+        ("--host 127.0.0.1,192.168.0.1", "--host 192.168.0.1 lets other machines send requests"),
         ("--timeout 0", "--timeout is 0, must be greater than 0"),
         ("--queue -1", "--queue is -1"),
         ("-np 0", "--parallel is 0"),
         ("--sse-ping-interval 0", "--sse-ping-interval is 0"),
         ("--ssl-key-file x", "go together"),
         ("--api-key é", "printable ASCII"),
-        ("-md x.gguf", "is a drafter for a model"),
+        ("-md x.gguf", "is a drafter"),
         ("--models . --alias x", "go with one model"),
         ("-m /no/such.gguf", "/no/such.gguf: No such file"),
         ("-m python-tiny --port 1 --host 240.0.0.1 --no-api-key", "cannot listen on 240.0.0.1:1"),
         (
             "-m python-tiny --port 0 --draft-type none",
-            "error: draft_type 'none' is not there; this decoder has: dflash, suffix",
+            "error: draft_type 'none' is not available; this decoder has: dflash, suffix",
         ),
         ("-m python-tiny --port 0 --draft tree --draft-max 99", "drafter drafts at most"),
         ("--temp x", ""),
@@ -72,7 +72,7 @@ def test_a_process_that_cannot_be_started_ends_the_server(
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two models, one of them with a drafter."""
+    """A folder with two models, one of them with a drafter, and a drafter without a model."""
     found = bundled.find("python-tiny")
     (tmp_path / "drafted").mkdir()
     shutil.copy(found.target, tmp_path / "drafted")

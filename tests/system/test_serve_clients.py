@@ -1,4 +1,4 @@
-"""The openai package as a client of dflash-serve, and requests that nobody would write."""
+"""The openai package as a client of dflash-serve, and random requests."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ PATHS = (
     "/slots/0?action=erase",
 )
 FUZZ = os.environ.get("DFLASH_FUZZ")
-"""Requests, in place of 150 that are always the same: with --hypothesis-seed=N others."""
+"""Number of random requests with --hypothesis-seed=N, instead of 150 fixed ones."""
 
 
 @settings(
@@ -177,7 +177,7 @@ def test_no_request_makes_the_server_fail(
     try:
         found = served.post(path, fields)
     except (UnicodeEncodeError, ValueError):
-        return  # what JSON cannot hold
+        return
     assert found.status_code in (200, 400), f"{found.status_code} {found.text} for {fields}"
     if found.status_code == 400:
         error = found.json()["error"]
@@ -252,7 +252,7 @@ def test_bodies_and_heads_are_bounded(served: Served) -> None:
     try:
         found = served.get("/health", headers={"X-Long": "y" * (4 << 20)})
     except httpx.TransportError:
-        pass  # closed while the rest was on its way
+        pass  # the server closed while the client was sending
     else:
         assert found.status_code in (400, 431)
     assert served.get("/health").status_code == 200

@@ -1,4 +1,4 @@
-"""What servers of this kind are known to do wrong, each tried on dflash-serve."""
+"""Known faults of similar servers, each tried on dflash-serve."""
 
 from __future__ import annotations
 
@@ -36,14 +36,13 @@ def smollm2(*flags: str) -> Served:
 
 @pytest.fixture(scope="module")
 def slow() -> Iterator[Served]:
-    """A model that takes a while over a long prompt or answer."""
+    """A server that needs seconds for a long prompt or answer."""
     found = smollm2("-c", "8192", "-b", "1", "--sse-ping-interval", "0.01", "--metrics")
     yield found
     found.close()
 
 
 def in_background(act: Any, *args: Any, **settings: Any) -> Any:
-    """The future of a call in a thread of its own."""
     pool = ThreadPoolExecutor(1)
     future = pool.submit(act, *args, **settings)
     pool.shutdown(wait=False)
@@ -65,7 +64,7 @@ def test_turns_of_a_chat_reuse_the_prefix_and_still_draft(served: Served) -> Non
         ]
         n_prompt = found["usage"]["prompt_tokens"]
     assert n_cached[0] < n_cached[1] < n_cached[2]
-    assert n_prompt - n_cached[2] < 24  # the last message and what separates it
+    assert n_prompt - n_cached[2] < 24
     assert min(n_accepted) > 5
 
 
@@ -117,7 +116,7 @@ def test_a_client_that_leaves_ends_its_answer_and_no_other(slow: Served, is_stre
         slow.wait_until(lambda: not slow.is_idle)
         other = in_background(slow.answer, "/completion", prompt=CODE, n_predict=5)
         slow.wait_until(lambda: slow.metric("requests_deferred") == 1)
-    assert len(other.result()["content"]) > 0  # it waited, and its turn came
+    assert len(other.result()["content"]) > 0
     slow.wait_idle()
     assert slow.metric("tokens_predicted_total") - before < 4000
 
@@ -135,7 +134,7 @@ def test_a_client_that_leaves_during_its_prompt_frees_the_slot(slow: Served) -> 
         seen = b""
         while (cached := re.search(rb'"cache":(\d+),', seen)) is None:
             seen += connection.recv(4096)
-    assert 0 < int(cached[1]) < 8000  # the rest was not computed
+    assert 0 < int(cached[1]) < 8000
     slow.wait_idle()
 
 
@@ -164,7 +163,7 @@ def test_a_long_prompt_shows_signs_of_life(slow: Served) -> None:
 
 
 def test_a_reader_that_reads_nothing_does_not_stall_the_others(served: Served) -> None:
-    """Its answer is longer than what sockets buffer, and is made while it sleeps."""
+    """The answer exceeds socket buffers, and is computed while its reader sleeps."""
     settings = {**LONG, "n_predict": 800, "n_probs": 500, "stream": True}
     with served.raw("/completion", **settings) as connection:
         connection.recv(10)
@@ -176,19 +175,19 @@ def test_a_reader_that_reads_nothing_does_not_stall_the_others(served: Served) -
             size += len(part)
             if part.endswith(b"0\r\n\r\n"):
                 break
-        assert size > 20 << 20  # and it gets all of it once it reads
+        assert size > 20 << 20  # the late reader gets the whole answer
 
 
 def test_a_reader_that_never_reads_is_given_up() -> None:
     served = tiny("--timeout", "1.5")
     try:
         with served.raw("/completion", **LONG, n_predict=1000, n_probs=800, stream=True):
-            served.wait_for("client (does not read|left)")  # whether we or the kernel say so
+            served.wait_for("client (does not read|left)")  # server or kernel detects the stall
         assert served.answer("/completion", prompt=CODE, n_predict=4)["tokens_predicted"] == 4
         with socket.create_connection((served.host, served.port)) as half_open:
             half_open.sendall(b"POST /completion HTTP/1.1\r\nHost:")
             half_open.settimeout(60)
-            assert half_open.recv(10) == b""  # closed: the head did not come
+            assert half_open.recv(10) == b""  # closed, since the request head is incomplete
         with socket.create_connection((served.host, served.port)) as slow_body:
             slow_body.sendall(
                 b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{"
@@ -227,7 +226,7 @@ def test_a_dead_engine_is_started_again(served: Served) -> None:
     os.kill(served.engine_pid, signal.SIGABRT)
     for future in (whole, waiting):
         found = future.result()
-        if found.headers["content-type"] == "text/event-stream":  # it had begun
+        if found.headers["content-type"] == "text/event-stream":
             error = json.loads(found.text.splitlines()[-2].removeprefix("data: "))
         else:
             error = found.json()
@@ -296,8 +295,7 @@ def test_an_engine_ends_with_its_server() -> None:
 
 @pytest.mark.parametrize("n_parallel", [1, 4])
 def test_many_at_once_get_what_each_gets_alone(n_parallel: int) -> None:
-    """Hundreds of requests, whole, streamed, left, wrong or too long: none lost, none another."""
-    # Of earlier answers so little is kept that the first requests fill it: others add nothing.
+    # A prefix cache of 1 MiB is full after the first requests, so that memory stays flat.
     served = tiny("-np", str(n_parallel), "--queue", "4", "--cache-ram", "1")
     try:
         try_many(served)
@@ -321,7 +319,6 @@ def try_many(served: Served) -> None:
 
 
 def test_a_long_prompt_of_one_does_not_silence_another() -> None:
-    """Rounds are shared: between two tokens of the one comes a piece of the other's prompt."""
     served = smollm2("-c", "4096", "-np", "2")
     try:
         prompt = [(17 * i) % 9000 + 100 for i in range(1200)]

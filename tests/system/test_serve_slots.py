@@ -1,4 +1,4 @@
-"""Slots of the server in files: what was asked before comes back after a restart."""
+"""Slot files: a saved prompt is restored after a restart of the server."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_slots_are_saved_restored_and_erased(tmp_path: Path) -> None:
             (tmp_path / "a.dfl").stat().st_size,
         )
         tokens = served.answer("/tokenize", content=PROMPT, add_special=True)["tokens"]
-        tokens += first["tokens"]  # of which the last was never in the caches
+        tokens += first["tokens"]
         found = served.answer("/completion", prompt=tokens, n_predict=12)
         assert (found["timings"]["cache_n"], found["timings"]["prompt_n"]) == (n_saved, 1)
         assert served.answer("/slots/0?action=erase")["n_erased"] >= n_saved

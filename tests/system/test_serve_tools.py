@@ -1,4 +1,4 @@
-"""What asks a server: dflash-bench --url, scripts for deployed ones, curl, z-lab's benchmark."""
+"""Clients of the server: dflash-bench --url, scripts, curl, z-lab's benchmark."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ def served() -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def open_served() -> Iterator[Served]:
-    """One that needs no key."""
     found = tiny("-np", "3")
     yield found
     found.close()
@@ -119,7 +118,6 @@ def test_z_lab_s_benchmark_measures_a_server(
 
 
 def curl(*words: str, data: str = "") -> str:
-    """What curl prints."""
     command = [
         "curl",
         "-sS",
@@ -144,7 +142,7 @@ def test_curl_gets_answers_streams_and_errors(open_served: Served) -> None:
     bad = curl(url, "-w", "\n%{http_code}", data="{")
     assert bad.endswith("\n400")
     assert json.loads(bad.splitlines()[0])["error"]["type"] == "invalid_request_error"
-    # curl waits for "100 Continue" before it sends what is long.
+    # curl sends long bodies only after "100 Continue".
     long = {"content": "return " * 300_000}
     tokens = json.loads(curl(f"{open_served.url}/tokenize", data=json.dumps(long)))["tokens"]
     assert len(tokens) >= 300_000

@@ -1,4 +1,4 @@
-"""A small pair trained from nothing: it learns, resumes, converts, and drafts in our core."""
+"""A small pair trained from scratch learns, resumes, converts, and drafts in our core."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ import dflash_gguf
 from dflash_gguf.text.tokenizer import Tokenizer
 
 TARGET = "--modules 60 --vocab 400 --hidden 64 --layers 4 --ffn 128 --heads 1 --value-heads 4"
-RATES = "--muon-rate 5e-3 --adam-rate 3e-3"  # a narrow model bears more
+RATES = "--muon-rate 5e-3 --adam-rate 3e-3"  # higher rates suit narrow models
 TARGET_STEPS = f"{RATES} --threads 1 --steps 30 --decay 10 --sequences 8 --tokens 128"
 DRAFTER = "--python --plain --answers 48 --held-out 6 --prompt-tokens 24 --new-tokens 48"
 EXACT: dict[str, Any] = {"n_threads": 1, "cache_type_k": "f32", "cache_type_v": "f32"}
@@ -37,7 +37,7 @@ DRAFTER_STEPS = "--layers 1 --taps 1 --block 6 --steps 80 --falling 20 --sequenc
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """A pair, and what its training reported."""
+    """A trained pair, and the figures that its training reported."""
 
     pair: Pair
     target_losses: list[float]
@@ -79,7 +79,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 
 def test_both_losses_fall(trained: Trained) -> None:
-    """Observed: 6.0 to 4.6 and 5.4 to 3.3; without learning they stay above 5.9 and 5."""
+    """Observed losses: target 6.0 to 4.6, drafter 5.4 to 3.3; without learning above 5.9 and 5."""
     assert trained.target_losses[-1] < trained.target_losses[0] - 0.8
     losses = [row[1] for row in trained.drafter_losses]
     assert losses[-1] < losses[0] - 0.8
@@ -91,7 +91,6 @@ def test_the_course_is_drawn(trained: Trained) -> None:
 
 
 def test_a_chat_model_draws_its_own_user_turns(tmp_path: Path) -> None:
-    """A random target of another architecture, with a chat template."""
     target = make_target(tmp_path / "target", "qwen3", num_hidden_layers=4)
     flags = "--chat --instruction Hi! --answers 6 --held-out 2 --new-tokens 16 --taps 1"
     steps = "--layers 1 --block 4 --steps 4 --falling 1 --sequences 2 --threads 1 --device cpu"
@@ -110,7 +109,7 @@ def test_a_chat_model_draws_its_own_user_turns(tmp_path: Path) -> None:
 
 
 def test_our_engine_draws_the_targets_answers(trained: Trained) -> None:
-    """Checks that texts part only where two logits tie, as keys and values in f16 add noise."""
+    """F16 K/V adds noise, so texts may differ where two logits tie."""
     answers = load_answers(trained.pair.drafter_dir / "held-out.json")
     prompts = [answer.tokens[: answer.n_prompt] for answer in answers]
     path = trained.pair.target
@@ -146,11 +145,11 @@ def test_answers_that_were_drawn_before_an_interruption_are_kept(
     (kept,) = tmp_path.iterdir()
     first, second, third = kept.read_text().splitlines()
     marked = first.replace("]", ", 7]", 1)
-    kept.write_text(f"{marked}\n{second}\n{third[:-5]}")  # the last one was cut off
+    kept.write_text(f"{marked}\n{second}\n{third[:-5]}")
     marked_answer = Answer((*answers[0].tokens, 7), answers[0].n_prompt)
     assert draw() == [marked_answer, *answers[1:]]
     assert kept.read_text().splitlines() == [marked, second, third]
-    assert draw(n_new=4)[0] != marked_answer  # other answers than those that are kept
+    assert draw(n_new=4)[0] != marked_answer
     assert len(list(tmp_path.iterdir())) == 2
 
 
@@ -164,7 +163,7 @@ def test_a_missing_file_for_the_answers_is_named(
 
 
 def test_a_gguf_is_a_target(tmp_path: Path) -> None:
-    """Of random weights: what counts is that the drafter's file fits the target's."""
+    """The target has random weights; only the sizes of drafter and target must fit."""
     target = make_gguf(tmp_path, "llama", num_hidden_layers=4)
     flags = (
         "--answers 6 --held-out 2 --new-tokens 16 --taps 1 --plain --temperature 1 --sampled 0.5"
@@ -215,7 +214,6 @@ def test_drafts_are_the_references(trained: Trained) -> None:
 
 
 def test_tau_is_what_decoding_shows(trained: Trained) -> None:
-    """The same answers as rounds of the core, and the first of them as rounds of the reference."""
     answers = load_answers(trained.pair.drafter_dir / "held-out.json")
     rounds = tokens = 0
     with dflash_gguf.load(
@@ -258,7 +256,6 @@ def test_the_reference_accepts_as_often(trained: Trained, monkeypatch: pytest.Mo
 def test_an_interrupted_training_ends_the_same(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ten updates at once, and ten of which the process saw only five at a time."""
     target, steps = trained.pair.target_dir, "--layers 1 --taps 1 --block 6 --sequences 4"
     for name in ("answers.json", "held-out.json", "answers.features", "held-out.features"):
         for folder in ("whole", "parts"):

@@ -1,6 +1,6 @@
-"""An architecture is one file and one row on either side: a made-up one, against NumPy.
+"""A made-up architecture needs one file and one table row on each side; compared with NumPy.
 
-Run by ctest with the core that has the made-up row, toy_core.cpp; the converter's is added here.
+ctest runs this with toy_core.cpp, the core with that row; the test adds the converter's row.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import toy_convert
 from gguf_files import convert
 from toy_model import make_toy, reference_logits
 
-LIMIT = 1e-4  # of the logits' range; observed: 1e-6
-N_TOKENS = 50  # beyond the window of 8, and three micro-batches
+LIMIT = 1e-4  # largest error relative to the range of the logits; observed: 1e-6
+N_TOKENS = 50  # exceeds the window of 8, and fills three micro-batches
 
 
 def test_a_made_up_architecture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
-"""A kind of drafter is one file and one row on either side: a made-up one, against NumPy.
+"""A made-up kind of drafter needs one file and one table row on each side; compared with NumPy.
 
-Run by ctest with the core that has the made-up row, toy_drafter.cpp; the converter's is added here.
+ctest runs this with toy_drafter.cpp, the core with that row; the test adds the converter's row.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from transformers import AutoModelForCausalLM
 
 Array = NDArray[np.float64]
 
-LIMIT = 1e-4  # of the logits' range; observed: 1e-6
+LIMIT = 1e-4  # largest error relative to the range of the logits; observed: 1e-6
 N_TOKENS, N_DRAFT = 80, 4
 HALF = N_TOKENS // 2
 N_HEAD, N_HEAD_KV, HEAD_DIM, N_FF, EPS, BASE = 4, 2, 32, 112, 1e-6, 1e4
 
 
 def make_head(directory: Path, target: dict[str, Any]) -> dict[str, NDArray[np.float32]]:
-    """Writes a random head for a target with this config; returns its tensors."""
+    """Writes a random drafter checkpoint for a target config; returns its tensors."""
     random = np.random.default_rng(17)
     n = target["hidden_size"]
     q, kv = N_HEAD * HEAD_DIM, N_HEAD_KV * HEAD_DIM
@@ -80,7 +80,7 @@ def _rms(x: Array, weight: Any) -> Array:
 
 
 def _turn(x: Array) -> Array:
-    """Rope over halves. x: [rows, heads, d], of the positions from 0 on."""
+    """Applies rotary embeddings to x, [positions, heads, d], with the halves of d as pairs."""
     half = HEAD_DIM // 2
     angles = np.arange(len(x))[:, None] * BASE ** (-np.arange(half) / half)
     cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
@@ -89,13 +89,11 @@ def _turn(x: Array) -> Array:
 
 
 class Head:
-    """The head's forward pass: hidden states that leave its final norm."""
-
     def __init__(self, tensors: dict[str, NDArray[np.float32]]) -> None:
         self.w = {name.removesuffix(".weight"): x.astype(float) for name, x in tensors.items()}
 
     def __call__(self, embeddings: Array, hidden: Array) -> Array:
-        """embeddings: of the tokens; hidden: before each; both [n, n_embd]."""
+        """Takes embeddings of tokens and the hidden state before each, both [n, n_embd]."""
         w, n = self.w, len(embeddings)
         x = np.concatenate([embeddings, _rms(hidden, w["hidden_norm"])], axis=1) @ w["fc"].T
         normed = _rms(x, w["layer.input_norm"])
@@ -119,9 +117,9 @@ class Head:
 def reference_draft(
     head: Head, target: Any, tokens: list[int], position: int, restored: int | None = None
 ) -> Array:
-    """Logits of N_DRAFT steps after tokens[position].
+    """Returns the logits of N_DRAFT steps after tokens[position].
 
-    restored: where a prefix was, whose last hidden state did not come back.
+    restored: position of a restored prefix, whose last hidden state is unknown (zeros).
     """
     embeddings = target.get_input_embeddings().weight.numpy().astype(float)
     matrix = target.get_output_embeddings().weight.numpy().astype(float)

@@ -1,4 +1,4 @@
-"""StepwiseForCausalLM as architecture `stepwise`: the converter's file of the made-up drafter."""
+"""Converter of the made-up drafter: StepwiseForCausalLM as architecture `stepwise`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from dflash_gguf.convert.schema import Key, Tensor
 
 
 def metadata(checkpoint: Checkpoint, _options: Options) -> Metadata:
-    """Metadata of the head."""
     config, dims = checkpoint.config, dims_of(checkpoint.config)
     result = Metadata("stepwise")
     add_transformer(result, config, dims, dims.n_layer)
@@ -27,7 +26,6 @@ def metadata(checkpoint: Checkpoint, _options: Options) -> Metadata:
 
 
 def tensors(checkpoint: Checkpoint, _options: Options) -> list[TensorPlan]:
-    """Plans of all tensors."""
     config, dims = checkpoint.config, dims_of(checkpoint.config)
     inventory, n = Inventory(checkpoint), dims.n_embd
     inventory.add(Tensor.FC, "fc.weight", (n, 2 * n))

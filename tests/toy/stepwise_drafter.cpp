@@ -1,6 +1,6 @@
-// A made-up kind of drafter: a head that drafts step by step, as MTP does. One layer with K/V of
-// every position, whose row at p is made of token p and of what leaves the target's final norm at
-// p - 1, or, of a token that is drafted, of what left the head's own. It runs one row a step.
+// A made-up kind of drafter that drafts step by step, as MTP does: one layer with K/V of every
+// position. Row p takes token p and the target's final hidden state at p - 1, or the drafter's own
+// hidden state after a drafted token. A step runs one row.
 #include "arch/arch.h"
 #include "draft/draft_model.h"
 #include "gguf_schema.h"
@@ -84,7 +84,7 @@ class StepwiseModel : public DraftModel {
                 release(cells);
                 throw;
             }
-            release(cells); // the target's hidden states replace the head's own
+            release(cells); // cells are refilled from the target's hidden states
         }
         return draft;
     }
@@ -98,13 +98,13 @@ class StepwiseModel : public DraftModel {
     }
 
   private:
-    // Tokens of a sequence from a position on, and the hidden state before each: [n_embd, n].
+    // Tokens of a sequence from `position` on, and the hidden state before each: [n_embd, n].
     struct Steps {
         int32_t sequence, position;
         std::vector<int32_t> tokens;
         std::vector<float> hidden;
     };
-    // What left the target's final norm at a position.
+    // The target's final hidden state at a position.
     struct Hidden {
         int32_t position = -1;
         std::vector<float> values;
@@ -134,7 +134,8 @@ class StepwiseModel : public DraftModel {
         }
     }
 
-    // Zeros where it is not known: at the beginning, and behind a restored prefix.
+    // Returns the target's hidden state, or zeros where it is unknown: at the start of a sequence
+    // and after a restored prefix.
     std::vector<float> hidden_before(int32_t sequence, int32_t position) const {
         const auto last = last_.find(sequence);
         if (last != last_.end() && last->second.position == position - 1) {
@@ -195,7 +196,7 @@ class StepwiseModel : public DraftModel {
         return cached;
     }
 
-    std::map<int32_t, Hidden> last_; // of each sequence, whose features are all in the K/V
+    std::map<int32_t, Hidden> last_; // last hidden state of sequences with complete K/V
 };
 
 } // namespace

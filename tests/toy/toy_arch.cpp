@@ -1,7 +1,6 @@
-// A made-up architecture of what no shipped one has yet: windows of some layers, which have a head
-// size and a rope of their own, rope factors of the others; sinks; values that are normed, and made
-// of the keys; norms behind the sublayers; GELU; scales of embeddings, layers and logits; a
-// softcap.
+// A made-up architecture with features that no supported one combines: per-layer windows with their
+// own head size and rope; rope factors; sinks; normed values taken from keys; norms after
+// sublayers; GELU; scales of embeddings, layers and logits; a logit soft cap.
 #include "arch/arch.h"
 #include "gguf_schema.h"
 
@@ -10,7 +9,7 @@ namespace dfl {
 static Hparams read(const GgufFile & file) {
     HparamRules rules;
     rules.rope_type = GGML_ROPE_TYPE_NEOX;
-    rules.sliding_period = 3; // two layers slide, the third does not
+    rules.sliding_period = 3; // two of three layers have a window
     Hparams hp = read_common_hparams(file, rules);
     read_scales(file, hp);
     for (LayerShape & layer : hp.layers) {

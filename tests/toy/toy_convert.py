@@ -1,4 +1,4 @@
-"""ToyForCausalLM as architecture `toy`: the converter's file of the made-up architecture."""
+"""Converter of the made-up architecture: ToyForCausalLM as architecture `toy`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ ARCH = "toy"
 
 
 def slides(block: int) -> bool:
-    """Two layers slide, the third does not."""
+    """True if the layer has a sliding window: two of three layers."""
     return block % 3 != 2
 
 
 def metadata(checkpoint: Checkpoint, _options: Options) -> Metadata:
-    """Metadata of the model."""
     config, dims = checkpoint.config, dims_of(checkpoint.config)
     result = Metadata(ARCH)
     add_transformer(result, config, dims, dims.n_layer)
@@ -45,7 +44,6 @@ def metadata(checkpoint: Checkpoint, _options: Options) -> Metadata:
 
 
 def tensors(checkpoint: Checkpoint, _options: Options) -> list[TensorPlan]:
-    """Plans of all tensors."""
     config, dims = checkpoint.config, dims_of(checkpoint.config)
     inventory = Inventory(checkpoint)
     inventory.add(Tensor.TOKEN_EMBD, "model.embed_tokens.weight", (dims.n_vocab, dims.n_embd))
@@ -81,6 +79,6 @@ def _add_block(inventory: Inventory, config: Config, dims: Dims, block: int) -> 
         (Tensor.FFN_DOWN, "mlp.down.weight", (n, n_ff)),
     ):
         inventory.add(of_block(name, block), f"{prefix}.{part}", shape)
-    if slides(block):  # the others' values are their keys
+    if slides(block):
         inventory.add(of_block(Tensor.ATTN_V, block), f"{prefix}.attention.v.weight", (kv, n))
         inventory.add(of_block(Tensor.ATTN_V_BIAS, block), f"{prefix}.attention.v.bias", (kv,))

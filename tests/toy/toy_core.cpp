@@ -1,6 +1,6 @@
-// The core with one row more in its table. Writes float32 logits after each token to a file: of a
-// prefill in micro-batches, then of a prefill of half the tokens, a tree of the next ones, a branch
-// of which is taken, and single steps.
+// The core with a made-up architecture. Writes float32 logits after each token to a file: of a
+// prefill in micro-batches; then of half a prefill, a verified tree with a committed branch, and
+// single steps.
 //
 //     toy_core MODEL OUT TOKEN...
 #include "../cpp/passes.h"
@@ -14,7 +14,7 @@ namespace dfl {
 
 extern const Arch LLAMA, TOY;
 
-// In place of csrc/arch/table.cpp: the linker takes that from the library only if it is missing.
+// Replaces csrc/arch/table.cpp, which the linker takes from the library only if it is missing.
 const std::vector<const Arch *> & architectures() {
     static const std::vector<const Arch *> table = {&LLAMA, &TOY};
     return table;
@@ -51,7 +51,7 @@ int main(int argc, char ** argv) {
     Sequence steps(engine);
     const int64_t half = n / 2;
     prefill(steps, tokens.data(), half, by_steps.data());
-    // Two nodes that lead nowhere beside three that follow the text.
+    // Nodes 0, 2 and 4 follow the text; nodes 1 and 3 are rejected.
     const int32_t nodes[] = {tokens[half], 1, tokens[half + 1], 2, tokens[half + 2]};
     const int32_t parents[] = {-1, 0, 0, 2, 2}, path[] = {0, 2, 4};
     engine->reserve_verify(5);

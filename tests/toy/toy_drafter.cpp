@@ -1,6 +1,5 @@
-// The core with one kind of drafter more in its table, beside DFlash in one engine. Checks that
-// either drafts and the text stays that of plain decoding, and writes what the head drafted:
-// float32 logits [4][n_vocab] after each of the positions that are named below.
+// The core with a made-up kind of drafter beside DFlash in one engine. Checks that drafted text
+// equals plain decoding with either, and writes the float32 logits [4][n_vocab] of three drafts.
 //
 //     toy_drafter MODEL DFLASH_DRAFTER STEPWISE_DRAFTER OUT TOKEN...
 #include "../cpp/check.h"
@@ -13,7 +12,7 @@ namespace dfl {
 
 extern const DraftKind DFLASH, STEPWISE;
 
-// In place of csrc/draft/table.cpp: the linker takes that from the library only if it is missing.
+// Replaces csrc/draft/table.cpp, which the linker takes from the library only if it is missing.
 const std::vector<const DraftKind *> & draft_kinds() {
     static const std::vector<const DraftKind *> table = {&DFLASH, &STEPWISE};
     return table;
@@ -48,8 +47,8 @@ static Tokens decode(Sequence & sequence, int32_t last, int64_t n) {
     return text;
 }
 
-// The same in rounds of one drafter. Every other round has the nodes that plain decoding would take
-// and a wrong one behind them, so that several are accepted.
+// Decodes in rounds of one drafter. Every other round verifies the next plain tokens and a wrong
+// one, so that several tokens are accepted.
 static Tokens decode_in_rounds(Sequence & sequence, int64_t drafter, const Tokens & plain) {
     Engine & engine = sequence.engine();
     Tokens text = {plain.front()};
@@ -102,7 +101,7 @@ int main(int argc, char ** argv) {
     CHECK(engine->caches().size() > engine_of(model, {stepwise})->caches().size());
     std::FILE * out = std::fopen(argv[4], "wb");
     {
-        // After the first half; and of a sequence that was restored there and went on by five.
+        // Draft after the first half, and after a restored prefix and five more tokens.
         Sequence first(engine), second(engine);
         prefill(first, tokens.data(), n);
         second.restore(*first.snapshot(), n);
@@ -110,7 +109,7 @@ int main(int argc, char ** argv) {
         const std::vector<DraftRequest> requests = {{&first, tokens[n], N_DRAFT},
                                                     {&second, tokens[n + 5], N_DRAFT}};
         write(out, engine->draft(1, requests, n_vocab), n_vocab);
-        // After three of five nodes, of which one led nowhere.
+        // Draft after a committed path of a tree.
         const int32_t nodes[] = {tokens[n], 1, tokens[n + 1], 2, tokens[n + 2]};
         const int32_t parents[] = {-1, 0, 0, 2, 2}, path[] = {0, 2, 4};
         verify(first, nodes, parents, 5);
@@ -127,7 +126,7 @@ int main(int argc, char ** argv) {
         CHECK(decode_in_rounds(sequence, drafter, plain) == plain);
         restored.restore(*prefix, n);
         CHECK(decode_in_rounds(restored, drafter, plain) == plain);
-        restored.restore(*prefix, n); // rewound
+        restored.restore(*prefix, n);
         CHECK(decode_in_rounds(restored, 1 - drafter, plain) == plain);
     }
     return std::fclose(out);

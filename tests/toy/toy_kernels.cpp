@@ -1,5 +1,4 @@
-// An instruction set that is made up: the portable kernels by another name, in a row before those
-// of the library.
+// A made-up instruction set: the portable kernels by another name, first in the table.
 #include "cpu/isa/float_kernels.h"
 #include "cpu/simd/floats_portable.h"
 
@@ -17,7 +16,7 @@ Kernels toy_kernels() { return float_kernels<FloatsToy>(portable_attention()); }
 
 Kernels portable_kernels();
 
-// In place of csrc/cpu/isa/table.cpp: the linker takes that from the library only if it is missing.
+// Replaces csrc/cpu/isa/table.cpp, which the linker takes from the library only if it is missing.
 const std::vector<KernelSet> & kernel_sets() {
     static const std::vector<KernelSet> sets = {
         {"toy", [] { return true; }, toy_kernels},

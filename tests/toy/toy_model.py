@@ -40,7 +40,6 @@ CONFIG: dict[str, Any] = {
 
 
 def make_toy(directory: Path) -> tuple[Path, dict[str, NDArray[np.float32]]]:
-    """Writes the checkpoint; returns its folder and its tensors."""
     random = np.random.default_rng(11)
     tensors: dict[str, NDArray[np.float32]] = {}
 
@@ -84,7 +83,7 @@ def _gelu(x: Array) -> Array:
 
 
 def _turn(x: Array, base: float, factors: Array) -> Array:
-    """Rope over halves. x: [rows, heads, d]."""
+    """Applies rotary embeddings to x, [positions, heads, d], with the halves of d as pairs."""
     half = x.shape[-1] // 2
     angles = np.arange(len(x))[:, None] * base ** (-np.arange(half) / half) / factors
     cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
@@ -117,7 +116,7 @@ def _attention(x: Array, w: dict[str, Array], il: int) -> Array:
 
 
 def reference_logits(tensors: dict[str, NDArray[np.float32]], tokens: list[int]) -> Array:
-    """Logits after every token, [n, n_vocab]."""
+    """Returns the logits after every token, [n, n_vocab]."""
     of = {name: values.astype(np.float64) for name, values in tensors.items()}
     x = of["model.embed_tokens.weight"][tokens] * CONFIG["embedding_scale"]
     for il in range(CONFIG["num_hidden_layers"]):

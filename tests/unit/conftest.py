@@ -1,7 +1,4 @@
-"""Holds unit tests to their room: they import no torch and start no process.
-
-Both cost seconds on a machine with two cores, and the room is to be run after every edit.
-"""
+"""Unit tests import no torch and start no process, so that they run in seconds after every edit."""
 
 from __future__ import annotations
 
@@ -18,7 +15,8 @@ import pytest
 def no_torch(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     here = Path(__file__).parent
-    if all(here in item.path.parents for item in request.session.items):  # else others import it
+    # Tests of other folders may import torch.
+    if all(here in item.path.parents for item in request.session.items):
         assert "torch" not in sys.modules, "a unit test imports torch"
 
 

@@ -1,4 +1,4 @@
-"""The line of a failed build that names its cause."""
+"""The line of a failed build that names the cause."""
 
 from __future__ import annotations
 

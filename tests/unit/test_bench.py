@@ -1,4 +1,4 @@
-"""dflash-bench: prompt files, settings and the replay."""
+"""dflash-bench: prompt files, settings and the replay of recorded drafts."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def known_costs(rows: Callable[[int], float], draft: Callable[[int], float]) -> 
 
 
 def recorded(hits: float, n_tokens: int = 200, seed: int = 0) -> replay.Record:
-    """An answer of random tokens, whose drafts put the right one first that often, else second."""
+    """Records a random answer; drafts rank the right token first with probability `hits`."""
     rng = np.random.default_rng(seed)
     tokens = rng.integers(0, 1000, n_tokens + 16).tolist()
     drafts = []
@@ -145,5 +145,5 @@ def test_auto_is_held_against_the_best(hits: float, per_row: float) -> None:
     costs = known_costs(lambda rows: 5.0 + per_row * rows, lambda _: 0.5)
     speeds = replay.evaluate(records, parse_settings(DEFAULT, 15), costs, 63)
     ratios = replay.against_best(speeds)
-    assert np.mean(ratios[1:]) > 0.9  # the best of each knows its luck
+    assert np.mean(ratios[1:]) > 0.9
     assert max(max(rates) for rates in speeds.values()) >= speeds["none"][0]

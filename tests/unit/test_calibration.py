@@ -1,4 +1,4 @@
-"""Calibration: chances that come true, whatever the drafter claims."""
+"""Calibration: estimated acceptance comes true whatever scores the drafter gives."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ K = 8
 
 
 def claims(rng: np.random.Generator, n: int = 1, sharp: float = 2.0) -> np.ndarray:
-    """Log-probabilities that a drafter gives its K best of 100 tokens, [n, K]."""
+    """Returns a drafter's log-probabilities of its K best of 100 tokens, [n, K]."""
     logits = sharp * rng.standard_normal((n, 100))
     log_q = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
     return -np.sort(-log_q, axis=1)[:, :K]
 
 
 def outcome(rng: np.random.Generator, log_q: np.ndarray, power: float) -> int:
-    """A place drawn from q ** power; K for the rest."""
+    """Returns a candidate index drawn from q ** power, or K for any other token."""
     q = np.exp(log_q)
     probs = np.append(q, max(1.0 - q.sum(), 0.0)) ** power
     return int(rng.choice(K + 1, p=probs / probs.sum()))
@@ -62,7 +62,6 @@ def test_chances_come_true_of_a_drafter_that_is_too_sure_or_not_sure_enough(powe
 
 
 def test_outcomes_together_teach_what_they_do_one_by_one() -> None:
-    """Of drafts that were ranked together, of any lengths."""
     rng, apart, together = np.random.default_rng(7), Calibration(), Calibration()
     for _ in range(100):
         lengths = rng.integers(1, 6, size=int(rng.integers(1, 9))).tolist()
@@ -72,7 +71,7 @@ def test_outcomes_together_teach_what_they_do_one_by_one() -> None:
         features = Features(log_q, depths=depths)
         expected = apart.log_probs(features)
         np.testing.assert_allclose(together.log_probs(features), expected, atol=1e-12)
-        for calibration in (apart, together):  # a first outcome of a depth begins at those before
+        for calibration in (apart, together):
             calibration._extend(max(lengths))
         counts = [int(rng.integers(1, n + 1)) for n in lengths]
         rows = [first + at for first, n in zip(ends, counts, strict=False) for at in range(n)]
@@ -84,7 +83,7 @@ def test_outcomes_together_teach_what_they_do_one_by_one() -> None:
 
 
 def test_steps_are_newtons() -> None:
-    """The core's, beside numpy's solver."""
+    """Compares the core's update steps with numpy's solver."""
     rng, calibration = np.random.default_rng(8), Calibration(is_sampled=True)
     weights, information = np.array([PRIORS[True]]), np.array([np.diag(PRECISION)])
     held, prior = np.diag(PRECISION), np.array(PRIORS[True])
@@ -153,7 +152,7 @@ def test_how_much_the_noise_tells_is_learned() -> None:
             place = int((log_q + drawn).argmax())
             calibration.observe(Features(log_q, noise), [place])
         found.append(calibration.weights(1)[0])
-    assert found[0][2] > 1.5  # the target is the drafter: the noise decides
+    assert found[0][2] > 1.5
     assert found[1][2] < 0.1
 
 
@@ -212,13 +211,13 @@ def test_a_spine_learns_how_far_it_is_followed() -> None:
     assert paths[2] < 0.05
     for _ in range(200):
         spine.observe([1] * 255, [2])
-    assert spine.log_paths(255)[254] < -600.0  # though their product is rounded to 0
+    assert spine.log_paths(255)[254] < -600.0
     spine = Top1Acceptance()
     for _ in range(200):
         spine.observe([1, 2], [1, 2])
-    assert spine.paths(7)[6] > 0.85  # unseen depths are like the last one seen
+    assert spine.paths(7)[6] > 0.85
     spine = Top1Acceptance()
     for _ in range(200):
-        spine.observe([1, 2, 3], [9, 2, 3])  # what follows a wrong candidate tells nothing
+        spine.observe([1, 2, 3], [9, 2, 3])
     assert spine.paths(3)[0] < 0.05
     assert spine.to_dict()[0][1:] == [0.0, 0.0]

@@ -1,4 +1,4 @@
-"""Chat templates: what they see, and how they may fail."""
+"""Chat templates: their variables, and their errors."""
 
 from __future__ import annotations
 

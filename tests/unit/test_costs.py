@@ -1,4 +1,4 @@
-"""Measured costs: medians, lines between them, what is kept between processes."""
+"""The cost model: medians, interpolation, and costs saved between processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dflash_gguf.speculative.runtime import CostFile
 
 def test_a_median_follows_the_last_times() -> None:
     median = RunningMedian(2.0, 1.0)
-    assert (median.value, median.is_sure) == (1.0, False)  # of few the least
+    assert (median.value, median.is_sure) == (1.0, False)
     for ms in (4.0, 3.0):
         median.add(ms)
     assert (median.value, median.is_sure) == (2.5, True)
@@ -36,7 +36,6 @@ def warm(
 
 
 def drafted(position: int, n: int, **more: Any) -> Round:
-    """A round with so many brief candidates."""
     is_top1 = n > 0
     given = {
         "proposer": "a",
@@ -70,8 +69,8 @@ def test_costs_between_and_beyond_what_was_measured() -> None:
         pytest.approx(18 + 8 / 7 * 8),
     )
     assert costs.draft_s("a", 5, False) == 7.0
-    warm(costs, 0, 3, 8.0, 9.0)  # by chance
-    assert (costs.pass_s(0, 4), costs.pass_s(0, 3)) == (12.0, 12.0)  # more rows never take less
+    warm(costs, 0, 3, 8.0, 9.0)
+    assert (costs.pass_s(0, 4), costs.pass_s(0, 3)) == (12.0, 12.0)
 
 
 def test_a_tree_costs_what_trees_were_measured_to_cost_more_than_chains() -> None:
@@ -85,7 +84,7 @@ def test_a_tree_costs_what_trees_were_measured_to_cost_more_than_chains() -> Non
     assert costs.pass_s(0, 8) == 20.0
     assert costs.pass_s(0, 8, True) == 25.0
     assert costs.pass_s(0, 16, True) == 50.0
-    costs.observe(drafted(0, 15, is_tree=True, pass_s=400.0))  # the first run of a shape
+    costs.observe(drafted(0, 15, is_tree=True, pass_s=400.0))
     assert costs.pass_s(0, 16, True) == 50.0
 
 
@@ -98,7 +97,7 @@ def test_costs_are_kept_by_context_and_taken_from_the_nearest() -> None:
     assert costs.pass_s(100_000, 1) == 20.0
     warm(costs, 0, 7, 1.0, 15.0)
     assert costs.pass_s(100, 8) == 15.0
-    assert costs.pass_s(4000, 8) == 25.0  # a plain pass costs ten more there
+    assert costs.pass_s(4000, 8) == 25.0
 
 
 def test_drafts_cost_by_the_rows_of_all_sequences() -> None:
@@ -130,7 +129,7 @@ def test_plain_rounds_of_several_sequences_are_known_by_their_number() -> None:
 
 
 def several(n: int, n_drafted: int) -> Round:
-    """A pass of n sequences: 8, and 0.5 a row, and 1 more for each further sequence."""
+    """Returns a pass of n sequences that costs 8, 0.5 per row, and 1 per further sequence."""
     pass_s = 8.0 + 0.5 * (n + n_drafted) + (n - 1)
     return Round(0, n_sequences=n, n_drafted=n_drafted, n_tokens=n, pass_s=pass_s)
 
@@ -151,7 +150,6 @@ def test_more_rows_cost_several_sequences_what_they_cost_one() -> None:
 
 
 def test_what_verifying_several_takes_beyond_is_a_factor() -> None:
-    """Of chains and trees, for other sizes and other numbers of sequences, and as JSON."""
     costs = CostModel()
     for n_drafted in (0, 3, 7, 15):
         warm(costs, 0, n_drafted, 0.0, several(1, n_drafted).pass_s)
@@ -218,7 +216,7 @@ def test_a_table_survives_as_json() -> None:
     costs = measured()
     again = CostModel.from_dict(json.loads(json.dumps(costs.to_dict())))
     assert again.to_dict() == costs.to_dict()
-    assert 4 not in {rows for _, rows, *_ in costs.to_dict()["times"]}  # it ran only once
+    assert 4 not in {rows for _, rows, *_ in costs.to_dict()["times"]}
     for rows, is_tree in ((1, False), (8, False), (16, True)):
         assert again.pass_s(0, rows, is_tree) == costs.pass_s(0, rows, is_tree)
     assert again.is_warm(drafted(0, 7))

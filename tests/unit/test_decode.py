@@ -1,4 +1,4 @@
-"""Rounds of a scripted sequence: every way an answer ends, and what an interruption leaves."""
+"""Rounds of a scripted sequence: every way to end an answer, and the state after errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rounds with candidates: the text of plain decoding, exact counts, nothing left behind."""
+"""Rounds with candidates: the text of plain decoding, exact counts, no leftovers."""
 
 from __future__ import annotations
 
@@ -124,7 +124,6 @@ def test_all_accepted_lengths_occur_and_are_counted() -> None:
 
 
 def test_paths_leave_the_spine_at_every_depth() -> None:
-    """The right token is the last of its siblings at one depth, and the first at all others."""
     expected, _ = plain()
     known = expected.result().tokens
     left = set()

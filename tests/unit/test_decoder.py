@@ -1,4 +1,4 @@
-"""The public object on a fake core: prompts, reuse of the timeline, interruption, turns."""
+"""Decoder with a fake core: prompts, reuse of the sequence, interruption, chat turns."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def make(
 
 
 def fed(decoder: Decoder) -> bytes:
-    """The tokens computed since the last look, as bytes."""
+    """Returns the tokens computed since the last call, as bytes."""
     sequence: Any = decoder.sequence
     tokens, sequence.fed = sequence.fed, []
     return bytes(tokens)
@@ -83,7 +83,7 @@ def test_thoughts_are_no_part_of_the_text(tokenizer: Tokenizer) -> None:
     raw = decoder.chat(messages, template=THINKING, reasoning_format="none")
     assert (raw.text, raw.reasoning) == ("<think>\nhm\n</think>\n\nyes", None)
     assert raw.tokens == result.tokens
-    # A prompt that no template made has no thoughts to tell apart.
+    # Only a prompt from a template has a reasoning format.
     prompt = decoder.chat_prompt(messages, template=THINKING)
     assert decoder.generate(list(prompt)).text == raw.text
     steps = list(decoder.stream(prompt))
@@ -176,8 +176,8 @@ def test_draft_settings_must_suit_the_drafter(tokenizer: Tokenizer) -> None:
             decoder.generate("ab:", **{name: 6})
     assert decoder.generate("ab:", draft="chain", draft_max=1).n_drafted == 2
     bare = make(tokenizer)
-    assert bare.generate("ab:", draft="chain").text == "yes"  # by copies
-    with pytest.raises(ValueError, match=r"draft_type 'dflash' is not there; .* has: suffix"):
+    assert bare.generate("ab:", draft="chain").text == "yes"
+    with pytest.raises(ValueError, match=r"draft_type 'dflash' is not available; .* has: suffix"):
         bare.generate("ab:", draft="chain", draft_type="dflash")
     assert (bare.generate("ab:").draft, bare.generate("ab:").drafter) == ("auto", None)
 
@@ -203,7 +203,7 @@ def test_without_tokenizer_only_tokens_are_taken() -> None:
     result = decoder.generate([ord("a"), COLON], max_tokens=3)
     assert (bytes(result.tokens), result.text) == (b"yes", "")
     for call in (decoder.generate, decoder.tokenize):
-        with pytest.raises(ValueError, match="has no tokenizer, give token ids"):
+        with pytest.raises(ValueError, match="has no tokenizer: give the prompt as token ids"):
             call("a")
 
 

@@ -25,7 +25,7 @@ def test_quantize_equals_the_gguf_package():
     for name in ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1"):
         ours = native.quantize(values, name)
         theirs = gguf.quants.quantize(values, gguf.GGMLQuantizationType[name.upper()])
-        # Equal-distance ties may round either way: at most a few values of the tensor.
+        # Values halfway between two codes may round either way.
         assert np.mean(ours != theirs) < 0.01, name
 
 

@@ -1,4 +1,4 @@
-"""The header parser and --inspect: a good file, a cut one, and every way to break the format."""
+"""The GGUF header parser and --inspect: valid, truncated and malformed files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def uint32(key: str, value: int) -> bytes:
 
 
 def row(name: str, shape: tuple[int, ...], type_id: int, offset: int) -> bytes:
-    """A table entry; `shape` in ggml's order."""
+    """Returns a tensor's header entry; `shape` in ggml's order."""
     dims = struct.pack(f"<I{len(shape)}q", len(shape), *shape)
     return text(name) + dims + struct.pack("<IQ", type_id, offset)
 
@@ -40,7 +40,7 @@ def header(
 
 
 def good() -> bytes:
-    """Two tensors: F32 [4, 8] at 0 and F32 [5] at 128, then padding."""
+    """Returns a file with tensors F32 [4, 8] at offset 0 and F32 [5] at 128, then padding."""
     raw = header(
         [text("general.architecture") + struct.pack("<I", 8) + text("llama")],
         [row("a.weight", (8, 4), 0, 0), row("b.weight", (5,), 0, 128)],
@@ -220,10 +220,10 @@ def test_of_twenty_gigabytes_only_the_header_is_read(tmp_path: Path) -> None:
     raw = header([tokens], [row("a.weight", (1 << 20, 5120), 0, 0)])
     with path.open("wb") as stream:
         stream.write(raw)
-        stream.truncate(len(raw) + -len(raw) % 32 + (20 << 30) - 1)  # sparse
+        stream.truncate(len(raw) + -len(raw) % 32 + (20 << 30) - 1)
     before = page_faults()
     report = inspect(path)
-    # Observed: 5. A fault maps 2 MB of a file at most, so all of it would take 10,000.
+    # Observed: 5 page faults. Reading the whole file would take 10,000 of 2 MB each.
     assert page_faults() - before < 2000
     assert "TRUNCATED" in report
     assert "1 of 1 tensors are cut off" in report

@@ -1,4 +1,4 @@
-"""Metadata of whole files against the gguf package, and every way a file can be damaged."""
+"""Metadata of whole files compared with the gguf package, and damaged files."""
 
 from __future__ import annotations
 

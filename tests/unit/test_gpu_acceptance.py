@@ -1,4 +1,4 @@
-"""Drafts of the script for GPUs: as many tokens a round as were published."""
+"""Simulated drafts of bench_gpu.py yield the published number of tokens per round."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ def test_paths_are_as_long_as_promised() -> None:
         path = tree.accepted(acceptance.chosen(draft, random))
         assert [tree.parents[x] for x in path] == [-1, *path[:-1]]
         lengths.append(len(path))
-    # The mean of 1500 rounds of up to 16 tokens has a standard error of about 0.13.
+    # The mean over 1500 rounds of up to 16 tokens has a standard error of about 0.13.
     assert np.mean(lengths) == pytest.approx(acceptance.tokens_a_round("tree", 22), abs=0.5)

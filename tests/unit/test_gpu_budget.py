@@ -1,4 +1,4 @@
-"""How a run on a GPU shares its seconds."""
+"""Shares of the parts of bench_gpu.py in a run's seconds."""
 
 from __future__ import annotations
 
@@ -30,4 +30,4 @@ def test_parts_without_weight_get_what_is_left_then() -> None:
 def test_parts_without_weight_are_the_last() -> None:
     weights = [part.weight for part in PARTS.values()]
     assert weights == sorted(weights, key=lambda weight: weight == 0)
-    assert sum(weights) < 300  # what an eight minutes' call has after a build of three
+    assert sum(weights) < 300  # seconds left of an 8-minute run after a 3-minute build

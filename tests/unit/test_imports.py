@@ -1,7 +1,4 @@
-"""The import arrows, read from the sources: who may import whom, in Python and in C++.
-
-A folder is a layer, and its files may reach those of lower layers. A new file edits nothing here.
-"""
+"""Layers of folders, in Python and C++: files import only from their folder and lower layers."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE, CONVERT, CSRC = ROOT / "dflash_gguf", ROOT / "convert", ROOT / "csrc"
 
-# From the outside in: folders, and single modules at the top of the package.
+# Layers from the outside in: folders, and single modules at the top of the package.
 PYTHON_LAYERS = (
     ("__main__",),
     ("backend_build/", "bench/", "serve/"),
@@ -32,8 +29,7 @@ PYTHON_LAYERS = (
     ("native/",),
     ("_cache_dir", "_run_module", "_validate", "bundled/"),
 )
-# Libraries that are not there in every install, or that we wrap: the file or folder that imports
-# each.
+# The only importer of each optional or wrapped library.
 SOLE_IMPORTERS = {
     "cffi": "native/_ffi",
     "jinja2": "text/chat",
@@ -44,8 +40,7 @@ SOLE_IMPORTERS = {
     "starlette": "serve/",
     "uvicorn": "serve/listen",
 }
-# Arithmetic on plain values, which can be tested without a model. speculative/calibration uses the
-# core's, which needs no model either.
+# Modules of pure arithmetic, testable without a model.
 PURE = (
     "speculative/ddtree",
     "speculative/tree",
@@ -55,7 +50,7 @@ PURE = (
     "text/stream",
 )
 
-# Folders of csrc from the outside in. A file may include its own folder and those below it.
+# Folders of csrc from the outside in. A file may include its own folder and later ones.
 CPP_FOLDERS = (
     "api",
     "engine",
@@ -69,7 +64,7 @@ CPP_FOLDERS = (
     "cache",
     "model",
     "device",
-    "cpu/isa",  # with a folder for each instruction set
+    "cpu/isa",
     "cpu/attention",
     "cpu/delta_net",
     "cpu/matmul",
@@ -78,11 +73,11 @@ CPP_FOLDERS = (
     "",
 )
 CPP_TOP, RENDERED = {"dflash", "error"}, {"gguf_schema", "kernel_sets"}
-"""Headers outside the folders, and those that the build renders."""
+"""Headers outside of folders, and headers rendered by the build."""
 
 
 def imports(path: Path, root: Path, package: str) -> Iterator[str]:
-    """Absolute dotted names that a module imports; `from . import x` gives `package.x`."""
+    """Yields the absolute names that a module imports; `from . import x` gives `package.x`."""
     parts = [package, *path.relative_to(root).with_suffix("").parts]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -95,7 +90,7 @@ def imports(path: Path, root: Path, package: str) -> Iterator[str]:
 
 
 def package_imports() -> dict[str, set[str]]:
-    """What each module of dflash_gguf imports, by its path without the ending."""
+    """Returns the imports of each module of dflash_gguf, by its path without the ending."""
     return {
         path.relative_to(PACKAGE).with_suffix("").as_posix(): set(
             imports(path, PACKAGE, "dflash_gguf")
@@ -113,7 +108,7 @@ def python_layer(name: str) -> int:
 
 
 def modules(names: set[str]) -> set[str]:
-    """Modules of dflash_gguf among dotted names, a folder's as `folder/__init__`."""
+    """Returns the modules of dflash_gguf among dotted names; a folder as `folder/__init__`."""
     found = set()
     for name in names:
         package, _, rest = name.partition(".")
@@ -138,7 +133,7 @@ def test_the_package_points_one_way() -> None:
 
 def test_no_modules_need_each_other() -> None:
     graph = {stem: modules(names) for stem, names in package_imports().items()}
-    TopologicalSorter(graph).prepare()  # raises CycleError with the names
+    TopologicalSorter(graph).prepare()
 
 
 def test_every_layer_is_there() -> None:
@@ -215,7 +210,7 @@ def cpp_stem(path: Path) -> str:
 
 
 def cpp_includes() -> Iterator[tuple[str, str]]:
-    """Pairs (file, quoted include) of csrc, both as stems relative to csrc."""
+    """Yields pairs (file, quoted include) of csrc, as paths without ending."""
     for path in sorted(p for p in CSRC.rglob("*") if p.suffix in {".h", ".cpp"}):
         text = path.read_text(encoding="utf-8")
         for name in re.findall(r'^\s*#\s*include\s*"([^"]+)"', text, re.MULTILINE):

@@ -1,4 +1,4 @@
-"""The table of proposers: a name that it has no row for."""
+"""The table of proposers refuses unknown names."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from dflash_gguf.speculative.runtime import SpeculativeRuntime
 
 def test_a_decoder_without_a_drafter_says_so() -> None:
     sequence = FakeSequence(FakeModel(), b"yes", ord(":"), block_size=1)
-    with pytest.raises(ValueError, match="draft_type 'dflash' is not there; this decoder has: "):
+    with pytest.raises(ValueError, match="draft_type 'dflash' is not available; this decoder has:"):
         SpeculativeRuntime(sequence).controller(DecodeConfig(draft_type="dflash"))

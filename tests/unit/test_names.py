@@ -1,4 +1,4 @@
-"""Names: retired identifiers stay away, and two public classes do not share a name."""
+"""Retired identifiers stay away, and no two public classes share a name."""
 
 from __future__ import annotations
 

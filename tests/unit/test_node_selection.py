@@ -1,4 +1,4 @@
-"""What of candidates is verified, against brute force; and copies that are cut where they end."""
+"""Node selection compared with brute force; suffix drafts cut where they stop paying."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dflash_gguf.speculative.tree import Tree
 
 
 def random_tree(rng: np.random.Generator, n: int) -> Tree:
-    """Paths of random chances, the likeliest first."""
+    """Returns a tree with random probabilities, nodes in falling order of probability."""
     nodes = [(0.0, -1)]
     for _ in range(n):
         parent = int(rng.integers(len(nodes))) if rng.random() < 0.5 else len(nodes) - 1
@@ -26,7 +26,7 @@ def random_tree(rng: np.random.Generator, n: int) -> Tree:
 
 
 def random_worth(rng: np.random.Generator, most: int) -> BreakEven:
-    """Prices with steps, none of them for nothing; some sizes are not to be had."""
+    """Returns random break-even steps above 0, some of them infinite."""
     sizes = sorted(rng.choice(np.arange(1, most + 1), size=min(6, most), replace=False).tolist())
     chains = np.cumsum(rng.uniform(0.0, 0.6, len(sizes)))
     trees = chains * rng.uniform(0.9, 1.5)
@@ -37,7 +37,7 @@ def random_worth(rng: np.random.Generator, most: int) -> BreakEven:
 def best_by_hand(
     trees: Sequence[Tree], limits: Sequence[int], break_even: BreakEven, least: float
 ) -> tuple[float, list[int], bool]:
-    """Value, nodes of each and whether as trees: all sizes of both kinds are tried."""
+    """Returns value, nodes per tree and is_tree of the best choice among all sizes."""
     best, found, is_best_tree = least, [0] * len(trees), False
     for is_tree, prices in ((False, break_even.chains), (True, break_even.trees)):
         parts = trees if is_tree else [tree.main_chain() for tree in trees]
@@ -89,7 +89,7 @@ def test_without_prices_all_is_taken() -> None:
 
 
 def texts_of(rng: np.random.Generator, n: int) -> tuple[list[SuffixIndex], list[list[int]]]:
-    """Texts that repeat themselves with changes, and how they go on."""
+    """Returns texts that repeat themselves with changes, and continuations."""
     texts, ends = [], []
     for _ in range(n):
         passage = rng.integers(0, 50, 40)
@@ -107,7 +107,6 @@ def texts_of(rng: np.random.Generator, n: int) -> tuple[list[SuffixIndex], list[
 
 @pytest.mark.parametrize("seed", range(40))
 def test_copies_are_those_that_would_be_verified(seed: int) -> None:
-    """As if all were proposed, and then picked: the search ends where no more can pay."""
     rng = np.random.default_rng(seed)
     n = int(rng.integers(1, 6))
     break_even = random_worth(rng, 40)
@@ -119,7 +118,7 @@ def test_copies_are_those_that_would_be_verified(seed: int) -> None:
         proposed = Proposals().propose(texts, ends, positions, most, with_worth)
         found.append([Tree(*x) if x else Tree.of([-1]) for x in proposed or [None] * n])
     trees, cut = found
-    # Beyond what one text may have there is nothing to pick from either.
+    # Selection stops at each text's own limit of candidates.
     value, counts, is_tree = best_by_hand(trees, most, break_even, 0.0)
     parts = [
         (tree if is_tree else tree.main_chain()).first(k)
@@ -134,7 +133,6 @@ def test_copies_are_those_that_would_be_verified(seed: int) -> None:
 
 
 def test_most_seeds_find_something_to_cut() -> None:
-    """Or the test before this one would say nothing."""
     n_cut = 0
     for seed in range(40):
         rng = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""Counts of the GPU that computes nothing, by rounds and graphs."""
+"""Counters of the null GPU, by rounds and graphs."""
 
 from __future__ import annotations
 

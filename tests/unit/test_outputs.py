@@ -1,4 +1,4 @@
-"""Rates and the JSON report."""
+"""Rates of a result, and its JSON report."""
 
 from __future__ import annotations
 

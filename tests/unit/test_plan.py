@@ -1,4 +1,4 @@
-"""Choices of what goes onto a device and of the context, on made-up sizes."""
+"""Choice of placement and context by the memory plan, on made-up sizes."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def test_memory_beside_a_device_is_checked_too() -> None:
         check_fits(short)
 
 
-# A 27B hybrid's sizes: weights, and bytes of a cell and of what else the settings decide.
+# Bytes of a 27B hybrid: weights, and a cell by K/V type.
 WEIGHTS, CELL = 16_000 << 20, {"f16": 65536, "q8_0": 34816, "q4_0": 18432}
 N_TRAIN = 262144
 
 
 def shaped(free: int, weights: int = WEIGHTS) -> tuple[list[Plan], Planning]:
-    """A planner of one shape by formula, and the plans it was asked for."""
+    """Returns a planner with made-up sizes, and the list of plans that it makes."""
     asked: list[Plan] = []
 
     def plan(config: LoadConfig, n_rows: int) -> Plan:
@@ -76,19 +76,18 @@ def shaped(free: int, weights: int = WEIGHTS) -> tuple[list[Plan], Planning]:
 @pytest.mark.parametrize(
     ("gigabytes", "weights", "constraints", "expected"),
     [
-        # a large GPU gives up nothing
         (80, WEIGHTS, FitConstraints(N_TRAIN, n_rows=64), (N_TRAIN, "f16", 512)),
-        # the wished context decides the type
+        # A given context decides the K/V type.
         (24, WEIGHTS, FitConstraints(N_TRAIN, 131072, n_rows=64), (131072, "q8_0", 512)),
         (20, WEIGHTS, FitConstraints(N_TRAIN, 131072, n_rows=64), (131072, "q4_0", 512)),
-        # a given type is kept, and the context shortened
+        # A given K/V type shortens the context.
         (
             24,
             WEIGHTS,
             FitConstraints(N_TRAIN, N_TRAIN, ("f16", "f16"), n_rows=64),
             (125952, "f16", 128),
         ),
-        # without a wish, the least loss that reaches 32K tokens
+        # No given context: the least loss of precision that reaches 32K tokens.
         (19, WEIGHTS, FitConstraints(N_TRAIN, n_rows=64), (34816, "f16", 512)),
         (16, 6000 << 20, FitConstraints(N_TRAIN, n_rows=64), (146432, "f16", 512)),
         (12, 8000 << 20, FitConstraints(N_TRAIN, n_rows=64), (50176, "f16", 512)),
@@ -114,7 +113,7 @@ def test_fit_by_shape(
         (80, 8192, None, 8192),
         (80, 8192, 50000, 50000),
         (18, N_TRAIN, None, 22528),
-        (16, N_TRAIN, None, 1024),  # nothing fits
+        (16, N_TRAIN, None, 1024),
         (16, 512, None, 512),
     ],
 )
@@ -140,7 +139,7 @@ def test_nothing_fits() -> None:
 
 
 def of_part(free: int, experts: int) -> Callable[[int, int], Planning]:
-    """Plans of a model of 10 layers and a head, each of 1000 MiB, `experts` of them its experts."""
+    """Returns planners of a model with 11 layers of 1000 MiB, `experts` MiB of them experts."""
 
     def planning(layers: int, without: int) -> Planning:
         with_experts = min(layers - 1, 10 - without)

@@ -1,4 +1,4 @@
-"""The share of a prompt's rows beside answers that decode."""
+"""The prefill budget: prompt tokens per round beside decoding requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dflash_gguf.engine.prefill_budget import MAX_WAITING_ROUNDS, PrefillBudget
 
 @pytest.mark.parametrize("held_up_at", [[0], [1], [1, 2], [50, 51], range(100, 110)])
 def test_a_round_that_was_held_up_keeps_no_prompt_waiting(held_up_at: Sequence[int]) -> None:
-    """As the machine slept, or as a graph was built; then as before."""
+    """Single slow rounds (a sleeping machine, a graph build) do not change the budget."""
     pace, n_mixed, waited = PrefillBudget(), 0, [0]
     for _ in range(6000):
         n = pace.chunk() if pace._alone.value else 0
@@ -27,7 +27,7 @@ def test_a_round_that_was_held_up_keeps_no_prompt_waiting(held_up_at: Sequence[i
 
 
 def test_pieces_of_prompts_leave_the_others_their_share() -> None:
-    """Rounds of a made-up machine: 10 ms without a prompt, and ever more for a row of one."""
+    """A plain round takes 10 ms; the cost of a prompt row grows from round to round."""
     pace = PrefillBudget()
     alone_s = others_s = 0.0
     for i in range(2000):
@@ -41,7 +41,6 @@ def test_pieces_of_prompts_leave_the_others_their_share() -> None:
 
 @pytest.mark.parametrize(("row_s", "longest"), [(1e-6, 512), (1e-3, 128), (3e-3, 64), (0.1, 32)])
 def test_pieces_are_long_where_they_are_quick(row_s: float, longest: int) -> None:
-    """And ever so long that the others keep their share: all of it where rows cost next to none."""
     pace = PrefillBudget()
     sizes = []
     for i in range(3000):
@@ -52,7 +51,6 @@ def test_pieces_are_long_where_they_are_quick(row_s: float, longest: int) -> Non
 
 
 def test_prompts_come_in_sooner_where_more_wait_than_decode() -> None:
-    """Of the same machine: by as much as there are more of them."""
     longer = {}
     for n_filling in (1, 15):
         pace = PrefillBudget()

@@ -1,4 +1,4 @@
-"""The prefix cache on a made-up engine."""
+"""The prefix cache with a made-up engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dflash_gguf.kv_cache.prefix_cache import PrefixCache
 
 
 class Model:
-    """An engine, a sequence and prefixes in numbers: pages of 64 tokens have holders."""
+    """A made-up engine, whose sequences and prefixes only count holders of 64-token pages."""
 
     cell_bytes = 8
 
@@ -51,7 +51,7 @@ PAGE_BYTES = 64 * Model.cell_bytes
 
 
 class Page:
-    """Of 64 tokens: in the pool, or moved to main memory."""
+    """A page of 64 tokens, in the pool or in host memory."""
 
     def __init__(self) -> None:
         self.is_here = True
@@ -163,7 +163,6 @@ def test_what_is_too_large_to_be_kept_takes_nothing_of_others() -> None:
 
 @pytest.mark.parametrize("divides", [True, False])
 def test_ten_thousand_random_operations(divides: bool) -> None:
-    """Never above the limit, no leak, nothing found that is not there, all that is known found."""
     rng = np.random.default_rng(3)
     engine = Model(40, divides=divides)
     store = PrefixCache(engine, 6_000)

@@ -1,4 +1,4 @@
-"""The drafter's candidates: greedy, under penalties and bans, with the target's own noise."""
+"""The drafter's candidates: greedy, under penalties and bans, with the target's noise."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ N_VOCAB = 200
 
 
 class Drafter:
-    """Rows depend on the position only; keeps what it was asked."""
+    """A drafter whose rows depend on the position only; records its calls."""
 
     max_draft = 15
 
@@ -43,12 +43,12 @@ class Drafter:
         asked = self.rows[:n_draft]
         order = np.argsort(-asked, axis=1, kind="stable")[:, :k]
         best = np.take_along_axis(asked, order, axis=1)
-        with np.errstate(all="ignore"):  # some rows are not finite
+        with np.errstate(all="ignore"):
             return Draft(order.astype(np.int32), best, np.log(np.exp(asked).sum(axis=1)))
 
 
 class Passes:
-    """An engine that asks each sequence in turn, and keeps how many a pass had."""
+    """An engine that drafts for each sequence in turn, and records the requests per pass."""
 
     max_verify = 2 * 7
 
@@ -81,7 +81,6 @@ def propose(
     *,
     shape: str = CHAIN,
 ) -> Tree:
-    """A tree of one proposal."""
     source = DFlash(drafter.max_draft)
     (found,) = source.propose([request_of(drafter, sampler, seen, n, shape)])
     assert found is not None
@@ -96,7 +95,6 @@ def ranked(
     calibrations: Calibrations | None = None,
     n_ranked: int = N_RANKED,
 ) -> PositionCandidates:
-    """What trees are grown from."""
     source = DFlash(drafter.max_draft)
     source.calibrations = calibrations or Calibrations()
     request = request_of(drafter, sampler, seen, n, TREE)
@@ -111,7 +109,7 @@ def rows(n: int = 6, seed: int = 0, scale: float = 2.0) -> np.ndarray[Any, np.dt
 
 
 def by_target(sampler: Sampler, scores: Any, seen: Sequence[int]) -> list[int]:
-    """What the target draws from the same rows along its own path."""
+    """Returns the target's samples from the same rows along its own path."""
     path = list(seen)
     for row in scores:
         path.append(sampler.sample(row, path, len(path)).token)
@@ -140,7 +138,7 @@ def test_several_sequences_are_asked_at_once() -> None:
         assert tree is not None
         assert tree.tokens[0] == seed
         assert tree.tokens[1] == drafter.rows[0].argmax()
-        assert drafter.asked == [(seed, 6, 1 if seed == 2 else 32)]  # the widest of its pass
+        assert drafter.asked == [(seed, 6, 1 if seed == 2 else 32)]
     assert passes.n_requests == [2, 1]
 
 
@@ -161,7 +159,7 @@ def test_candidates_are_the_best_and_their_chances_fall(config: dict[str, Any]) 
 
 
 def certain(sampled: bool) -> Calibrations:
-    """Calibrations of a drafter that is the target: its noise tells all."""
+    """Returns calibrations that trust the noise fully, as if drafter and target were equal."""
     known = Calibrations()
     for key in ((0.3, False), (1.0, False), (1.0, True), (0.0, True)):
         penalty = 1.5 if key[1] else 1.0
@@ -235,7 +233,7 @@ def test_what_the_target_chose_is_looked_up_until_the_draft_ends() -> None:
         found = ranked(drafter, sampler)
         features = Features(found.log_probs)
         source.propose([request])
-        chosen = [*found.tokens[:5, 2].tolist(), 199, 5]  # 199 is no candidate
+        chosen = [*found.tokens[:5, 2].tolist(), 199, 5]
         source.observe([request], [chosen[:n_tokens]])
         expected.observe(features, [2, 2, 2, 2, 2, 32][:n_tokens])
         source.observe([request], [[1, 2]])

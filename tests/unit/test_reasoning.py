@@ -1,4 +1,4 @@
-"""Thoughts told apart from answers: three formats, cut in every way."""
+"""Reasoning is separated from answers in three formats, for every cut of the text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ GEMMA = "{{ '<|channel>thought<channel|>' }}"
 
 
 def split(make: Callable[[], Splitter], pieces: list[str]) -> tuple[str, str]:
-    """Thoughts and answer."""
     splitter = make()
     parts = [part for piece in pieces for part in splitter.push(piece)] + splitter.finish()
     assert all(part.text for part in parts)
@@ -28,7 +27,7 @@ def known(template: str, prompt: str = "") -> Format:
     return found
 
 
-# Template, end of the prompt, generated text; thoughts and answer.
+# Cases: template, end of the prompt, generated text, reasoning, answer.
 CASES: dict[str, tuple[str, str, str, str, str]] = {
     "think": (THINK, "", "<think>\nWell.\n</think>\n\nYes.", "Well.", "Yes."),
     "think, begun in the prompt": (THINK, "<think>\n", "A\n\n b</think>Yes", "A\n\n b", "Yes"),

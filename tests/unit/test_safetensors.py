@@ -1,4 +1,4 @@
-"""Safetensors headers, each damage by name, and views."""
+"""Safetensors headers: views of tensors, and an error for each kind of damage."""
 
 from __future__ import annotations
 

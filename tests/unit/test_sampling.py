@@ -1,4 +1,4 @@
-"""The chain against a slow formulation, the noise against its definition, statistics."""
+"""The sampler compared with a slow implementation, its noise, and its statistics."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SETTINGS: list[dict[str, Any]] = [
 def slow_distribution(
     logits: np.ndarray[Any, Any], seen: list[int], config: DecodeConfig
 ) -> dict[int, float]:
-    """The chain token by token, in Python's float: the sentence of the documentation."""
+    """Returns the documented distribution, computed token by token in Python floats."""
     table = {token: float(value) for token, value in enumerate(logits)}
     window = seen[-config.repeat_last_n :] if config.repeat_last_n else []
     for token, count in Counter(window).items():
@@ -106,7 +106,7 @@ def test_noise_is_the_documented_hash() -> None:
 
 
 def test_first_value_of_the_noise_is_that_of_splitmix64() -> None:
-    """Vigna's splitmix64 seeded with 1234567 gives 6457827717110365317 first."""
+    """Source: Vigna's splitmix64, whose first value for seed 1234567 is 6457827717110365317."""
     from dflash_gguf.sampling.noise import GOLDEN, _mixed
 
     state = np.array([(1234567 + GOLDEN) & (2**64 - 1)], dtype=np.uint64)
@@ -114,7 +114,7 @@ def test_first_value_of_the_noise_is_that_of_splitmix64() -> None:
 
 
 def chi_square_limit(degrees: int) -> float:
-    """Wilson and Hilferty's bound that chance exceeds once in 30,000 (z = 4)."""
+    """Returns a bound exceeded by chance once in 30,000 (Wilson and Hilferty, z = 4)."""
     return float(degrees * (1 - 2 / (9 * degrees) + 4 * math.sqrt(2 / (9 * degrees))) ** 3)
 
 
@@ -150,7 +150,6 @@ def test_draws_follow_the_processed_distribution(settings: dict[str, Any]) -> No
 
 @pytest.mark.parametrize("axis", ["position", "sequence", "seed", "token"])
 def test_noise_of_neighbours_is_independent(axis: str) -> None:
-    """Pairs of neighbours along one argument fill the 8 x 8 cells of their ranks evenly."""
     n = N_DRAWS // 2
     tokens = np.arange(2)
     if axis == "token":
@@ -206,14 +205,14 @@ def test_a_seed_is_drawn_and_kept_when_none_is_given() -> None:
 
 def awkward_rows(n_vocab: int) -> list[np.ndarray[Any, np.dtype[np.float32]]]:
     rng = np.random.default_rng(n_vocab)
-    ties = rng.integers(-2, 3, n_vocab).astype(np.float32)  # many of each value
+    ties = rng.integers(-2, 3, n_vocab).astype(np.float32)
     holes = row_of(n_vocab, 1)
     holes[rng.random(n_vocab) < 0.7] = -np.inf
     alone = np.full(n_vocab, -np.inf, dtype=np.float32)
     alone[n_vocab // 2] = -3.0
     holes[n_vocab // 3] = -1.0
     far = row_of(n_vocab, 2)
-    far[-1] = 60.0  # none of the others can win, and few may be kept
+    far[-1] = 60.0
     steep = row_of(n_vocab, 3, spread=30.0)
     return [row_of(n_vocab, 0), ties, holes, alone, far, steep, np.zeros(n_vocab, np.float32)]
 
@@ -221,7 +220,7 @@ def awkward_rows(n_vocab: int) -> list[np.ndarray[Any, np.dtype[np.float32]]]:
 @pytest.mark.parametrize("settings", [*SETTINGS, {"temperature": 0.0}], ids=str)
 @pytest.mark.parametrize("n_vocab", [1, 2, 63, 64, 65, 3001, 30_000])
 def test_the_draw_is_the_best_of_what_is_kept(settings: dict[str, Any], n_vocab: int) -> None:
-    """By numpy's sorts and numpy's noise, which the core has nothing of."""
+    """Compares the core with numpy's sorting and noise."""
     for number, row in enumerate(awkward_rows(n_vocab)):
         config = DecodeConfig(**{"temperature": 0.8, "seed": number, **settings})
         seen = np.random.default_rng(number).integers(0, n_vocab, 9).tolist()

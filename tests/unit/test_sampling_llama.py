@@ -1,7 +1,6 @@
-"""Kept tokens and probabilities against llama.cpp's own samplers.
+"""Kept tokens and probabilities equal those of llama.cpp's samplers.
 
-top_p stays below 0.98 here: llama.cpp sums 2,000 probabilities in float32, and further out in the
-tail the rounding of that sum decides by a token.
+top_p stays below 0.98: llama.cpp's float32 sum decides differently in the far tail.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ llama_cpp = pytest.importorskip("llama_cpp")
 def llama_distribution(
     row: np.ndarray[Any, Any], seen: list[int], config: DecodeConfig
 ) -> dict[int, float]:
-    """Runs the chain of common/sampling.cpp, as far as it is active, over one row."""
+    """Applies the active samplers of llama.cpp's common/sampling.cpp to one row."""
     chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
     try:
         for sampler in (

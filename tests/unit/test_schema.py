@@ -1,4 +1,4 @@
-"""schema.py equals the gguf package where it has the name."""
+"""Names in schema.py equal those of the gguf package."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import gguf
 import pytest
 from dflash_gguf.convert import schema
 
-# Names that gguf 0.19 lacks: llama.cpp's loader (src/llama-arch.cpp) and the older drafter files.
+# Names that gguf 0.19 lacks. Source: src/llama-arch.cpp and older drafter files.
 KEYS_BEYOND_GGUF = re.compile(
     r"OLD_|TARGET_LAYERS|BLOCK_SIZE|CONV_(KERNEL|GROUP)_SIZE|SELECTOR_|SAMPLE_FROM_ANCHOR"
     r"|HAS_CONFIDENCE_HEAD|HIDDEN_ACTIVATION|ROPE_SCALE_LINEAR|YARN_TRUNCATE|ATTENTION_RECURRENT_LAYERS"
@@ -21,7 +21,6 @@ TENSORS_BEYOND_GGUF = re.compile(
 
 
 def gguf_strings(root: type) -> set[str]:
-    """All string constants of a class and its nested classes."""
     found: set[str] = set()
     for value in vars(root).values():
         if isinstance(value, str):

@@ -113,7 +113,7 @@ SAID = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
 @pytest.mark.parametrize(
     ("template", "think", "end"),
     [
-        # As four families of templates have it: always open, a switch, none but the marks.
+        # Templates that always open the reasoning, have a switch, or only contain the marks.
         (SAID + "<think>\n{# </think> #}", None, "<think>\n"),
         (SAID + "<think>\n{# </think> #}", False, "<think>\n</think>"),
         (

@@ -1,4 +1,4 @@
-"""The engine process's loop on a made-up decoder."""
+"""The engine process's loop with a made-up decoder."""
 
 from __future__ import annotations
 
@@ -35,8 +35,6 @@ HANGS_S = 60.0
 
 
 class Pipe:
-    """Both ends of a channel."""
-
     def __init__(self) -> None:
         self._to: queue.Queue[ToEngine | None] = queue.Queue()
         self.said: list[Any] = []
@@ -45,13 +43,12 @@ class Pipe:
         self._n_read = 0
 
     def read(self) -> ToEngine | None:
-        if self._n_read:  # who reads on has dealt with the message before
+        if self._n_read:  # the previous message has been handled
             self._to.task_done()
         self._n_read += 1
         return self._to.get(timeout=HANGS_S)
 
     def wait_read(self) -> None:
-        """Waits until the worker has taken all messages."""
         deadline = time.monotonic() + HANGS_S
         while self._to.unfinished_tasks:
             assert time.monotonic() < deadline
@@ -73,7 +70,7 @@ class Pipe:
 
 
 class State:
-    """Says the tokens 0 to n - 1, n the first token of its prompt."""
+    """A request that yields tokens 0 to n - 1; n is the first token of its prompt."""
 
     def __init__(self, prompt: list[int], settings: dict[str, Any]) -> None:
         self.n, self.history = prompt[0], list(prompt)
@@ -84,7 +81,6 @@ class State:
         self.is_finished = self.has_begun = False
 
     def work(self) -> None:
-        """Its part of a batch."""
         if not self.has_begun:
             self.has_begun = True
             self.on_prefill(0, self.n_prompt)
@@ -103,7 +99,7 @@ class State:
 
 
 class Many:
-    """A decoder that runs n_parallel requests at once. Each batch waits for the gate."""
+    """A decoder that runs n_parallel requests at once; each batch waits for `gate`."""
 
     def __init__(self, n_parallel: int) -> None:
         self.gate = threading.Semaphore(1000)
@@ -185,7 +181,7 @@ def test_what_a_round_says_comes_at_once(pipe: Pipe) -> None:
     decoder.gate.release(1000)
     pipe.wait(lambda said: len(of(said, Ended)) == 8)
     assert len(of(pipe.said, Stepped)) == 320
-    assert pipe.n_writes < 100  # a beginning each, 40 rounds, an end
+    assert pipe.n_writes < 100
     pipe.tell(None)
 
 
@@ -195,7 +191,7 @@ def test_a_long_prompt_does_not_hold_back_the_others(pipe: Pipe) -> None:
     pipe.tell(run(1, 20), long)
     pipe.wait(lambda said: len(of(said, Ended)) == 2)
     first = next(i for i, m in enumerate(pipe.said) if isinstance(m, Stepped) and m.id == 2)
-    assert len(of(pipe.said[:first], Stepped, 1)) == 20  # the prompt took 30 rounds
+    assert len(of(pipe.said[:first], Stepped, 1)) == 20
     pipe.tell(None)
 
 

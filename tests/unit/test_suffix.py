@@ -1,4 +1,4 @@
-"""Suffix index against brute force: what it finds and proposes, what it learns and forgets."""
+"""The suffix index compared with brute force: matches, proposals, learning, forgetting."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from dflash_gguf.speculative.tree import Tree
 
 
 def ends_of(text: list[int], part: list[int]) -> list[int]:
-    """Places after which `part` ends in the text, but for its end."""
+    """Returns the positions after earlier occurrences of `part`."""
     n = len(part)
     return [at for at in range(n, len(text)) if text[at - n : at] == part]
 
 
 def longest_match(text: list[int]) -> int:
-    """Tokens of the longest end of the text that stands in it before."""
+    """Returns the length of the longest suffix that occurs earlier in the text."""
     n = 0
     while n < len(text) and ends_of(text, text[len(text) - n - 1 :]):
         n += 1
@@ -33,7 +33,7 @@ def longest_match(text: list[int]) -> int:
 def below(
     index: SuffixIndex, n_positions: int, n_nodes: int
 ) -> tuple[list[int], list[int], list[float]]:
-    """Tokens, parents (-1: the text's last token) and log-chances of what is proposed below it."""
+    """Returns tokens, parents (-1: the last token) and log-probabilities of proposals."""
     tokens, parents, depths, log_probs = index.propose(n_positions, n_nodes)
     assert not tokens or (parents[0], log_probs[0]) == (-1, 0.0)
     assert depths == Tree.of(tokens, parents).depths
@@ -46,7 +46,7 @@ def test_the_longest_end_that_stands_before_is_found(n_kinds: int, seed: int) ->
     rng = np.random.default_rng((n_kinds, seed))
     index, text = SuffixIndex(1000), []
     while len(text) < 120:
-        if seed % 2 and len(text) > 20 and rng.random() < 0.2:  # with copies of whole passages
+        if seed % 2 and len(text) > 20 and rng.random() < 0.2:
             start = int(rng.integers(len(text) - 10))
             more = text[start : start + int(rng.integers(1, 10))]
         else:
@@ -73,7 +73,6 @@ def test_what_came_after_it_last_is_proposed(n_kinds: int, seed: int) -> None:
         following = text[newest : newest + 6]
         tree = Tree.of([-1, *tokens], [-1, *(parent + 1 for parent in parents)])
         assert tree.child(0, following[0]) is not None
-        # Every node is what followed some end of its path somewhere.
         paths: list[list[int]] = [[]]
         for token, parent in zip(tokens, parents, strict=True):
             paths.append([*paths[parent + 1], token])
@@ -92,12 +91,12 @@ def test_no_copy_goes_across_texts() -> None:
     index.append([1, 2, 3])
     index.separate()
     assert index.append([4, 5, 3]) == 1
-    assert below(index, 4, 4)[0] == []  # its text ended there
+    assert below(index, 4, 4)[0] == []
     index.separate()
     assert index.append([1, 2]) == 2
     assert below(index, 4, 4)[0] == [3]
     assert index.append([3]) == 3
-    assert index.append([4]) == 1  # [3, 4] stood nowhere
+    assert index.append([4]) == 1
 
 
 @pytest.mark.parametrize("n_most", [2, 7, 50])
@@ -135,7 +134,7 @@ def test_chances_follow_what_came_true() -> None:
 
 
 def test_a_name_that_was_changed_once_is_changed_again() -> None:
-    """What the target took in place of a copy is proposed where the same would be copied next."""
+    """A replacement chosen by the target is proposed at the next occurrence."""
     name, renamed = [50, 51, 52], [60, 50, 51, 52]
     text = [1, 2, 3, *name, 4, 5, 6, 7, 8, *name, 9, 10, 11]
     index = SuffixIndex(1000)
@@ -154,14 +153,13 @@ def test_a_name_that_was_changed_once_is_changed_again() -> None:
     assert node is not None
     index.append([7, 8], is_chosen=True)
     assert below(index, 1, 1)[0] == renamed[:1]
-    index.append([*name, 9], is_chosen=True)  # not here
+    index.append([*name, 9], is_chosen=True)
     index.separate()
     index.append([7, 8])
     assert below(index, 1, 1)[0] == name[:1]
 
 
 def guesses_of(index: SuffixIndex) -> dict[int, float]:
-    """What may come next, and its chances."""
     tokens, parents, log_probs = below(index, 1, 9)
     assert set(parents) <= {-1}
     return dict(zip(tokens, np.exp(log_probs).tolist(), strict=True))
@@ -173,9 +171,9 @@ def guesses_of(index: SuffixIndex) -> dict[int, float]:
     ids=["replaced", "more for one", "a token that stands elsewhere", "left out", "put in"],
 )
 def test_a_copy_goes_on_after_a_change(changed: list[int], at: int) -> None:
-    """At once where a token stands for another, else after one that the copy goes on with."""
+    """The copy continues at once after a replaced token, else after a matching token."""
     text = [*range(1, 30), 50, 51, 50, 50, *range(60, 70)]
-    text[12] = text[13] = 50  # stands in many places
+    text[12] = text[13] = 50
     index = SuffixIndex(1000)
     index.append([90, 91, 92, *range(200, 240), *text, 99, 1, 2])
     index.append(text[2:8], is_chosen=True)
@@ -190,7 +188,7 @@ def test_a_copy_goes_on_after_a_change(changed: list[int], at: int) -> None:
 
 
 def test_a_text_goes_on_as_it_begins_not_as_an_older_one() -> None:
-    """A longer match in an older text is not all: what stands in this one is proposed as well."""
+    """Proposals come from this text too, despite a longer match in an older text."""
     index = SuffixIndex(1000)
     begin, head = [80, 81, 82, 83], [1, 2, 3, 4, 5]
     index.append([*head, 20, 21, *begin])
@@ -202,7 +200,7 @@ def test_a_text_goes_on_as_it_begins_not_as_an_older_one() -> None:
     assert {30, 40} <= set(found)
     tokens, _, _ = below(index, 2, 9)
     assert 41 in tokens
-    for number in range(100, 140):  # the target goes by the texts at hand
+    for number in range(100, 140):
         index.separate()
         index.append([*head, number, number + 50, *begin])
         index.append([*head, number, number + 50], is_chosen=True)
@@ -215,7 +213,7 @@ def test_a_text_goes_on_as_it_begins_not_as_an_older_one() -> None:
 
 
 class Timeline:
-    """Something to have texts of."""
+    """Stands for a sequence, as the key of its texts."""
 
 
 def request_of(seen: list[int], sequence: Any = None) -> SpeculativeState:
@@ -252,7 +250,6 @@ def test_outcomes_go_on_in_another_process() -> None:
 
 
 def test_texts_go_on_and_part() -> None:
-    """What two prompts have in common is taken up once; the rest is another text."""
     proposer, first = SuffixProposer(), [*range(20), 5, 6]
     request = request_of(first)
     assert proposed(proposer, request).tokens == [6, *range(7, 16)]
@@ -261,7 +258,7 @@ def test_texts_go_on_and_part() -> None:
     assert proposed(proposer, longer).tokens[:4] == [10, 11, 12, 13]
     assert len(memory.index) == 24
     other = request_of([*range(10), 19, 5], request.sequence)
-    assert proposed(proposer, other).tokens[:3] == [5, 6, 30]  # of the text before
+    assert proposed(proposer, other).tokens[:3] == [5, 6, 30]
     assert len(memory.index) == 24 + 1 + 2
     proposer.forget(request.sequence)
     other = request_of([*range(10), 19, 5], request.sequence)
@@ -278,7 +275,6 @@ def test_each_sequence_has_its_own_texts() -> None:
 
 
 def test_what_repeats_goes_on_repeating() -> None:
-    """The copy of a copy that has just begun, beyond where the text ends."""
     for period in ([7], [1, 2], [1, 2, 3, 4, 5]):
         index = SuffixIndex(100)
         index.append(period * 3)
@@ -291,7 +287,7 @@ def test_bad_arguments_are_one_sentence() -> None:
     index = SuffixIndex(9)
     with pytest.raises(Error, match="token id -4 is below 0"):
         index.append([1, -4])
-    with pytest.raises(ValueError, match="need one pair a class"):
+    with pytest.raises(ValueError, match="must have one pair for each class"):
         index.outcomes = np.ones((2, 2))
     with pytest.raises(Error, match="0 guesses of 1 were accepted"):
         index.outcomes = np.tile([1.0, 0.0], (84, 1))

@@ -1,4 +1,4 @@
-"""The tokenizer on tiny vocabularies, and on a real one."""
+"""The tokenizer with tiny vocabularies, and with a real one."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_chat_uses_the_template_of_the_file(tokenizer: Tokenizer) -> None:
     assert tokens[:2] == [261, 262]
     assert tokenizer.detokenize(tokens, special=True) == BOS + expected
     assert "<think>" in tokenizer.chat_text(HELLO, enable_thinking=False)
-    begin, end = tokens.turn_boundaries  # of what the user asks: a later prompt may part there
+    begin, end = tokens.turn_boundaries  # a later prompt may diverge at the user's message
     assert tokenizer.detokenize(tokens[begin:end]) == "hello"
 
 

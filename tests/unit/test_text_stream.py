@@ -1,4 +1,4 @@
-"""Split characters and stop texts, for every way the input can be cut."""
+"""Split characters and stop strings, for every cut of the input."""
 
 from __future__ import annotations
 

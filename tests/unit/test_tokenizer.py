@@ -106,13 +106,13 @@ START, END, PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 @pytest.mark.parametrize(
     ("single", "pair", "expected"),
     [
-        # Llama 3: BOS before each of two texts
+        # Llama 3: BOS before each of two texts.
         (
             [START, "A"],
             [START, "A", START, "B"],
             {"add_bos_token": True, "add_eos_token": False, "add_sep_token": False},
         ),
-        # Qwen3-Embedding: another token than EOS at the end, EOS becomes EOT
+        # Qwen3-Embedding: another token than EOS at the end, and EOS becomes EOT.
         (
             ["A", PAD],
             ["A", "B", PAD],

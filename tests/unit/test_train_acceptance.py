@@ -1,4 +1,4 @@
-"""Acceptance of a drafter in training: rounds, prompt lookup, repetition."""
+"""Measured acceptance of a drafter in training: rounds, prompt lookup, repetition."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from train.acceptance import Acceptance, measure, prompt_lookup, repeated_share
 
 
 def test_rounds_follow_the_references_rule() -> None:
-    """Prompt of 2, then 10 tokens of which the first is the prompt's own."""
     answer = list(range(12))
     drafts = {2: [3, 4, 99], 5: [99, 7, 8], 6: [7, 8, 9], 10: [11, 12, 13]}
     asked: list[int] = []

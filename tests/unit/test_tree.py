@@ -1,4 +1,4 @@
-"""Trees: equal to choosing from all sequences, parents first, no deeper than the block."""
+"""Best-first trees equal brute force over all paths; parents come first, depth is limited."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = 1000
 
 
 def candidates(n: int, k: int, seed: int = 0, flat: float = 1.0) -> PositionCandidates:
-    """Random ones; tokens differ from those of other positions, so that a path names its ranks."""
+    """Returns random candidates, with other tokens at each position."""
     rng = np.random.default_rng(seed)
     probs = rng.dirichlet(np.full(k + 1, flat), size=n)[:, :k]
     tokens = np.array([rng.permutation(k) + 100 * depth for depth in range(n)])
@@ -33,7 +33,7 @@ def path_of(tree: Tree, node: int) -> tuple[int, ...]:
 
 
 def all_paths(given: PositionCandidates) -> dict[tuple[int, ...], float]:
-    """Every sequence of candidates and its log-chance."""
+    """Returns every path of candidates with its log-probability."""
     found = {}
     for depth in range(1, len(given) + 1):
         for ranks in itertools.product(range(given.tokens.shape[1]), repeat=depth):
@@ -44,7 +44,6 @@ def all_paths(given: PositionCandidates) -> dict[tuple[int, ...], float]:
 
 
 def check(tree: Tree, given: PositionCandidates, budget: int) -> None:
-    """What holds for every tree."""
     n, k = given.tokens.shape
     assert (tree.tokens[0], tree.parents[0], tree.depths[0], tree.log_probs[0]) == (
         ROOT,
@@ -161,7 +160,6 @@ def test_the_accepted_path_takes_no_more_tokens_than_it_needs() -> None:
 
 
 def test_a_path_ends_before_the_token_that_ends_it() -> None:
-    """Which is a candidate taken all the same."""
     tree = Tree.of([ROOT, 1, 2, 3], [-1, 0, 0, 2])
     for chosen, end, path, n_taken in (
         ([2, 3, 9], 9, [0, 2, 3], 2),
@@ -187,7 +185,6 @@ def test_a_tree_of_given_nodes_knows_their_depths() -> None:
 def test_merged_trees_hold_all_paths_the_likeliest_first() -> None:
     for seed in range(20):
         trees = [best_first_tree(ROOT, candidates(4, 3, seed=seed + 100 * i), 15) for i in range(3)]
-        # tokens of one position are alike in all of them, so that some paths are shared
         whole = merged(trees)
         paths: dict[tuple[int, ...], float] = {}
         for tree in trees:

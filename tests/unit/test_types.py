@@ -1,4 +1,4 @@
-"""The choice of types by names and shapes."""
+"""The choice of quantised types by names and shapes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Damaged vocabularies, each by the sentence that names it, and a fuzz test in child processes."""
+"""Damaged vocabularies raise errors that name the damage."""
 
 from __future__ import annotations
 

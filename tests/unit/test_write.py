@@ -1,4 +1,4 @@
-"""Writing: bytes as the gguf package reads them, values checked, nothing left on failure."""
+"""Written files: bytes as the gguf package reads them, checked values, no leftovers on failure."""
 
 from __future__ import annotations
 
@@ -98,12 +98,11 @@ def encoded(values: Any, type_name: str, **options: Any) -> NDArray[Any]:
 
 
 def bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """Truncated float32: exact for values that bfloat16 holds."""
     return (values.view(np.uint32) >> 16).astype(np.uint16)
 
 
 def test_stored_types_pass_through_bit_for_bit() -> None:
-    bits = np.uint16([[0x0001, 0x8000, 0x3F80, 0x7F7F]])  # smallest, -0, 1, largest
+    bits = np.uint16([[0x0001, 0x8000, 0x3F80, 0x7F7F]])
     np.testing.assert_array_equal(encoded(bits, "bf16"), bits)
     half = np.float16([[6e-8, -0.0, 65504.0]])
     np.testing.assert_array_equal(encoded(half, "f16").view(np.uint16), half.view(np.uint16))
@@ -122,12 +121,12 @@ def test_values_that_are_not_finite_are_refused(bad: float, stored: str, outtype
 
 
 def test_large_finite_values_are_no_error_where_they_fit() -> None:
-    values = np.full((2, 32), 3e38, np.float32)  # their sum is infinite
+    values = np.full((2, 32), 3e38, np.float32)
     np.testing.assert_array_equal(encoded(values, "f32"), values)
     with pytest.raises(ConvertError, match=r"holds 3e\+38, float16 ends at 65504"):
         encoded(values, "f16")
     with pytest.raises(ConvertError, match="NaN or infinite"):
-        encoded(np.full((1, 32), np.finfo(np.float32).max), "bf16")  # rounds up to infinity
+        encoded(np.full((1, 32), np.finfo(np.float32).max), "bf16")
 
 
 def test_no_space_is_told_before_anything_is_written(
