@@ -54,6 +54,8 @@ class CellMasks {
     void update(CellTable & table, const MaskRows & rows, int64_t n_kv);
 
     uint64_t bytes(const Backend * on = nullptr) const;
+    // Of all updates so far.
+    uint64_t bytes_written() const { return bytes_written_; }
 
   private:
     struct MaskBuffer {
@@ -95,6 +97,7 @@ class CellMasks {
     std::vector<std::vector<int32_t>> cell_at_; // of a sequence's positions; -1; may be outdated
     // What goes to devices until the next update: some copy it only as their graph begins.
     std::vector<std::vector<ggml_fp16_t>> staged_;
+    uint64_t bytes_written_ = 0;
 };
 
 } // namespace dfl
