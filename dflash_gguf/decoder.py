@@ -357,7 +357,7 @@ class Decoder:
         """Logits after every token, float32 [n, n_vocab], by a plain pass over an empty cache."""
         ids = self._tokens_of(tokens)
         with self._turn(), self._idle_sequence() as sequence:
-            self._prefix_cache.make_room(sequence.cells_needed(len(ids)), claimed=sequence)
+            self._scheduler.make_room(sequence.cells_needed(len(ids)), sequence)
             return sequence.logits(ids)
 
     def tokenize(
@@ -398,8 +398,7 @@ class Decoder:
                 begun = self._prefix_cache.start(sequence, self._prefix_cache.match([*ids, 0]))
                 if begun.n_cached < len(ids):
                     left = ids[begun.n_cached :]
-                    wanted = sequence.cells_needed(len(left))
-                    self._prefix_cache.make_room(wanted, claimed=sequence)
+                    self._scheduler.make_room(sequence.cells_needed(len(left)), sequence)
                     sequence.prefill(left).argmax()
                 prefix = sequence.snapshot()
                 try:

@@ -2,14 +2,13 @@
 
 namespace dfl {
 
-// The window of each sequence, but all together no more than the context has tokens, see
-// make_room(); one pass or block beside it, pages that are not full, and one cell that padding
-// writes to.
+// Returns the cells for the window of each sequence (in all at most n_ctx, see make_room()), one
+// pass or block beside them, pages that are not full, and a page whose last cell padding writes to.
 static int64_t cells_needed(const DraftSizes & sizes, int64_t max_block) {
     const int64_t uncommitted = std::max(sizes.n_ubatch, max_block) + CellTable::PAGE;
     const int64_t windows = sizes.n_parallel * sizes.window;
     const int64_t more = (sizes.n_parallel - 1) * (max_block + 2 * CellTable::PAGE);
-    return GGML_PAD(std::min(windows, sizes.n_ctx) + uncommitted + more + 1, 256);
+    return GGML_PAD(std::min(windows, sizes.n_ctx) + uncommitted + more + CellTable::PAGE, 256);
 }
 
 static LayerPlace on(Backend & backend) {
