@@ -353,7 +353,7 @@ class Decoder:
         """Returns the logits after each token, float32 [n, n_vocab]; ValueError for bad ids."""
         ids = self._tokens_of(tokens)
         with self._turn(), self._idle_sequence() as sequence:
-            self._prefix_cache.make_room(sequence.cells_needed(len(ids)), claimed=sequence)
+            self._scheduler.make_room(sequence.cells_needed(len(ids)), sequence)
             return sequence.logits(ids)
 
     def tokenize(
@@ -393,8 +393,7 @@ class Decoder:
                 begun = self._prefix_cache.start(sequence, self._prefix_cache.match([*ids, 0]))
                 if begun.n_cached < len(ids):
                     left = ids[begun.n_cached :]
-                    wanted = sequence.cells_needed(len(left))
-                    self._prefix_cache.make_room(wanted, claimed=sequence)
+                    self._scheduler.make_room(sequence.cells_needed(len(left)), sequence)
                     sequence.prefill(left).argmax()
                 prefix = sequence.snapshot()
                 try:

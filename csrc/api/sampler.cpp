@@ -51,6 +51,11 @@ dfl_status dfl_sampler_sample(const dfl_sampler * sampler, const float * logits,
         check_row(n);
         dfl::SampledToken sampled = {};
         if (tokens != nullptr) {
+            const int64_t n_best = sampler->sampler.n_best();
+            DFL_CHECK(
+                n_best > 0, DFL_STATUS_ARGUMENT,
+                "the sampler needs a whole row: it has temperature 0, biases, penalties or no "
+                "top_k");
             std::vector<Candidate> best(n);
             for (int64_t i = 0; i < n; ++i) {
                 best[i] = {tokens[i], logits[i]};

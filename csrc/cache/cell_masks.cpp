@@ -182,6 +182,7 @@ void CellMasks::write(const MaskBuffer & mask, const CellTable & table, const Ma
                                          (first_row * n_kv_ + span.first) * size, n * size, n_rows,
                                          n_kv_ * size, n * size);
     }
+    bytes_written_ += n * n_rows * sizeof(ggml_fp16_t);
 }
 
 void CellMasks::update(CellTable & table, const MaskRows & rows, int64_t n_kv) {

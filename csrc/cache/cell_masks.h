@@ -52,6 +52,8 @@ class CellMasks {
     void update(CellTable & table, const MaskRows & rows, int64_t n_kv);
 
     uint64_t bytes(const Backend * on = nullptr) const;
+    // Of all updates so far.
+    uint64_t bytes_written() const { return bytes_written_; }
 
   private:
     struct MaskBuffer {
@@ -92,6 +94,7 @@ class CellMasks {
     std::vector<std::vector<int32_t>> cell_at_;
     // Mask values kept until the next update, as some devices copy only when their graph starts.
     std::vector<std::vector<ggml_fp16_t>> staged_;
+    uint64_t bytes_written_ = 0;
 };
 
 } // namespace dfl

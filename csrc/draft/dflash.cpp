@@ -267,6 +267,7 @@ void DFlashModel::catch_up() {
     CachedGraph & cached = injection(static_cast<int64_t>(pending_.size()));
     std::vector<int64_t> cells = take_cells(pending_);
     try {
+        // Pad with rows of zeros that go to the reserved cell, which follows the usable ones.
         const int64_t n = cached.shape.n_rows;
         std::vector<int32_t> positions(n, 0), rows(n, static_cast<int32_t>(host_.ring.zero_row()));
         for (size_t i = 0; i < pending_.size(); ++i) {
@@ -274,7 +275,7 @@ void DFlashModel::catch_up() {
             rows[i] = static_cast<int32_t>(pending_[i].row);
         }
         std::vector<int64_t> to = cells;
-        to.resize(n, kv_.cells().size() - 1);
+        to.resize(n, kv_.cells().size());
         cached.write_positions(cached.in.positions, positions);
         cached.write(cached.feature_rows, rows);
         cached.write(cached.in.cells.front(), to);

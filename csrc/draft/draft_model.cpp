@@ -3,12 +3,12 @@
 namespace dfl {
 
 // Returns the cells of a drafter's K/V: the windows of all sequences, at most n_ctx together (see
-// make_room()), one pass or block, partly filled pages, and a cell for padding.
+// make_room()), one pass or block, partly filled pages, and a page whose last cell takes padding.
 static int64_t cells_needed(const DraftSizes & sizes, int64_t max_block) {
     const int64_t uncommitted = std::max(sizes.n_ubatch, max_block) + CellTable::PAGE;
     const int64_t windows = sizes.n_parallel * sizes.window;
     const int64_t more = (sizes.n_parallel - 1) * (max_block + 2 * CellTable::PAGE);
-    return GGML_PAD(std::min(windows, sizes.n_ctx) + uncommitted + more + 1, 256);
+    return GGML_PAD(std::min(windows, sizes.n_ctx) + uncommitted + more + CellTable::PAGE, 256);
 }
 
 static LayerPlace on(Backend & backend) {

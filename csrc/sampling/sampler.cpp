@@ -60,7 +60,7 @@ class Sampler::Adjusted {
     Adjusted(float * row, int64_t n, const Sampler & sampler, TokenHistory history) : row_(row) {
         const SamplerParams & params = sampler.params_;
         for (const Candidate & bias : params.biases) {
-            if (bias.token < n) {
+            if (bias.token >= 0 && bias.token < n) {
                 set(bias.token, row[bias.token] + bias.logit);
             }
         }

@@ -185,6 +185,11 @@ class Scheduler:
                 self._preempt(state)
         sequence.reset()
 
+    def make_room(self, n_cells: int, sequence: KvSequence) -> None:
+        """Frees cells for a reclaimed sequence; preempts the newest requests if necessary."""
+        while not self._prefix_cache.make_room(n_cells, claimed=sequence) and self.running:
+            self._preempt(self.running[-1])
+
     def _admit(self, batch: Batch) -> list[RequestState]:
         """Assigns sequences to the oldest waiting requests; returns the requests that can run."""
         while (running := self.running) != self._states and len(running) < self.engine.n_parallel:

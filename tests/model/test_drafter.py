@@ -207,6 +207,15 @@ def test_many_plain_rounds_before_a_draft(tmp_path: Path) -> None:
     at.check()
 
 
+def test_a_window_is_whole_where_it_fills_all_pages(tmp_path: Path) -> None:
+    """Also the last page, which has the cell that the padding of devices writes to."""
+    at = Comparison(make_pair(tmp_path, "llama"), 175, n_ubatch=16)
+    at.prefill(170)
+    for _ in range(4):
+        at.decode(11)
+        at.check()
+
+
 @pytest.mark.parametrize("window", [1, 7, 48, 130])
 def test_a_draft_sees_the_last_positions_only(tmp_path: Path, window: int) -> None:
     pair = make_pair(tmp_path, "qwen3", {}, **sliding(32, FULL, SLIDING))

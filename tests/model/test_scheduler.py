@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from asyncio import CancelledError
 from collections import Counter
@@ -633,3 +634,19 @@ def test_logits_take_the_room_of_what_is_merely_kept(pair: Pair) -> None:
         expected = decoder.logits(prompt)
         decoder.generate(random_tokens(150, seed=2), max_tokens=8, ignore_eos=True)
         assert np.array_equal(decoder.logits(prompt), expected)
+
+
+def test_logits_beside_answers_that_hold_every_cell(pair: Pair) -> None:
+    asked = {"max_tokens": 60, "ignore_eos": True}
+    prompts = [random_tokens(60, seed=seed) for seed in range(3)]
+    with open_decoder(pair, 1) as alone:
+        expected = [alone.generate(prompt, **asked).tokens for prompt in prompts]
+        row = alone.logits(random_tokens(9))
+    with open_decoder(pair, 3, n_ctx=256) as many:
+        streams = [many.stream(prompt, **asked) for prompt in prompts]
+        found = [next(stream).tokens for stream in streams]
+        while many.engine.n_free_cells:
+            found = [old + next(x).tokens for old, x in zip(found, streams, strict=True)]
+        assert np.array_equal(many.logits(random_tokens(9)), row)
+        for old, stream, tokens in zip(found, streams, expected, strict=True):
+            assert old + tuple(itertools.chain.from_iterable(x.tokens for x in stream)) == tokens
