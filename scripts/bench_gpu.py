@@ -1,33 +1,25 @@
-"""Measures everything on a GPU, in one call that prints JSON lines as it goes.
+"""Measures everything on a GPU, in one call that prints JSON lines.
 
     scripts/bench_gpu.py --build cuda [--folder FOLDER] [--parts device,sweep...]
     scripts/bench_gpu.py --backend-module libggml-cuda.so
-    scripts/bench_gpu.py --device CPU --quick     tries the script without a GPU
-    scripts/bench_gpu.py --backend-module libggml-cuda.so --null-gpu 86
-                                                  what the host does, without a GPU
+    scripts/bench_gpu.py --backend-module libggml-cuda.so --null-gpu 86     host time, without a GPU
+    scripts/bench_gpu.py --device CPU --quick                               tries the script
 
-At first, all at once, what is not there yet:
+First prepares, in parallel, the files that do not exist: `build`, the backend of the GPU (--build);
+`tools`, llama.cpp's drafting loop; `files`, random models with the shapes of Qwen3.5-27B at Q4_K_M
+and a drafter of 5 layers. Then runs each part in a process of its own, in a share of --limit:
 
-build    the backend of the GPU (--build)
-tools    llama.cpp's drafting loop
-files    random models of true shape (Qwen3.5-27B at Q4_K_M, a drafter of five layers)
-
-Then the parts, one after the other, in the order of their worth. Each runs in a process and under
-a time limit of its own, a share of what is left of --limit; one that fails or hangs costs only
-itself, keeps the lines that it had, and leaves one with its error:
-
-device   name, memory, what the driver takes, bandwidth of a large copy
-correct  small float32 models of every architecture, on the device and on the CPU: logits, chains,
-         trees with cousins told apart, drafts, the law
+device   name, memory, memory that the driver takes, bandwidth of a large copy
+correct  logits and drafted answers of small float32 models, compared with the CPU
 chain    rounds of equal work beside llama.cpp's draft-dflash
 plain    decoding beside llama.cpp
-sweep    plain, chains and trees of every size at published acceptance, each against the limit of
-         its bytes; host time, captured graphs
-memory   131072 tokens with q4_0 K/V, filled: plan, allocation, rounds there
+sweep    plain steps, chains and trees of every size at published acceptance: time and bandwidth
+memory   131072 tokens with q4_0 K/V: memory plan, allocated memory, rounds at that position
 prefill  1K, 8K and 32K tokens beside llama.cpp
-correct-no-tf32, correct-no-graphs: again, with NVIDIA_TF32_OVERRIDE=0 and without captured graphs
+correct-no-tf32, correct-no-graphs   `correct` with NVIDIA_TF32_OVERRIDE=0; without captured graphs
 
-docs/develop/measuring.md explains the lines.
+A part that fails or hangs keeps its lines, then prints its error. docs/develop/measuring.md
+explains the fields.
 """
 
 from __future__ import annotations
@@ -54,11 +46,11 @@ AGREEMENT = Path(__file__).resolve().parents[1] / "tests" / "exhaustive" / "agre
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A process of its own.
+    """Measurement that runs in a process of its own.
 
-    measure: a function, or a script that takes the same arguments. weight: what it would take on an
-    H200, in seconds and with room to spare; 0 for a part that gets what the others leave. needs:
-    parts in the background whose work it uses.
+    measure: a generator function, or a script with the same arguments. weight: seconds on an H200
+    with a margin, by which parts share the time; 0: the time left by others. needs: parts to wait
+    for.
     """
 
     measure: Callable[[Setting], Iterator[Figures]] | Path
@@ -83,25 +75,25 @@ PARTS = {
     "correct-no-tf32": Part(AGREEMENT, 0, environment={"NVIDIA_TF32_OVERRIDE": "0"}),
     "correct-no-graphs": Part(AGREEMENT, 0, environment={"GGML_CUDA_DISABLE_GRAPHS": "1"}),
 }
-"""In the order of their worth."""
+"""Parts in order of importance: the last parts get no time if the first take all."""
 OPTIONS = {"module": "--backend-module", "folder": "--tools"}
-"""Figures of parts in the background that later parts are given, by name of the figure."""
+"""Options of later parts that take a figure of a background part, by the figure's name."""
 LIMIT = 470.0
-"""Seconds of all parts together, the build among them."""
+"""Seconds of all parts together, the build included."""
 
 
 def run_here(name: str, setting: Setting) -> None:
-    """Runs one part, in this process."""
+    """Runs one part in this process and prints its lines."""
     measure = BACKGROUND[name] if name in BACKGROUND else PARTS[name].measure
     assert not isinstance(measure, Path)
     report(name, measure(setting))
 
 
 class Run:
-    """All parts that were asked for."""
+    """Runs the requested parts, each in a child process."""
 
     def __init__(self, args: argparse.Namespace, arguments: list[str]) -> None:
-        """arguments: of the command line, for the processes of the parts."""
+        """arguments: the command line, passed on to the child processes."""
         self._args = args
         self._arguments = list(arguments)
         self._end = time.monotonic() + args.limit
@@ -111,7 +103,7 @@ class Run:
         self._curve: list[Figures] = []
 
     def all(self) -> None:
-        """Runs them and prints what each found. SystemExit if there is no backend to measure."""
+        """Runs the parts and prints their lines. SystemExit if the backend cannot be built."""
         names = [name for name in PARTS if name in self._args.parts]
         needed = {name for part in names for name in PARTS[part].needs}
         if self._args.build is not None:
@@ -142,7 +134,7 @@ class Run:
         return Child(command, self._environment | environment, limit_s)
 
     def _await(self, name: str) -> None:
-        """Waits for a part in the background, whose figures are arguments of those to come."""
+        """Waits for a background part and adds its figures to the arguments of later parts."""
         child = self._background.pop(name, None)
         if child is None:
             return
@@ -162,7 +154,7 @@ class Run:
             self._curve = figures
 
     def _finish(self, name: str, child: Child) -> list[Figures]:
-        """Prints its lines as they come, and a closing one."""
+        """Prints a part's JSON lines as they come, then its run time; returns the former lines."""
         found: list[Figures] = []
         for line in child.lines():
             found.append(json.loads(line))
@@ -184,7 +176,7 @@ class Run:
 
 
 def _environment(args: argparse.Namespace) -> dict[str, str]:
-    """Returns the environment of all parts; with a null GPU they find it in place of the driver."""
+    """Returns the environment of all parts, in which a null GPU replaces the CUDA driver."""
     environment = dict(os.environ)
     if args.null_gpu is not None:
         folders = [str(null_gpu.build(args.cache, args.null_gpu))]
@@ -194,12 +186,12 @@ def _environment(args: argparse.Namespace) -> dict[str, str]:
 
 
 def part_names(text: str) -> list[str]:
-    """Parses an argument like "device,correct"."""
+    """Parses the value of --parts, like "device,correct"."""
     names = text.split(",")
     for name in names:
         if name not in PARTS:
             known = ", ".join(PARTS)
-            raise argparse.ArgumentTypeError(f"{name!r} is no part, the parts are {known}")
+            raise argparse.ArgumentTypeError(f"{name!r} is not a part; choose among {known}")
     return names
 
 
@@ -209,11 +201,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add_arguments(parser)
-    parser.add_argument("--parts", type=part_names, help="default: all")
+    parser.add_argument("--parts", type=part_names, help="names, separated by commas; default: all")
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds; default: %(default)s")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="the lines go there as well")
-    parser.add_argument("--plot", type=Path, metavar="PNG", help="an image of the sweep")
-    parser.add_argument("--title", default="27B", help="of the image; default: %(default)s")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="also append the lines to FILE")
+    parser.add_argument("--plot", type=Path, metavar="PNG", help="draw the sweep")
+    parser.add_argument("--title", default="27B", help="title of the plot; default: %(default)s")
     parser.add_argument("--child", choices=[*BACKGROUND, *PARTS], help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.parts is None:
@@ -222,7 +214,7 @@ def main() -> None:
         run_here(args.child, Setting.of(args))
         return
     if args.build is not None and args.backend_module is not None:
-        parser.error("--build and --backend-module: one of them, the other makes it needless")
+        parser.error("--build and --backend-module exclude each other; give one of them")
     if args.plot is not None:
         try:
             plot.require()

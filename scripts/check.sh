@@ -13,7 +13,7 @@ Expects an environment with \`pip install -e '.[test,dev]'\` to be active.
 
   (none)   format, lint, types, the core without warnings, C++ tests under sanitizers, pytest: what CI runs
   --fast   format, lint, types, C++ tests without sanitizers, unit tests: a minute once built
-  --full   what CI runs, then what is too long for it; with names only these parts of the latter:
+  --full   what CI runs, then the parts that are too long for CI; with PART only those parts:
            ${FULL_PARTS[*]}
 END
 }
@@ -45,9 +45,9 @@ cpp_tests() { # cpp_tests FOLDER [CMAKE_OPTION...]
     ctest --test-dir "$1" --output-on-failure --parallel 2
 }
 
-# Two workers, whatever the machine has: each takes a gigabyte, and many tests use threads
-# of their own. A file stays with one worker, which makes its fixtures once; files start in the order
-# of their names, so that those of tests/exhaustive, which take longest, are not left to the end.
+# Runs two workers on any machine: each takes 1 GB of memory, and many tests start threads. A test file
+# stays with one worker, so that its fixtures are made once. Files start in alphabetical order, so that
+# tests/exhaustive, which takes longest, starts first.
 python_tests() { # python_tests ARGUMENT...
     step "pytest $*"
     pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"
@@ -76,9 +76,9 @@ case $level in
         usage
         exit
         ;;
-    --fast) [[ $# == 1 ]] || refuse "--fast takes no argument, $2 was given" ;;
+    --fast) [[ $# == 1 ]] || refuse "--fast takes no argument, but $2 was given" ;;
     --full) ;;
-    *) refuse "$level is not a flag" ;;
+    *) refuse "$level is not a level, use --fast or --full" ;;
 esac
 parts=("${@:2}")
 for part in "${parts[@]}"; do

@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
 """Renders convert/schema.py to a C++ header: render_schema.py OUT.h.
 
-Standard library only, since CMake runs it before any dependency is needed. The header is written
-only when its text changes, so that a rebuild stays small.
+Uses the standard library only, since CMake runs this script before dependencies are installed.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ def load_schema(path: Path = SCHEMA) -> ModuleType:
 
 
 def render(schema: ModuleType) -> str:
-    """The header's text; `{arch}` becomes %s and `{bid}` becomes %d."""
+    """Returns the header's text; in values, `{arch}` becomes %s and `{bid}` becomes %d."""
     lines = ["// Rendered from convert/schema.py by scripts/render_schema.py.", "#pragma once", ""]
     lines += ["namespace dfl::schema {", ""]
     for prefix, group in (("ARCH", schema.Arch), ("KEY", schema.Key), ("TENSOR", schema.Tensor)):
@@ -39,7 +38,7 @@ def render(schema: ModuleType) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Writes the header named by the one argument."""
+    """Writes the header to the path in `arguments`, only if it changes, to avoid a rebuild."""
     if len(arguments) != 1:
         print("usage: render_schema.py OUT.h", file=sys.stderr)
         return 2

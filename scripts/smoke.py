@@ -1,10 +1,9 @@
-"""Asks a deployed dflash-serve (or llama-server) whether it does what clients rely on.
+"""Checks that a deployed dflash-serve (or llama-server) does the things that clients rely on.
 
     scripts/smoke.py http://127.0.0.1:8080 [--api-key KEY] [--tokens 2000]
 
-Health, a chat whole and streamed, a long prompt, the prefix of a repeated one, a client that
-leaves, and requests in parallel that get what each gets alone. One line a check on stdout; exit
-code 1 if one fails. Needs nothing but Python.
+Prints one line for each check; the exit code is 1 if any check fails. Needs only Python's standard
+library.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ TIMEOUT_S = 300
 
 
 class Site:
-    """The server."""
+    """An HTTP client of the server under test."""
 
     def __init__(self, url: str, key: str | None) -> None:
         parts = urlsplit(url)
@@ -45,7 +44,7 @@ class Site:
             self.headers["Authorization"] = f"Bearer {key}"
 
     def ask(self, path: str, body: dict[str, Any] | None = None) -> tuple[int, bytes]:
-        """The status and the body of an answer."""
+        """Sends a GET, or a POST if there is a body; returns the response's status and body."""
         connection = self._kind(*self.address, timeout=TIMEOUT_S)
         try:
             method = "GET" if body is None else "POST"
@@ -56,7 +55,7 @@ class Site:
             connection.close()
 
     def answer(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        """The JSON of a good answer."""
+        """Returns the parsed JSON of a response; raises AssertionError unless the status is 200."""
         status, data = self.ask(path, body)
         if status != 200:
             raise AssertionError(f"{path} answered {status}: {data[:200]!r}")
@@ -64,19 +63,19 @@ class Site:
 
 
 def chat(text: str, n: int = 24, **more: Any) -> dict[str, Any]:
-    """A request for a greedy answer."""
+    """Returns the body of a greedy chat request with one user message and at most n new tokens."""
     messages = [{"role": "user", "content": text}]
     return {"messages": messages, "max_tokens": n, "temperature": 0, **more}
 
 
 def words(found: Any) -> str:
-    """Returns the text of a whole answer, thoughts included."""
+    """Returns the text of a chat completion, reasoning included."""
     message = found["choices"][0]["message"]
     return str(message.get("reasoning_content") or "") + str(message.get("content") or "")
 
 
 def health(site: Site) -> str:
-    """Checks that the server is there."""
+    """Checks that the server is healthy and lists a model; returns the names of its models."""
     site.answer("/health")
     names = [model["id"] for model in site.answer("/v1/models")["data"]]
     assert names, "no model is listed"
@@ -84,33 +83,35 @@ def health(site: Site) -> str:
 
 
 def whole(site: Site) -> str:
-    """A chat is answered, and counted."""
+    """Checks that a chat completion has text and counts its tokens."""
     found = site.answer(CHAT, chat("Say hello."))
     usage = found["usage"]
     assert 0 < usage["completion_tokens"] <= 24, usage
     assert usage["prompt_tokens"] > 0, usage
-    assert words(found), "the answer is empty"
+    assert words(found), "the answer has no text"
     return repr(words(found)[:40])
 
 
 def stream(site: Site) -> str:
-    """A stream says what the whole answer says."""
+    """Checks that a streamed answer has the same text as an answer in one response."""
     body = chat("Count to ten.", stream=True, stream_options={"include_usage": True})
     status, data = site.ask(CHAT, body)
-    assert status == 200, f"answered {status}"
+    assert status == 200, f"the stream has status {status}"
     lines = [line[6:] for line in data.decode().splitlines() if line.startswith("data: ")]
     assert lines[-1] == "[DONE]", lines[-1]
     events = [json.loads(line) for line in lines[:-1]]
     deltas = [choice["delta"] for event in events for choice in event["choices"]]
     text = "".join(d.get("reasoning_content") or "" for d in deltas)
     text += "".join(d.get("content") or "" for d in deltas)
-    assert text == words(site.answer(CHAT, chat("Count to ten."))), "stream and whole differ"
+    assert text == words(site.answer(CHAT, chat("Count to ten."))), (
+        "the streamed text differs from the text in one response"
+    )
     assert events[-1]["usage"]["completion_tokens"] > 0
     return f"{len(deltas)} events"
 
 
 def long_prompt(site: Site, n_tokens: int) -> str:
-    """A long prompt is computed, and a second time found."""
+    """Checks that a repeated prompt of about n_tokens is mostly found in the prefix cache."""
     text = " ".join(f"line {n} of {time.time_ns()}." for n in range(n_tokens // 12))
     times, cached = [], []
     for _ in range(2):
@@ -119,12 +120,12 @@ def long_prompt(site: Site, n_tokens: int) -> str:
         times.append(time.perf_counter() - began)
         cached.append((usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0))
     n = usage["prompt_tokens"]
-    assert cached[1] > n // 2, f"{cached[1]} of {n} tokens were found again"
-    return f"{n} tokens, {times[0]:.2f} s, then {times[1]:.2f} s with {cached[1]} found again"
+    assert cached[1] > n // 2, f"only {cached[1]} of {n} prompt tokens came from the cache"
+    return f"{n} tokens, {times[0]:.2f} s, then {times[1]:.2f} s with {cached[1]} cached"
 
 
 def leave(site: Site) -> str:
-    """A client that leaves does not hold up the next one."""
+    """Checks that a client that disconnects mid-answer does not delay the next request."""
     data = json.dumps(chat("Write a very long story.", 100000, stream=True)).encode()
     head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n"
     head += "".join(f"{name}: {value}\r\n" for name, value in site.headers.items())
@@ -140,21 +141,21 @@ def leave(site: Site) -> str:
 
 
 def parallel(site: Site) -> str:
-    """Requests at once get what each gets alone."""
+    """Checks that 8 requests at once get the same answers as one after the other."""
     texts = [f"Write one sentence about the number {n}." for n in range(8)]
     alone = [words(site.answer(CHAT, chat(text))) for text in texts]
     began = time.perf_counter()
     with ThreadPoolExecutor(len(texts)) as pool:
         found = list(pool.map(lambda text: words(site.answer(CHAT, chat(text))), texts))
-    assert found == alone, "an answer differs from the one alone"
+    assert found == alone, "an answer differs from that to the same request alone"
     return f"8 at once in {time.perf_counter() - began:.2f} s"
 
 
 def main() -> int:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    p.add_argument("url", help="like http://127.0.0.1:8080")
+    p.add_argument("url", help="address of the server, e.g. http://127.0.0.1:8080")
     p.add_argument("--api-key", metavar="KEY")
-    p.add_argument("--tokens", type=int, default=2000, metavar="N", help="of the long prompt")
+    p.add_argument("--tokens", type=int, default=2000, metavar="N", help="long prompt's length")
     args = p.parse_args()
     site = Site(args.url, args.api_key)
     checks: list[Callable[[Site], str]] = [health, whole, stream]

@@ -1,35 +1,20 @@
-"""Measures whether `auto` ever loses to plain decoding: both answer, in pieces that take turns.
+"""Measures whether `--draft auto` is ever slower than plain decoding.
 
     scripts/bench/auto.py [--pairs smollm2,python-tiny,random,none] [--prompts 30] [--tokens 128]
         [--settings auto,copies] [--known | --fresh] [--bound]
     scripts/bench/auto.py --pairs MODEL.gguf:DRAFTER.gguf --kinds right-0,right-0.5,right-0.9
     scripts/bench/auto.py --pairs MODEL.gguf:DRAFTER.gguf --at-once 1 2 4 8 16 [--runs 3]
 
-Pairs are SmolLM2 and python-tiny with their drafters, SmolLM2 with a drafter of random weights,
-SmolLM2 without one, and files: a target, alone or with its drafter. Kinds of prompts are code,
-chat, prose and edits of code in the prompt; "forced": edits whose answer is the right one, whatever
-the model would have said; "right-SHARE": random tokens, where such a share of the drafter's best
-candidates is replaced by the token that is to come, so that files of random weights will do.
+Pairs: bundled ones, `random` (SmolLM2, shuffled drafter), `none` (SmolLM2 alone), and files. Kinds
+of prompts: code, chat, prose, edit (of code in the prompt), forced (edit with a forced answer), and
+right-SHARE (random tokens; that share of the drafter's best candidates is replaced by right ones).
 
-Each pair and kind has a process of its own that finds nothing measured before; with --known it
-finds what a first one left behind, with --fresh even decoders are new for each prompt. Decoders of
-the same files answer every prompt: plainly, by `auto`, and by `auto` with copies alone, or by what
---settings names (auto, copies, drafter, chain-N, tree-N). The answers are made in turns of some
-rounds, in changing order; what they took is what their own rounds took. Nothing is said twice to a
-decoder.
-
-Prints a line a kind: tokens a second by those of plain decoding, over all prompts and as a mean
-with its 95 % interval, and what was accepted of whom. "copied": how many answers stand in their
-prompts by half at least, in spans of 8 tokens and more (there the target copies, whoever proposes),
-and the mean over these. "choosing": the share of the time in which it was decided what to draft,
-copies were looked for, and candidates merged and cut. With --bound it tells what copies would reach
-if it were known beforehand how much of each is right: the same copies, each cut where it goes wrong
-or sooner, whatever takes the least time by what passes took in this run.
-
-With --at-once so many answers run all the time, plainly in one decoder and by `auto` in another: a
-line for each number. many.py --server does so beside llama.cpp's server.
-
-The last line is JSON.
+Decoders for plain decoding and each of --settings (auto, copies, drafter, chain-N, tree-N) answer
+each prompt in turns. They start without measured costs; --known: with those of an earlier process;
+--fresh: anew for each prompt. Prints the ratio to plain speed over all prompts, and as mean with a
+95 % interval; accepted tokens by proposer; `copied`, number and mean ratio of answers of which half
+is in the prompt; `choosing`, the share of time for decisions and lookups. --bound: the ratio of
+copies if acceptance were known. --at-once: the ratio for n answers at once. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -76,16 +61,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "drafter": {"draft": "auto", "draft_type": "dflash"},
 }
 SPAN = 8
-"""Tokens in a row that stand in the prompt as well for them to be a copy."""
+"""Minimum tokens of a span that counts as copied from the prompt."""
 TURN_S = 0.06
-"""An answer goes on for so long before it is another one's turn."""
+"""Seconds of an answer's turn."""
 LOAD_TURN_S = 0.05
-"""Several answers of one decoder go on for so long."""
+"""Seconds of a turn of several answers at once."""
 N_CTX = 2048
 N_ANSWER = 96
-"""Tokens of an answer among several at once."""
+"""Tokens of an answer, if several answers run at once."""
 N_EACH = 6
-"""Answers for each of those at once."""
+"""Answers of a run, as a multiple of the answers at once."""
 TOPICS = (
     "the sea", "a lost letter", "winter", "bread", "an old bridge", "honesty", "trains", "the moon",
     "a garden", "rain", "cats", "a lighthouse", "music", "a long walk", "time", "mountains", "tea",
@@ -100,7 +85,7 @@ QUESTIONS = (
 
 
 def setting_of(name: str) -> dict[str, Any]:
-    """Returns how a setting answers; ValueError for one that is not there."""
+    """Returns a setting's decoding options; ValueError for an unknown setting."""
     if name in SETTINGS:
         return SETTINGS[name]
     kind, _, size = name.partition("-")
@@ -110,7 +95,7 @@ def setting_of(name: str) -> dict[str, Any]:
 
 
 def prompt_of(kind: str, number: int, decoder: Decoder) -> list[int]:
-    """Returns a prompt, as a turn of a chat where the model knows such."""
+    """Returns a prompt's token ids, as a chat turn if the model has a chat template."""
     problem = list(read_problems().values())[number]
     topic = TOPICS[number % len(TOPICS)]
     code = problem["prompt"] + problem["canonical_solution"]
@@ -124,7 +109,7 @@ def prompt_of(kind: str, number: int, decoder: Decoder) -> list[int]:
     }
     try:
         return decoder.chat_prompt([{"role": "user", "content": texts[kind]}])
-    except ValueError:  # no chat template: text to go on from
+    except ValueError:  # no chat template, so the model continues text
         plain = {
             "code": problem["prompt"],
             "chat": f"# {topic}\n",
@@ -135,7 +120,7 @@ def prompt_of(kind: str, number: int, decoder: Decoder) -> list[int]:
 
 
 def right_edit(number: int, decoder: Decoder) -> list[int]:
-    """Returns the answer that an "edit" prompt asks for."""
+    """Returns the token ids of the right answer to an "edit" prompt."""
     problem = list(read_problems().values())[number]
     name = problem["entry_point"]
     code = problem["prompt"] + problem["canonical_solution"]
@@ -143,12 +128,12 @@ def right_edit(number: int, decoder: Decoder) -> list[int]:
 
 
 def force(engine: Any, text: list[int]) -> None:
-    """Makes an engine draw a given text, prompt and answer."""
+    """Makes an engine sample a given text, prompt and answer."""
     engine.sample = lambda walks: [text[walk.position :] for walk in walks]
 
 
 def copied_share(prompt: Sequence[int], answer: Sequence[int]) -> float:
-    """Returns the share of an answer's tokens in spans that stand in the prompt."""
+    """Returns the share of an answer's tokens in spans of SPAN tokens of the prompt."""
     spans = {tuple(prompt[at : at + SPAN]) for at in range(len(prompt) - SPAN + 1)}
     is_copied = [False] * len(answer)
     for at in range(len(answer) - SPAN + 1):
@@ -158,31 +143,31 @@ def copied_share(prompt: Sequence[int], answer: Sequence[int]) -> float:
 
 
 def bound(prompt: list[int], answer: list[int], costs: CostModel) -> tuple[float, float]:
-    """Returns the seconds of an answer, plainly and by the best use of copies in hindsight."""
+    """Returns an answer's seconds, plain and with copies whose acceptance is known."""
     copies, n, position = SuffixIndex(1 << 16), len(answer) - 1, len(prompt)
     copies.append(prompt)
-    n_right = []  # of the copies after each token but the last
+    n_right = []  # numbers of accepted copies after each token but the last
     for at in range(n):
         copies.append([answer[at]], is_chosen=True)
         tokens, parents, _, _ = copies.propose(MAX_VERIFY, MAX_VERIFY)
         tree = Tree.of(tokens, parents) if tokens else Tree.of([answer[at]])
         n_right.append(min(len(tree.accepted(answer[at + 1 :])) - 1, n - at - 1))
-    most = 32  # beyond, costs are guesses
+    most = 32  # largest pass, as costs of more rows are guesses
     passes = [costs.pass_s(position, rows) for rows in range(1, most + 1)]
-    best = [0.0] * (n + 1)  # seconds from a token on
+    best = [0.0] * (n + 1)  # least seconds from each token to the end
     for at in range(n - 1, -1, -1):
         best[at] = min(passes[k] + best[at + k + 1] for k in range(min(n_right[at], most - 1) + 1))
     return n * passes[0], best[0]
 
 
 class Partly(DFlash):
-    """A drafter with a share of its best candidates replaced by the right tokens."""
+    """A drafter of whose best candidates a share is replaced by the right tokens."""
 
     def __init__(self, max_draft: int, share: float) -> None:
         super().__init__(max_draft)
         self._share, self._dice = share, np.random.default_rng(0)
         self.answer: list[int] = []
-        """Prompt and answer."""
+        """Token ids of the prompt and the right answer."""
 
     def _brief(self, request: SpeculativeState, draft: Draft) -> Tree:
         return super()._brief(request, self._corrected(request, draft))
@@ -201,14 +186,14 @@ class Partly(DFlash):
 
 
 class Turns:
-    """Answers of some decoders, each for a while."""
+    """Answers of several decoders, which run in turns."""
 
     def __init__(self, streams: dict[str, Stream], turn_s: float = TURN_S) -> None:
         self._open = dict(streams)
         self._streams, self._turn_s = streams, turn_s
 
     def run(self, first: int) -> dict[str, Result]:
-        """Runs all to their ends; the order begins at another one each time."""
+        """Runs all answers to their ends; `first` rotates their order."""
         order = list(rotated(list(self._streams), first))
         while self._open:
             for name in order:
@@ -226,7 +211,7 @@ class Turns:
 
 
 def shuffled(source: Path, path: Path) -> Path:
-    """Writes a drafter that knows nothing: the rows of its matrices in random order."""
+    """Writes a useless drafter, with the rows of each matrix in random order."""
     shutil.copyfile(source, path)
     random = np.random.default_rng(0)
     for tensor in gguf.GGUFReader(path, "r+").tensors:
@@ -236,7 +221,7 @@ def shuffled(source: Path, path: Path) -> Path:
 
 
 def files_of(name: str, folder: Path) -> tuple[Path, Path | None]:
-    """Returns target and drafter of a pair; files are TARGET.gguf or TARGET.gguf:DRAFTER.gguf."""
+    """Returns the files of a pair, named or given as TARGET.gguf[:DRAFTER.gguf]."""
     if ".gguf" in name:
         target, _, drafter = name.partition(":")
         return Path(target), Path(drafter) if drafter else None
@@ -250,7 +235,7 @@ def files_of(name: str, folder: Path) -> tuple[Path, Path | None]:
 
 @dataclass(slots=True)
 class Total:
-    """Sums of one setting over all prompts. ratios: plain seconds by its own, prompt by prompt."""
+    """Sums of one setting over all prompts. ratios: plain seconds by its seconds, per prompt."""
 
     tokens: int = 0
     seconds: float = 0.0
@@ -259,7 +244,7 @@ class Total:
     copied: list[float] = field(default_factory=list)
 
     def add(self, result: Result, plain: Result, prompt: Sequence[int]) -> None:
-        """Adds an answer, given the plain one."""
+        """Adds an answer, given the plain answer to the same prompt."""
         self.tokens += result.n_decoded
         self.seconds += result.decode_s
         self.choosing += result.seconds_by_phase.get("choose", 0.0) + result.seconds_by_phase.get(
@@ -271,7 +256,7 @@ class Total:
                 self.copied.append(self.ratios[-1])
 
     def summary(self, plain: Total) -> Figures:
-        """Returns the speeds by those of plain decoding."""
+        """Returns the ratio to plain speed, and the shares `copied` and `choosing`."""
         return {
             "all": round(plain.seconds / self.seconds, 4),
             "interval": [round(x, 4) for x in ratio_interval(self.ratios)],
@@ -282,12 +267,12 @@ class Total:
 
 
 class ProposalBackoff:
-    """Decoders of one pair, a setting each, and prompts of one kind for them."""
+    """Decoders of one pair, one for each setting, and prompts of one kind for them."""
 
     def __init__(
         self, name: str, kind: str, settings: Sequence[str], args: argparse.Namespace
     ) -> None:
-        """Raises ValueError for a setting that is not there."""
+        """Raises ValueError for an unknown setting."""
         self._kind, self._args = kind, args
         self._settings = {setting: setting_of(setting) for setting in settings}
         self._files = files_of(name, Path(os.environ["XDG_CACHE_HOME"]))
@@ -305,18 +290,18 @@ class ProposalBackoff:
             for _ in self._settings
         ]
         if self._kind.startswith("right-"):
-            # Where its weights lie makes one of two equal decoders faster: they change places, and
-            # what one learns the other knows.
+            # The addresses of its weights make one of two equal decoders faster. So decoders
+            # swap settings after each prompt, and share learned state.
             first, *others = (decoder._speculative for decoder in self.decoders)
             at = next(i for i, x in enumerate(first.proposers) if isinstance(x, DFlash))
             share = float(self._kind.removeprefix("right-"))
             self._partly = first.proposers[at] = Partly(first.proposers[at].max_draft, share)
             for other in others:
                 other.proposers, other.state = first.proposers, first.state
-        gc.freeze()  # dflash-run does it too
+        gc.freeze()
 
     def renew(self) -> None:
-        """Loads decoders that know nothing."""
+        """Replaces the decoders by new ones without measured costs."""
         self._stack.close()
         os.environ["XDG_CACHE_HOME"] = self._stack.enter_context(tempfile.TemporaryDirectory())
         self._open()
@@ -326,7 +311,7 @@ class ProposalBackoff:
         self._stack.close()
 
     def answers(self, number: int) -> tuple[list[int], dict[str, Result]]:
-        """Returns a prompt and its answers, made in turns."""
+        """Returns prompt `number`, and its answers by setting, which are made in turns."""
         decoders, first, turn_s = self.decoders, number, TURN_S
         how: dict[str, Any] = {"max_tokens": self._args.tokens}
         if self._partly is not None:
@@ -335,7 +320,7 @@ class ProposalBackoff:
             how |= {"temperature": 1.0, "seed": number, "ignore_eos": True}
             plain = decoders[0].generate(prompt, draft="none", **how)
             self._partly.answer = [*prompt, *plain.tokens]
-            decoders, first, turn_s = decoders[:: (-1) ** number], number // 2, 0.0  # long rounds
+            decoders, first, turn_s = decoders[:: (-1) ** number], number // 2, 0.0
         elif self._kind == "forced":
             prompt = prompt_of("edit", number, decoders[0])
             answer = right_edit(number, decoders[0])
@@ -352,7 +337,7 @@ class ProposalBackoff:
 
 
 def measure(name: str, kind: str, args: argparse.Namespace) -> Figures:
-    """Measures one pair and kind of prompts, in this process."""
+    """Measures one pair and kind of prompts in this process."""
     named = ["auto"] if kind.startswith("right-") else args.settings.split(",")
     asking = ProposalBackoff(name, kind, ["plain", *named], args)
     totals = {setting: Total() for setting in ("plain", *named)}
@@ -366,7 +351,9 @@ def measure(name: str, kind: str, args: argparse.Namespace) -> Figures:
         plain = results["plain"]
         for setting, result in results.items():
             if result.tokens != plain.tokens:
-                raise SystemExit(f"{name}, {kind}, prompt {number}: {setting} says something else")
+                raise SystemExit(
+                    f"{name}, {kind}, prompt {number}: the answer by {setting} is not the plain one"
+                )
             totals[setting].add(result, plain, prompt)
         answers.append((prompt, plain.tokens))
         for proposer, (_, taken) in results[named[0]].candidates_by_proposer.items():
@@ -394,10 +381,7 @@ def measure(name: str, kind: str, args: argparse.Namespace) -> Figures:
 
 
 class Load:
-    """Answers of one decoder, n at once, in the order of their prompts.
-
-    The first ones end at different times, as those do that begin at different times.
-    """
+    """Load of one decoder with n answers at once, of which the first n end at different times."""
 
     def __init__(self, decoder: dflash_gguf.Decoder, draft: str, prompts: Sequence[str], n: int):
         self._decoder, self._draft = decoder, draft
@@ -409,7 +393,7 @@ class Load:
         self.n_tokens, self.seconds = 0, 0.0
 
     def run(self, most_s: float) -> bool:
-        """Runs rounds for so long; returns True while as many answers are live as asked for."""
+        """Runs rounds for most_s seconds; returns True while n answers are active."""
         started, now = time.perf_counter(), 0.0
         while self._fill() and now < most_s:
             steps = [(stream, next(stream, None)) for stream in self._live]
@@ -428,7 +412,7 @@ class Load:
 
 
 def prompts_at_once(run: int, n: int, most: int) -> list[str]:
-    """Returns prompts for n answers at once, of at most so many in a run, that no run repeats."""
+    """Returns prompts for n answers at once. most: largest n, so that runs share no prompt."""
     return [
         f"Write a Python function that adds {run * N_EACH * most + i} to a number."
         for i in range(N_EACH * n)
@@ -438,15 +422,16 @@ def prompts_at_once(run: int, n: int, most: int) -> list[str]:
 def speeds_at_once(
     files: tuple[Path, Path | None], options: dict[str, Any], prompts: list[str], n: int, run: int
 ) -> dict[str, float]:
-    """Returns tokens a second of answers to the prompts, n at once all the time, by setting.
+    """Returns tokens per second by setting, with n answers at once, until fewer are left.
 
-    Where one ends another begins, and it is over before they are too few. Two decoders that find
-    nothing measured before: an answer given twice would be copied from itself.
+    Both decoders are new: a repeated answer would be copied from the earlier one.
     """
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         loads = {}
         for draft in rotated(("none", "auto"), run):
-            os.environ["XDG_CACHE_HOME"] = os.path.join(folder, draft)  # each measures as it loads
+            os.environ["XDG_CACHE_HOME"] = os.path.join(
+                folder, draft
+            )  # each decoder measures costs
             decoder = stack.enter_context(dflash_gguf.load(files[0], drafter=files[1], **options))
             loads[draft] = Load(decoder, draft, prompts, n)
         waiting = list(loads)
@@ -456,7 +441,7 @@ def speeds_at_once(
 
 
 def at_once(name: str, n: int, args: argparse.Namespace) -> Figures:
-    """Measures n answers of one pair at once."""
+    """Measures n answers of one pair at once, plain and with `auto`."""
     options = {"n_ctx": args.ctx, "n_parallel": max(args.at_once), "n_threads": args.threads}
     rates: dict[str, list[float]] = {"none": [], "auto": []}
     with tempfile.TemporaryDirectory() as folder:
@@ -476,10 +461,7 @@ def at_once(name: str, n: int, args: argparse.Namespace) -> Figures:
 
 
 def in_new_process(name: str, kind: str, args: argparse.Namespace) -> Figures:
-    """Measures one pair and kind in a process that finds nothing measured before, or what one left.
-
-    Prints a line.
-    """
+    """Measures one pair and kind in a process of its own, and prints a line."""
     command = [__file__, "--one", name, kind, "--settings", args.settings]
     command += ["--prompts", str(args.prompts), "--tokens", str(args.tokens)]
     command += ["--bound"] if args.bound else []
@@ -501,19 +483,27 @@ def in_new_process(name: str, kind: str, args: argparse.Namespace) -> Figures:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pairs", default=",".join(PAIRS), help="names, or TARGET[:DRAFTER] files")
+    parser.add_argument("--pairs", default=",".join(PAIRS), help="names, or files TARGET[:DRAFTER]")
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--prompts", type=int, default=30)
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--settings", default="auto,copies", help="beside plain decoding")
-    parser.add_argument("--known", action="store_true", help="what a first process has learned")
-    parser.add_argument("--fresh", action="store_true", help="new decoders for every prompt")
-    parser.add_argument("--bound", action="store_true", help="what the last setting could reach")
     parser.add_argument(
-        "--at-once", type=int, nargs="+", metavar="N", help="so many answers at once"
+        "--settings", default="auto,copies", help="settings to compare with plain decoding"
     )
-    parser.add_argument("--runs", type=int, default=3, help="with --at-once")
-    parser.add_argument("-c", "--ctx", type=int, default=8192, help="with --at-once: cells of all")
+    parser.add_argument(
+        "--known", action="store_true", help="use the costs that an earlier process measured"
+    )
+    parser.add_argument("--fresh", action="store_true", help="use new decoders for every prompt")
+    parser.add_argument(
+        "--bound", action="store_true", help="print the best possible ratio of copies"
+    )
+    parser.add_argument(
+        "--at-once", type=int, nargs="+", metavar="N", help="measure N answers at once"
+    )
+    parser.add_argument("--runs", type=int, default=3, help="with --at-once: runs of each N")
+    parser.add_argument(
+        "-c", "--ctx", type=int, default=8192, help="with --at-once: K/V cells of all answers"
+    )
     parser.add_argument("-t", "--threads", type=int, help="default: one per physical core")
     parser.add_argument("--one", nargs=2, metavar=("PAIR", "KIND"), help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)

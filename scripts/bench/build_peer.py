@@ -1,11 +1,8 @@
-"""Builds llama.cpp's own tools, and ours on its libraries, the peer of tests and benchmarks.
+"""Builds llama.cpp's tools, and peer-rounds on its libraries, for tests and benchmarks.
 
-The wheel of llama-cpp-python brings libllama-common, libllama and ggml, and its sdist the tools'
-sources, so only the tool itself is compiled (llama-speculative-simple: seconds) and both engines
-run the same kernels. That includes the wheel's faults: built by GCC 12 for a CPU with AMX, its AMX
-kernels crash on quantised weights, so `can_repack` says where weights are to stay as they are.
-
-Prints the folder of the tools as its last line; tools that are already built are not built again.
+Compiles only the tools: the llama-cpp-python wheel has the libraries, its sdist the sources, so
+that both engines run the same kernels. The wheel's AMX kernels (GCC 12) crash on quantised weights,
+see can_repack. Prints the folder of the tools as its last line.
 """
 
 from __future__ import annotations
@@ -28,16 +25,16 @@ from dflash_gguf.backend_build.sources import DEFAULT_CACHE, fetch, installed_ve
 OURS = "peer-rounds"
 DEFAULT_TARGETS = ("llama-speculative-simple", OURS)
 PEER = Path(__file__).parent / "peer"
-# llama-server and llama-cli are made of several folders.
+# Folders that llama-server and llama-cli need besides their own.
 SERVER_DIRS = ("tools/ui", "tools/server")
 
 
 def build(targets: Sequence[str] = DEFAULT_TARGETS, cache: Path = DEFAULT_CACHE) -> Path:
-    """Returns the folder of `targets`, built if they are not there; two may run at once."""
+    """Compiles missing `targets`; returns their folder. Several processes may call this at once."""
     site_packages = _site_packages()
     library = site_packages / "lib" / "libllama-common.so"
     if not library.is_file():
-        raise SystemExit(f"{library} is missing: llama-cpp-python must be built from its sdist")
+        raise SystemExit(f"{library} is missing; build llama-cpp-python from its sdist")
     home = cache / f"peer-{installed_version()}-{_fingerprint(library)}"
     home.mkdir(parents=True, exist_ok=True)
     with open(home / "lock", "w") as lock:
@@ -52,7 +49,7 @@ def build(targets: Sequence[str] = DEFAULT_TARGETS, cache: Path = DEFAULT_CACHE)
 
 
 def can_repack() -> bool:
-    """True if llama.cpp may rearrange weights on this CPU."""
+    """True if llama.cpp may rearrange weights: not with AMX, whose kernels crash."""
     try:
         return " amx_int8" not in Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -60,15 +57,15 @@ def can_repack() -> bool:
 
 
 def _site_packages() -> Path:
-    """Returns the folder of llama-cpp-python's package, which its lib/ lies beside."""
+    """Returns the folder that holds the wheel's llama_cpp/ and lib/."""
     spec = importlib.util.find_spec("llama_cpp")
     if spec is None or spec.origin is None:
-        raise SystemExit("llama-cpp-python is not installed")
+        raise SystemExit("llama-cpp-python is not installed; install it with pip")
     return Path(spec.origin).parent.parent
 
 
 def _fingerprint(library: Path) -> str:
-    """Returns a hash of the environment, the wheel, whose path the tools carry, and our program."""
+    """Returns a hash of the wheel's library, whose path the tools contain, and of peer-rounds."""
     stat = library.stat()
     facts = hashlib.sha256(f"{library} {stat.st_size} {stat.st_mtime_ns}".encode())
     for file in sorted(PEER.iterdir()):
@@ -77,7 +74,6 @@ def _fingerprint(library: Path) -> str:
 
 
 def _folder_of(target: str, sources: Path) -> str:
-    """Returns the folder of llama.cpp whose CMake file defines the tool."""
     for file in sorted(sources.glob("tools/*/CMakeLists.txt")) + sorted(
         sources.glob("examples/*/CMakeLists.txt")
     ):
@@ -106,8 +102,15 @@ def _compile(targets: list[str], sources: Path, site_packages: Path, folder: Pat
 def main() -> int:
     """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("targets", nargs="*", default=DEFAULT_TARGETS, help="default: %(default)s")
-    parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help="default: %(default)s")
+    parser.add_argument(
+        "targets", nargs="*", default=DEFAULT_TARGETS, help="tools to build; default: %(default)s"
+    )
+    parser.add_argument(
+        "--cache",
+        type=Path,
+        default=DEFAULT_CACHE,
+        help="folder for sources and tools; default: %(default)s",
+    )
     arguments = parser.parse_args()
     try:
         print(build(arguments.targets, arguments.cache))

@@ -1,16 +1,14 @@
-"""Measures decoding while other processes want the cores, beside llama.cpp's.
+"""Measures decoding beside busy processes, in our engine and in llama.cpp's library.
 
     scripts/bench/busy.py MODEL.gguf [--threads 2] [--seconds 4] [--rounds 3] [--check]
 
-Each loop runs in a session of its own: with autogroup scheduling, the default of desktop
-distributions, the kernel then gives it as large a share as this whole process has, whatever its
-nice value. Both engines decode in one process each, one token at a time, over the same 256
-positions, and take turns: only one of them runs at any time.
+Each busy process has a session of its own: with autogroup scheduling, the default of desktops, it
+gets as much CPU as this whole process, whatever its nice value. The engines decode in turns. Prints
+tokens per second, the share of the idle speed, and the seconds from the busy processes' end to 0.9
+of it.
 
-Prints tokens per second, what is left of the idle speed, and how soon after the loops have ended
-the speed is back at 0.9 of the idle one. --check exits with 1 where ours keeps less than 0.7 beside
-one loop or 0.35 beside two, or takes more than a second to come back. The last line is one JSON
-object.
+--check exits with 1 if our engine keeps less than 0.7 of its speed beside one busy process or 0.35
+beside two, or recovers in more than 1 s. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ LOOP = "while True: pass"
 
 
 class Decoding:
-    """One engine that decodes for so many seconds when it is asked to."""
+    """An engine that decodes for a given time."""
 
     def __init__(self, engine: Engine, n_vocab: int) -> None:
         self.engine = engine
@@ -54,7 +52,7 @@ class Decoding:
         self.at = N_TOKENS
 
     def run(self, seconds: float) -> list[float]:
-        """Decodes and returns when each token was done, in seconds from the call."""
+        """Decodes for some seconds; returns the time of each token, in seconds from the start."""
         began = time.perf_counter()
         done: list[float] = []
         while not done or done[-1] < seconds:
@@ -68,7 +66,7 @@ class Decoding:
 
 
 def serve(pipe: Connection, name: str, path: Path, n_threads: int) -> None:
-    """Runs one engine in its process."""
+    """Runs one engine in a child process, which decodes for each duration that it receives."""
     if name == "ours":
         ours = Ours(path, LoadConfig(n_ctx=N_CTX, n_threads=n_threads, n_gpu_layers=0))
         decoding = Decoding(ours, ours.model.n_vocab)
@@ -81,7 +79,7 @@ def serve(pipe: Connection, name: str, path: Path, n_threads: int) -> None:
 
 
 class Worker:
-    """A process that holds one engine."""
+    """A child process with one engine."""
 
     def __init__(self, name: str, path: Path, n_threads: int) -> None:
         context = multiprocessing.get_context("spawn")
@@ -92,27 +90,27 @@ class Worker:
         self.pipe.recv()
 
     def run(self, seconds: float) -> list[float]:
-        """Decodes and returns when each token was done."""
+        """Decodes for some seconds; returns the time of each token."""
         self.pipe.send(seconds)
         return list(self.pipe.recv())
 
     def start(self, seconds: float) -> None:
-        """Lets it run; `finish` waits for it."""
+        """Starts decoding for some seconds; `finish` returns the result."""
         self.pipe.send(seconds)
 
     def finish(self) -> list[float]:
-        """Returns the result of `start`."""
+        """Waits for the end of `start`; returns the time of each token."""
         return list(self.pipe.recv())
 
     def close(self) -> None:
-        """Ends the process."""
+        """Ends the child process."""
         self.pipe.send(None)
         self.process.join()
 
 
 @contextmanager
 def busy_loops(n: int) -> Iterator[None]:
-    """Starts n processes that never rest, each in a session of its own."""
+    """Runs n busy processes within a with block, each in a session of its own."""
     loops = [
         subprocess.Popen([sys.executable, "-c", LOOP], start_new_session=True) for _ in range(n)
     ]
@@ -126,12 +124,12 @@ def busy_loops(n: int) -> Iterator[None]:
 
 
 def rate(done: list[float]) -> float:
-    """Tokens per second."""
+    """Returns tokens per second."""
     return len(done) / done[-1]
 
 
 def seconds_until_back(worker: Worker, idle: float) -> float:
-    """Returns seconds from the end of a busy loop until tokens come at BACK_AT of the idle rate."""
+    """Returns the seconds from a busy process's end to BACK_AT of the idle rate."""
     with ExitStack() as stack:
         stack.enter_context(busy_loops(1))
         worker.run(1.0)
@@ -148,7 +146,7 @@ def seconds_until_back(worker: Worker, idle: float) -> float:
 
 
 def bench(path: Path, n_threads: int, seconds: float, n_rounds: int) -> dict[str, Any]:
-    """Measures both engines."""
+    """Measures both engines: tokens per second by number of busy processes, and recovery."""
     workers = {name: Worker(name, path, n_threads) for name in ("ours", "llama.cpp")}
     found: dict[str, Any] = {name: {} for name in workers}
     for n_loops in (0, *BARS):
@@ -170,12 +168,14 @@ def bench(path: Path, n_threads: int, seconds: float, n_rounds: int) -> dict[str
 
 def main() -> None:
     """Runs the command line."""
-    parser = argparse.ArgumentParser(description="Decoding beside busy processes")
+    parser = argparse.ArgumentParser(description="Measure decoding beside busy processes")
     parser.add_argument("model", type=Path, metavar="MODEL.gguf")
     parser.add_argument("-t", "--threads", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=4.0, help="of one measurement")
+    parser.add_argument("--seconds", type=float, default=4.0, help="seconds of one measurement")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--check", action="store_true", help="exit with 1 below the bars")
+    parser.add_argument(
+        "--check", action="store_true", help="exit with 1 if our engine is slower than the limits"
+    )
     args = parser.parse_args()
     try:
         found = bench(args.model, args.threads, args.seconds, args.rounds)

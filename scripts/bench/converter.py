@@ -1,8 +1,7 @@
-"""Converts one checkpoint to q8_0 with our converter and with llama.cpp's, side by side.
+"""Measures wall time and peak memory of our converter and of llama.cpp's, on one checkpoint.
 
-Each run is a whole process, as a user starts it; the two take turns, so that what else the machine
-does hits both. The checkpoint is random, of SmolLM2-135M's shape (269 MB in bfloat16). Wall time
-and peak resident memory of every run are printed; the last line is one JSON object of medians.
+Each run is a process of its own, and the two converters take turns. The checkpoint is random, of
+SmolLM2-135M's shape (269 MB in bfloat16). The last line is one JSON object of medians.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ CONFIG = {
     "tie_word_embeddings": True,
     "hidden_act": "silu",
 }
-# Names the made-up tokenizer's pre-tokenizer to llama.cpp's converter, which has only a hash table.
+# Runs llama.cpp's converter, whose table of tokenizer hashes lacks the random tokenizer's.
 PEER = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -86,7 +85,7 @@ def make_checkpoint(directory: Path) -> None:
 
 
 def write_tokenizer(directory: Path) -> None:
-    """Writes a vocabulary of the full size: bytes, pairs of bytes as merges, two special tokens."""
+    """Writes a tokenizer with N_VOCAB tokens: bytes, merged pairs, and two special tokens."""
     from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -102,7 +101,7 @@ def write_tokenizer(directory: Path) -> None:
 
 
 def run(command: list[str]) -> tuple[float, float]:
-    """Runs a process; returns its wall seconds and peak resident MB."""
+    """Runs a process; returns its wall seconds and its peak resident MB."""
     start = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     errors = process.stderr.read() if process.stderr else b""
@@ -117,9 +116,16 @@ def run(command: list[str]) -> tuple[float, float]:
 def main() -> int:
     """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=int, default=5, help="of each; default: %(default)s")
+    parser.add_argument(
+        "--runs", type=int, default=5, help="runs of each converter; default: %(default)s"
+    )
     parser.add_argument("--outtype", default="q8_0", choices=("f32", "f16", "bf16", "q8_0"))
-    parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help="default: %(default)s")
+    parser.add_argument(
+        "--cache",
+        type=Path,
+        default=DEFAULT_CACHE,
+        help="folder of llama.cpp's sources; default: %(default)s",
+    )
     arguments = parser.parse_args()
     try:
         sources = fetch(arguments.cache)
@@ -128,7 +134,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "checkpoint"
         folder.mkdir()
-        # In its own process: a child's peak memory is never below what its parent held at the fork.
+        # Uses a child, as the converters' peak memory includes their parent's at the fork.
         maker = multiprocessing.get_context("spawn").Process(target=make_checkpoint, args=(folder,))
         maker.start()
         maker.join()
@@ -143,7 +149,7 @@ def main() -> int:
             name: partial(run, [*command, str(Path(temporary) / f"{name}.gguf")])
             for name, command in commands.items()
         }
-        in_turns(sides, 1)  # fills the page cache
+        in_turns(sides, 1)  # warm-up, which fills the page cache
         runs = in_turns(sides, arguments.runs)
     for name, values in runs.items():
         for wall, peak in values:
@@ -155,7 +161,7 @@ def main() -> int:
 def summary(
     arguments: argparse.Namespace, runs: dict[str, list[tuple[float, float]]]
 ) -> dict[str, object]:
-    """Returns medians and ratios."""
+    """Returns median seconds and peak MB by converter, and their ratios."""
     wall, peak = (
         {name: statistics.median(value[i] for value in values) for name, values in runs.items()}
         for i in range(2)

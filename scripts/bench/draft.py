@@ -4,24 +4,16 @@
     scripts/bench/draft.py TARGET.gguf DRAFTER.gguf --part accepted [-f PROMPTS.jsonl]
                            [--chat TEXT] [--kv TYPE]
 
-a         Equal work: 15 tokens drafted and 16 rows verified in both engines, the number accepted
-          forced to 2, 4 and 8. Milliseconds of a round by phase, and the ratio of rounds. `beyond`
-          is what a round costs beyond its bare forwards, the drafter's block and the target's rows:
-          taking up accepted rows, choosing, committing.
-b         Each at its best: tokens per second over 20 HumanEval and 10 prose prompts, greedy. The
-          draft lengths of the chain and of llama.cpp are those that were fastest on a few prompts
-          before.
-accepted  Whether a pair drafts in llama.cpp what it drafts here: both engines answer HumanEval
-          prompts, or those of a file as dflash-bench takes them, with the same draft length and
-          take the same first token. Rounds that start at the same place of the same text are
-          compared by how many candidates they accepted. Where a tie shifts one text, the rest of
-          that answer is left out; so are rounds shortened by the answer's end, where the two fill
-          the drafter's block differently.
+a         Rounds of equal work: 15 tokens drafted, 16 rows verified, 2, 4 and 8 accepted by force.
+          `beyond`: milliseconds of a round outside of the drafter's and the target's passes.
+b         Greedy tokens per second over 20 HumanEval and 10 prose prompts, with the draft lengths
+          that were fastest on a few prompts.
+accepted  Accepted tokens by round, in both engines, on greedy answers to HumanEval prompts or a
+          file's. Leaves out rounds after a tie has changed the text, and rounds cut by the answer's
+          end, where the engines fill the drafter's block differently.
 
-Both engines run the wheel's ggml with the same threads, its default weight buffers and flash
-attention. They take turns; ratios are medians over pairs with 95 % bootstrap intervals. llama.cpp
-takes the best token by its cheapest sampler. The last line is one JSON object. auto.py --fresh
-measures that `auto` never loses with a useless drafter.
+Both engines use the same ggml, threads, default weight buffers and flash attention, and take turns.
+Ratios are medians over pairs with 95 % bootstrap intervals. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -48,7 +40,7 @@ INSTRUCTION = "Complete the following Python function.\n\n"
 ACCEPTED = (2, 4, 8)
 LENGTHS = (1, 2, 3, 5, 7, 11, 15)
 N_TRIED = 3
-"""Prompts on which draft lengths are compared."""
+"""Number of prompts on which draft lengths are compared."""
 PROSE = (
     "Why is the sky blue?",
     "Write a short story about a lighthouse keeper who finds a letter.",
@@ -64,7 +56,7 @@ PROSE = (
 
 
 def part_a(args: argparse.Namespace) -> Figures:
-    """Runs rounds of equal work."""
+    """Measures rounds of equal work."""
     load = LoadConfig(n_ctx=args.ctx, n_threads=args.threads, n_gpu_layers=0)
     model = native.Model(str(args.target), load)
     sequence = native.Sequence(
@@ -80,7 +72,7 @@ def part_a(args: argparse.Namespace) -> Figures:
             def work(seed: int, accept: int = accept) -> Forced:
                 return Forced.random(model.n_vocab, 64, args.rounds, n_draft, accept, seed)
 
-            ours.rounds(work(0)), theirs.rounds(work(0))  # warms up
+            ours.rounds(work(0)), theirs.rounds(work(0))  # untimed warm-up run
             found[str(accept)] = equal_work(_tables((ours, theirs), work, args.pairs))
         bare = ours.bare_draft_ms(300, n_draft)
     for figures in found.values():
@@ -92,14 +84,13 @@ def part_a(args: argparse.Namespace) -> Figures:
 def _tables(
     engines: Sequence[Engine], work: Callable[[int], Forced], n_pairs: int
 ) -> list[list[Milliseconds]]:
-    """Times the same work in both engines, pair by pair."""
     works = [iter([work(1 + pair) for pair in range(n_pairs)]) for _ in engines]
     sides = {str(i): lambda i=i: engines[i].rounds(next(works[i])) for i in range(len(engines))}
     return list(in_turns(sides, n_pairs).values())
 
 
 def _add_beyond(figures: Figures, bare_draft: float) -> None:
-    """Splits our drafts, and adds what a round costs beyond its forwards."""
+    """Splits our draft times into `draft` and `inject`; adds `beyond` for both engines."""
     ours = figures["ours"]
     ours["inject"] = round(ours["draft"] - bare_draft, 3)
     ours["draft"] = round(bare_draft, 3)
@@ -120,7 +111,7 @@ def _print_equal_work(found: Figures) -> None:
 
 
 def part_b(args: argparse.Namespace) -> Figures:
-    """Runs each at its best on real prompts."""
+    """Measures both engines on real prompts, each with its fastest draft length."""
     with _decoder(args) as decoder:
         prompts = _prompts(decoder, args.prompts)
         longest = min(args.draft_max, decoder.sequence.max_draft)
@@ -143,7 +134,7 @@ def part_b(args: argparse.Namespace) -> Figures:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One answer: tokens and rounds after the first token, and their seconds."""
+    """Tokens, rounds and seconds of one answer, after its first token."""
 
     n_tokens: int
     n_rounds: int
@@ -165,7 +156,7 @@ def _our_way(decoder: dflash_gguf.Decoder, draft: str, length: int | None = None
 def _their_way(peer: Peer) -> Way:
     def run(prompt: list[int], max_tokens: int) -> Run:
         answer = peer.answer(prompt, max_tokens)
-        # the first round is the one that ours finds in the prefill
+        # Skips llama.cpp's first round, as our engine takes the first token from the prefill.
         first = answer.rounds[1][0] if len(answer.rounds) > 1 else 0
         seconds = sum(answer.us["total"][1:]) / 1e6
         return Run(len(answer.tokens) - first, len(answer.rounds) - 1, seconds)
@@ -176,7 +167,6 @@ def _their_way(peer: Peer) -> Way:
 def _answers(
     ways: Mapping[str, Way], prompts: Sequence[list[int]], max_tokens: int
 ) -> dict[str, list[Run]]:
-    """Answers every prompt in every way, in turns."""
     coming = {name: iter(prompts) for name in ways}
 
     def answer(name: str) -> Run:
@@ -186,7 +176,7 @@ def _answers(
 
 
 def _tried(args: argparse.Namespace, prompts: Sequence[list[int]], way: Way) -> float:
-    """Returns tokens per second on a few prompts, after one that warms up."""
+    """Returns tokens per second on a few prompts, after a warm-up."""
     step = max(len(prompts) // N_TRIED, 1)
     way(prompts[0], 16)
     runs = [way(prompt, args.max_tokens // 2) for prompt in prompts[::step]]
@@ -199,7 +189,7 @@ def _tried_peer(args: argparse.Namespace, prompts: Sequence[list[int]], n_draft:
 
 
 def _rates(runs: Sequence[Run], plain: Sequence[Run]) -> Figures:
-    """Summarises one way, with its speed by that of plain decoding."""
+    """Returns tokens per second, tau, and the ratio to plain decoding."""
     by_plain = ratio(*([run.n_tokens / run.seconds for run in x] for x in (runs, plain)))
     n_tokens = sum(run.n_tokens for run in runs)
     return {
@@ -249,7 +239,7 @@ def _peer(args: argparse.Namespace, n_draft: int) -> Peer:
 
 @dataclass(slots=True)
 class Tally:
-    """Counts over all answers. compared, equal: rounds. Tokens by rounds are each one's tau."""
+    """Counts over all answers. compared, equal: compared rounds, and rounds of equal acceptance."""
 
     answers: int = 0
     equal_texts: int = 0
@@ -261,7 +251,7 @@ class Tally:
     their_rounds: int = 0
 
     def add(self, ours: Rounds, theirs: Rounds, n_draft: int) -> list[str]:
-        """Compares two answers to a prompt; returns what differs."""
+        """Adds both engines' answers to a prompt; returns descriptions of their differences."""
         self.answers += 1
         self.equal_texts += ours.tokens == theirs.tokens
         self.our_tokens += len(ours.tokens) - 1
@@ -274,7 +264,7 @@ class Tally:
         found = [] if ours.tokens == theirs.tokens else [f"texts part at token {same}"]
         by_start = {before: (drafted, accepted) for before, drafted, accepted in theirs.rounds}
         for before, drafted, accepted in ours.rounds:
-            # a round whose text differs within it has met the tie in its own candidates
+            # Skips rounds in or before which a tie has changed the text.
             other = by_start.get(before)
             if before > same or other is None or min(drafted, other[0]) < n_draft:
                 continue
@@ -289,7 +279,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """An answer: tokens; rounds as (tokens before it, drafted, accepted)."""
+    """Tokens of one answer, and its rounds as (tokens before, drafted, accepted)."""
 
     tokens: list[int]
     rounds: list[tuple[int, int, int]]
@@ -298,7 +288,7 @@ class Rounds:
 def our_answer(
     decoder: dflash_gguf.Decoder, prompt: list[int], max_tokens: int, n_draft: int
 ) -> Rounds:
-    """Answers with chains of one length."""
+    """Answers a prompt with chains of n_draft tokens."""
     decoder.reset()
     tokens: list[int] = []
     rounds: list[tuple[int, int, int]] = []
@@ -310,14 +300,14 @@ def our_answer(
 
 
 def their_answer(peer: Peer, prompt: list[int], first: int, max_tokens: int) -> Rounds:
-    """Answers after our first token, which comes from the prefill; theirs would be drafted."""
+    """Answers a prompt after its first token, which our engine takes from the prefill."""
     answer = peer.answer([*prompt, first], max_tokens - 1)
     rounds = [(before + 1, drafted, accepted) for before, drafted, accepted in answer.rounds]
     return Rounds([first, *answer.tokens], rounds)
 
 
 def part_accepted(args: argparse.Namespace) -> Figures:
-    """Compares greedy rounds one by one."""
+    """Compares the accepted tokens of greedy rounds in both engines."""
     tally = Tally()
     if args.file is None:
         texts = [problem["prompt"] for problem in list(read_problems().values())[: args.prompts]]
@@ -335,7 +325,7 @@ def part_accepted(args: argparse.Namespace) -> Figures:
     our_tau = tally.our_tokens / max(tally.our_rounds, 1)
     their_tau = tally.their_tokens / max(tally.their_rounds, 1)
     print(
-        f"{tally.equal} of {tally.compared} rounds accept as many "
+        f"{tally.equal} of {tally.compared} rounds accept equally many tokens "
         f"({tally.equal / max(tally.compared, 1):.2%}); tau {our_tau:.3f} here, "
         f"{their_tau:.3f} there; {tally.equal_texts} of {tally.answers} texts are equal"
     )
@@ -352,14 +342,20 @@ def main() -> None:
     parser.add_argument("drafter", type=Path, metavar="DRAFTER.gguf")
     parser.add_argument("--part", choices=PARTS, required=True)
     parser.add_argument("--draft-max", type=int, default=15)
-    parser.add_argument("--pairs", type=int, default=9, help="part a")
-    parser.add_argument("--rounds", type=int, default=6, help="part a: of each engine and pair")
+    parser.add_argument("--pairs", type=int, default=9, help="part a: number of pairs")
+    parser.add_argument("--rounds", type=int, default=6, help="part a: rounds of each run")
     parser.add_argument("--prompts", type=int, help="default: 30 in part b, 40 in part accepted")
-    parser.add_argument("--max-tokens", type=int, default=128, help="parts b and accepted")
+    parser.add_argument(
+        "--max-tokens", type=int, default=128, help="parts b and accepted: tokens of an answer"
+    )
     parser.add_argument("-f", "--file", metavar="FILE", help='JSON lines with "prompt" or "tokens"')
-    parser.add_argument("--chat", metavar="TEXT", help="make turns of the file's, after this line")
+    parser.add_argument(
+        "--chat", metavar="TEXT", help="with --file: make prompts user turns that begin with TEXT"
+    )
     parser.add_argument("-c", "--ctx", type=int, default=1024)
-    parser.add_argument("--kv", default="f16", metavar="TYPE", help="parts b and accepted")
+    parser.add_argument(
+        "--kv", default="f16", metavar="TYPE", help="parts b and accepted: K/V type"
+    )
     parser.add_argument("-t", "--threads", type=int, help="default: one per physical core")
     args = parser.parse_args()
     args.prompts = args.prompts or {"b": 30}.get(args.part, 40)

@@ -1,8 +1,7 @@
-"""Our engine and llama.cpp's library in one process, for comparisons of speed and of logits.
+"""Drives our engine and llama.cpp's library in one process, to compare speed and logits.
 
-Both sit on one ggml, with the same threads and flash attention. llama.cpp is driven by its C
-functions alone; ours goes through `native.Sequence` as the decode loop does, so it also pays for
-Python's checks and the argmax.
+Both use one ggml, the same threads and flash attention. Times of our engine include Python's checks
+and the argmax.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from dflash_gguf import native
 from dflash_gguf.config import LoadConfig
 
 N_UBATCH = 512
-FLASH_ATTENTION_ON = 1  # enum llama_flash_attn_type
-LOG_LEVEL_ERROR = 4  # enum ggml_log_level
+FLASH_ATTENTION_ON = 1  # LLAMA_FLASH_ATTN_TYPE_ENABLED of llama.h
+LOG_LEVEL_ERROR = 4  # GGML_LOG_LEVEL_ERROR of ggml.h
 
 Tokens = NDArray[np.int32]
 Logits = NDArray[np.float32]
@@ -39,7 +38,7 @@ llama_cpp.llama_log_set(_print_errors, ctypes.c_void_p(0))
 
 
 class Engine(Protocol):
-    """One sequence of a model. Calls return when the logits of the last token can be read."""
+    """Sequence of a model, whose calls return when the last token's logits can be read."""
 
     def reset(self) -> None: ...
     def prefill(self, tokens: Tokens) -> None: ...
@@ -47,14 +46,14 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
     def rows(self, tokens: Sequence[int], last: int) -> Logits:
-        """Returns logits after the last tokens of a fresh sequence, float32 [last, n_vocab]."""
+        """Returns logits of the last tokens of a fresh sequence, float32 [last, n_vocab]."""
 
     def next(self, token: int) -> Logits:
         """Appends a token and returns its logits, float32 [n_vocab]."""
 
 
 class Ours:
-    """This project's sequence."""
+    """Sequence of this project's engine."""
 
     def __init__(self, path: Path, config: LoadConfig) -> None:
         self.model = native.Model(str(path), config)
@@ -85,7 +84,7 @@ class Ours:
 
 
 class Theirs:
-    """llama.cpp's context, through the C functions of its library."""
+    """llama.cpp's model and context, driven by the C functions of its library."""
 
     def __init__(
         self,
@@ -99,11 +98,7 @@ class Theirs:
         cache_types: tuple[str, str] = ("f16", "f16"),
         repack: bool = True,
     ) -> None:
-        """Raises native.Error if llama.cpp refuses the file or the cache types.
-
-        n_gpu_layers: on whatever devices this process has, -1 for all. repack: rearranges weights
-        where this CPU allows it; kernels of plain buffers run on every machine.
-        """
+        """n_gpu_layers: -1 for all. repack: rearrange weights if `can_repack` allows it."""
         model_params = llama_cpp.llama_model_default_params()
         model_params.n_gpu_layers = n_gpu_layers
         model_params.use_extra_bufts = repack and can_repack()
@@ -147,7 +142,7 @@ class Theirs:
         return self._rows([token])[0]
 
     def batch(self, rows: Sequence[tuple[int, int, int]], wanted: Sequence[bool]) -> None:
-        """Runs rows of (token, position, sequence) in one call; wanted: rows that need logits."""
+        """Runs (token, position, sequence) rows in one call. wanted: True if logits are needed."""
         batch = self._batch
         batch.n_tokens = len(rows)
         for i, (token, position, sequence) in enumerate(rows):
@@ -158,7 +153,7 @@ class Theirs:
             raise native.Error(f"llama_decode of {len(rows)} tokens returned {status}")
 
     def argmax(self, row: int) -> int:
-        """Returns the best token of a row of the last batch."""
+        """Returns the token of the largest logit of a row of the last batch."""
         logits = llama_cpp.llama_get_logits_ith(self.context, row)
         return int(np.ctypeslib.as_array(logits, shape=(self.n_vocab,)).argmax())
 
@@ -168,7 +163,7 @@ class Theirs:
         llama_cpp.llama_model_free(self.model)
 
     def _append(self, tokens: Any, n: int) -> None:
-        # a batch made so has the logits of its last token
+        # llama_batch_get_one requests logits of the last token only.
         status = llama_cpp.llama_decode(self.context, llama_cpp.llama_batch_get_one(tokens, n))
         if status != 0:
             raise native.Error(f"llama_decode of {n} tokens returned {status}")

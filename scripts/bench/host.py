@@ -1,26 +1,17 @@
-"""Measures what the host takes of a round beside the model: choices, trees, sampling, text.
+"""Measures the host's time of a round outside of the model: proposals, trees, sampling, text.
 
     scripts/bench/host.py [--settings none,chain,tree,auto] [--tokens 2000] [--temperature T]
-        [-n 1] [--vocabulary 4096]
     scripts/bench/host.py MODEL.gguf [--drafter DRAFTER.gguf] [-n 16] [--rounds 60]
     scripts/bench/synthetic_gguf.py qwen35-27b TARGET.gguf --outtype q4_k_m --header-only
     scripts/bench/host.py TARGET.gguf --backend-module libggml-cuda.so --null-gpu 86
 
-Without a model it is simulated: its calls wait for as long as a small model on a CPU takes, and its
-drafter is right as often as --chance says. A round's time beyond these waits is the host's: the
-median in milliseconds, with the first and last tenth.
+Without a model: a simulated one waits as long as a small model on a CPU computes, and its drafter
+is right with probability --chance. Prints the median host time of a round, and the 10th and 90th
+percentile. With a model: prints the share of a round outside of the core, for n sampled answers.
 
-With a model: its answers at temperature 1, n at once, draws included; a round's time outside of the
-core is the host's.
-
-With --null-gpu on a GPU that computes nothing: answers of random lengths join as others end, so
-that prompts come in among them; their tokens mean nothing, and each pass waits as long as a GPU
-would compute. Of the rounds without prompts: how long they take beside that, which is the host's
-time, and how much of it is spent outside of the core. Of all rounds: how many verified drafts, in
-how many a graph was built, or captured anew; and how many nodes the largest graph has, which
-follows from the model's layers: neither sequences nor their lengths add any.
-
-The last line is one JSON object.
+--null-gpu: runs n answers of random lengths on a GPU that computes nothing; passes wait as long as
+on a real GPU. Prints host time of rounds without prompts, the shares of rounds that verified
+drafts, built or captured a graph, and the largest graph's nodes. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -67,11 +58,11 @@ TREE = 15
 MS = {"pass": 0.7, "row": 0.05, "draft": 0.4}
 MOST_PROMPT, MOST_ANSWER = 600, 200
 MORE_A_ROW = 0.01
-"""Of a pass's time, what a row of it adds: else `auto` would verify as much as it can."""
+"""Share of a pass's time that each row adds; with 0, `auto` would verify as many rows as it can."""
 
 
 class Rows:
-    """Rows of the simulated target: always the script's tokens, whatever it was fed."""
+    """Logits of a simulated pass, in which a script's tokens are best."""
 
     def __init__(self, tokens: list[int], noise: NDArray[np.float32]) -> None:
         self._tokens, self._noise = tokens, noise
@@ -80,21 +71,21 @@ class Rows:
         return len(self._tokens)
 
     def check(self) -> None:
-        """Checks nothing: all rows are finite."""
+        """Does nothing, as simulated rows are always finite."""
 
     def argmax(self, index: int = -1) -> int:
-        """Returns the script's token."""
+        """Returns the token of the simulation's script."""
         return self._tokens[index]
 
     def logits(self, index: int = -1) -> NDArray[np.float32]:
-        """Returns noise, with the script's token far above it."""
+        """Returns random logits, with the script's token far above the others."""
         row = self._noise.copy()
         row[self._tokens[index]] += 8.0
         return row
 
 
 class SimulatedEngine:
-    """A simulated engine: it waits as long as passes take, and its drafter is right by chance."""
+    """An engine without a model: passes wait, and its drafter is right by chance."""
 
     max_verify = 256
     max_top_k = n_top = 0
@@ -119,7 +110,7 @@ class SimulatedEngine:
         return False
 
     def run(self, items: Sequence[BatchEntry]) -> list[Rows]:
-        """Runs one pass of the target."""
+        """Simulates one pass of the target."""
         n_rows = sum(len(item.tokens) for item in items)
         self._wait(MS["pass"] + MS["row"] * (n_rows - 1))
         rows = [self._rows_of(item) for item in items]
@@ -129,7 +120,7 @@ class SimulatedEngine:
         return rows
 
     def sample(self, requests: Sequence[SampleRequest]) -> list[list[int]]:
-        """Draws tokens, down the trees."""
+        """Samples tokens along trees."""
         return [self._walk(request) for request in requests]
 
     def _walk(self, walk: SampleRequest) -> list[int]:
@@ -149,12 +140,12 @@ class SimulatedEngine:
         return drawn
 
     def draft(self, requests: Sequence[DraftRequest], k: int = 1) -> list[Draft]:
-        """Runs one pass of the drafter: the script's token first where it is known, else second."""
+        """Simulates a pass of the drafter, which ranks the right token first or second."""
         self._wait(MS["draft"])
         return [self._draft(x.sequence.position, x.n_draft, k) for x in requests]
 
     def commit(self, paths: Sequence[tuple[Any, Sequence[int] | int]]) -> None:
-        """Moves sequences on."""
+        """Advances sequences by their accepted nodes."""
         for sequence, nodes in paths:
             sequence.position += nodes if isinstance(nodes, int) else len(nodes)
 
@@ -198,22 +189,22 @@ class SimulatedSequence:
 
     @property
     def tokens(self) -> list[int]:
-        """Returns no tokens: nobody begins with a prefix."""
+        """Returns no tokens, as no sequence starts with a prefix."""
         return []
 
     def cells_needed(self, n: int) -> int:  # noqa: ARG002
-        """Returns 0: there are always enough cells."""
+        """Returns 0 needed K/V cells, as the simulation never runs out of cells."""
         return 0
 
     def draft(self, last_token: int, n_draft: int, k: int = 1) -> Draft:
-        """Returns a draft of this sequence alone."""
+        """Returns a draft of n_draft tokens for this sequence alone."""
         return self.engine.draft([DraftRequest(self, last_token, n_draft)], k)[0]  # type: ignore[no-any-return]
 
     def commit(self, n: int) -> None:
-        """Appends nothing: no verify is pending."""
+        """Does nothing, as a simulated sequence has no pending verify."""
 
     def reset(self) -> None:
-        """Resets the sequence."""
+        """Moves the sequence back to position 0."""
         self.position = 0
 
 
@@ -224,12 +215,12 @@ class Letters:
     suppressed_tokens: frozenset[int] = frozenset()
 
     def piece(self, token: int) -> bytes:
-        """One byte."""
+        """Returns the token's letter as one byte."""
         return bytes([97 + token % 26])
 
 
 def simulated(setting: str, n: int, args: argparse.Namespace) -> Figures:
-    """Measures rounds beside a simulated model: milliseconds, their share, tokens a round."""
+    """Measures host time beside a simulated model; returns milliseconds and tokens a round."""
     n_tokens = args.tokens
     engine: Any = SimulatedEngine(n, n_tokens, args.vocabulary, args.chance)
     first: Any = SimulatedSequence(engine)
@@ -250,7 +241,7 @@ def simulated(setting: str, n: int, args: argparse.Namespace) -> Figures:
         states.append(scheduler.add_request(request, [DFlash(BLOCK)], rules[setting]))
     rounds, waits = [], []
     while not all(state.output.tokens for state in states):
-        scheduler.step()  # prompts
+        scheduler.step()  # computes prompts
     while not any(state.is_finished for state in states):
         for state in states:
             state.steps.clear()
@@ -276,7 +267,7 @@ def simulated(setting: str, n: int, args: argparse.Namespace) -> Figures:
 
 
 class CoreClock:
-    """Seconds of an engine's calls into the core."""
+    """Seconds that an engine spends in calls into the core."""
 
     def __init__(self, engine: Any, *names: str) -> None:
         self.seconds = 0.0
@@ -293,12 +284,12 @@ class CoreClock:
         return run
 
     def after(self, name: str, values: Any, result: Any) -> Any:  # noqa: ARG002
-        """Returns a call's result; a place to wait or to change it."""
+        """Returns a call's result; subclasses wait, or change the result."""
         return result
 
 
 def real(n: int, args: argparse.Namespace) -> Figures:
-    """Measures rounds of n answers of a model: the share of their time outside of the core."""
+    """Measures the share of a round's time outside of the core, with n answers of a model."""
     options = {"n_ctx": args.ctx, "n_parallel": n, "n_threads": args.threads}
     with dflash_gguf.load(args.model, drafter=args.drafter, **options) as decoder:
         clock = CoreClock(decoder.engine, "run", "draft", "commit")
@@ -313,7 +304,7 @@ def real(n: int, args: argparse.Namespace) -> Figures:
             )
             for i in range(n)
         ]
-        for stream in streams * 2:  # prompts, and the first graphs
+        for stream in streams * 2:  # computes prompts, and builds the first graphs
             next(stream)
         shares, seconds = [], []
         for _ in range(args.rounds or 60):
@@ -333,14 +324,10 @@ def real(n: int, args: argparse.Namespace) -> Figures:
 
 
 class NullClock(CoreClock):
-    """A core clock for a GPU that computes nothing: passes wait, and candidates are accepted."""
+    """A core clock for the null GPU: passes wait, and candidates are accepted by chance."""
 
     def __init__(self, engine: Any, pass_s: float, draft_s: float, accepted: float) -> None:
-        """pass_s, draft_s: what a pass of either model takes beside the host, without its rows.
-
-        accepted: the chance with which a candidate is what the target draws. What the GPU that
-        computes nothing gives is never one, and nobody would draft for long.
-        """
+        """pass_s, draft_s: seconds of passes on a real GPU. accepted: probability of acceptance."""
         super().__init__(engine, "run", "draft", "sample", "commit")
         self.pass_s, self.draft_s, self.accepted = pass_s, draft_s, accepted
         self._random = np.random.default_rng(1)
@@ -349,8 +336,8 @@ class NullClock(CoreClock):
         self.n_passes, self.n_filled, self.n_items, self.n_verifies = 0, 0, 0, 0
 
     def after(self, name: str, values: Any, result: Any) -> Any:
-        """Waits after a pass, and accepts candidates."""
-        if name in ("run", "draft"):  # else prompts would be all that rounds take, and wait
+        """Waits after a pass, and makes samples accept candidates."""
+        if name in ("run", "draft"):  # without waits, prompts would dominate rounds
             started = time.perf_counter()
             time.sleep(self._waits(name, values))
             self.waited += time.perf_counter() - started
@@ -370,7 +357,7 @@ class NullClock(CoreClock):
         return self.pass_s * (1.0 + MORE_A_ROW * sum(len(item.tokens) for item in items))
 
     def _drawn(self, walk: Any, drawn: list[int]) -> list[int]:
-        """Returns as many first children as are accepted, and then the core's token."""
+        """Returns the first children that are accepted, then the core's token."""
         item = self._verified.get(walk.sequence)
         if item is None or self.accepted == 0.0 or not drawn:
             return drawn
@@ -384,7 +371,7 @@ class NullClock(CoreClock):
 
 
 def on_null_gpu(n: int, args: argparse.Namespace) -> Figures:
-    """Measures rounds of n answers that come and go on a GPU that computes nothing."""
+    """Measures rounds of n answers that start and end at different times, on the null GPU."""
     n_rounds = args.rounds or 2000
     random = np.random.default_rng(0)
     options = {"n_ctx": args.ctx, "n_parallel": n, "cache_type_k": "q8_0"}
@@ -420,7 +407,8 @@ def on_null_gpu(n: int, args: argparse.Namespace) -> Figures:
             for stream in streams:
                 stream.state.steps.clear()
             left = [stream for stream in streams if not stream.state.is_finished]
-            joined = joined or len(left) < len(streams)  # or without numbers: nothing was computed
+            # Answers may also end by an error, as the null GPU's logits may not be finite.
+            joined = joined or len(left) < len(streams)
             took = time.perf_counter() - started - clock.waited
             streams = left
             if clock.n_passes == passes:
@@ -460,7 +448,7 @@ def on_null_gpu(n: int, args: argparse.Namespace) -> Figures:
 
 
 def restart_on_null_gpu(args: argparse.Namespace) -> None:
-    """Starts this script anew where its libraries are not found: that happens only at a start."""
+    """Restarts this script, since the loader finds the null GPU's libraries only at a start."""
     folder = str(null_gpu.build(args.cache.resolve(), args.null_gpu))
     paths = os.environ.get("LD_LIBRARY_PATH", "")
     if folder not in paths:
@@ -472,32 +460,44 @@ def restart_on_null_gpu(args: argparse.Namespace) -> None:
 def main() -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", nargs="?", type=Path, metavar="MODEL.gguf", help="default: none")
+    parser.add_argument(
+        "model", nargs="?", type=Path, metavar="MODEL.gguf", help="default: a simulated model"
+    )
     parser.add_argument("--drafter", type=Path)
     parser.add_argument(
         "-n", "--parallel", dest="n", type=int, nargs="+", help="answers at once; default: 1, or 16"
     )
-    parser.add_argument("--rounds", type=int, help="of a model; default: 60, or 2000 on a null GPU")
-    parser.add_argument("-c", "--ctx", type=int, help="default: 8192, or 32768 on a null GPU")
+    parser.add_argument(
+        "--rounds", type=int, help="rounds of a model; default: 60, or 2000 on a null GPU"
+    )
+    parser.add_argument(
+        "-c", "--ctx", type=int, help="K/V cells; default: 8192, or 32768 on a null GPU"
+    )
     parser.add_argument("-t", "--threads", type=int, help="default: one per physical core")
     parser.add_argument("--temperature", type=float, help="default: 0 if simulated, else 1")
     simulation = parser.add_argument_group("a simulated model")
     simulation.add_argument("--settings", default="none,chain,tree,auto")
-    simulation.add_argument("--tokens", type=int, default=2000, help="of each answer")
-    simulation.add_argument("--chance", type=float, default=0.8, help="that a guess is right")
-    simulation.add_argument("--vocabulary", type=int, default=4096, help="tokens of the model")
+    simulation.add_argument("--tokens", type=int, default=2000, help="tokens of each answer")
+    simulation.add_argument(
+        "--chance", type=float, default=0.8, help="probability of a right draft"
+    )
+    simulation.add_argument("--vocabulary", type=int, default=4096, help="tokens of the vocabulary")
     null = parser.add_argument_group("a GPU that computes nothing")
-    null.add_argument("--null-gpu", metavar="CAPABILITY", help="such as 86")
+    null.add_argument("--null-gpu", metavar="CAPABILITY", help="compute capability, such as 86")
     null.add_argument("--backend-module", type=Path)
-    null.add_argument("--cache", type=Path, default=Path("build"), help="where its library goes")
-    null.add_argument("--pass-ms", type=float, default=15.0, help="of a GPU that computes")
-    null.add_argument("--accepted", type=float, default=0.0, help="chance of a candidate")
+    null.add_argument("--cache", type=Path, default=Path("build"), help="folder of its libraries")
+    null.add_argument(
+        "--pass-ms", type=float, default=15.0, help="milliseconds of a pass on a real GPU"
+    )
+    null.add_argument(
+        "--accepted", type=float, default=0.0, help="probability that a candidate is accepted"
+    )
     null.add_argument("--draft", default="none", choices=("none", "chain", "tree", "auto"))
     args = parser.parse_args()
     if args.null_gpu and (args.model is None or args.backend_module is None):
-        parser.error("--null-gpu: give MODEL.gguf and --backend-module")
+        parser.error("--null-gpu needs MODEL.gguf and --backend-module")
     if args.model is None and len(args.n or [1]) > 1:
-        parser.error("-n: one number where the model is simulated")
+        parser.error("-n: give one number for a simulated model")
     if args.temperature is None:
         args.temperature = 0.0 if args.model is None else 1.0
     args.ctx = args.ctx or (32768 if args.null_gpu else 8192)

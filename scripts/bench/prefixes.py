@@ -1,4 +1,4 @@
-"""Measures a found prefix beside computing it, turns of a chat, and files of prefixes.
+"""Measures cached prefixes: reuse beside computation, turns of a chat, and prefix files.
 
     python scripts/bench/prefixes.py MODEL [-md DRAFTER] [--tokens 8192] [--turns 10]
 
@@ -21,11 +21,11 @@ from turns import facts
 import dflash_gguf
 
 ASKED, ANSWERED = 60, 20
-"""Tokens of a turn."""
+"""Tokens of the question and of the answer in each turn of the chat."""
 
 
 def main() -> None:
-    """Measures, and prints a line each."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("model")
     parser.add_argument("-md", "--drafter")
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def found_prefix(decoder: dflash_gguf.Decoder, tokens: list[int]) -> dict[str, float]:
-    """Times a prompt that is computed and one that is found, which computes one token."""
+    """Returns the seconds of a computed prompt, of a cached one and of a one-token pass."""
     settings: dict[str, Any] = {"max_tokens": 2, "ignore_eos": True, "draft": "none"}
     computed = decoder.generate(tokens, **settings)
     hits = [decoder.generate(tokens, **settings) for _ in range(5)]
@@ -53,14 +53,14 @@ def found_prefix(decoder: dflash_gguf.Decoder, tokens: list[int]) -> dict[str, f
     step = min(hit.decode_s for hit in hits)
     share = 100 * (hit - step) / computed.prefill_s
     print(
-        f"{len(tokens)} tokens computed in {computed.prefill_s:.2f} s; found in {1e3 * hit:.1f} ms "
-        f"with one token's pass, which takes {1e3 * step:.1f} ms: {share:.2f} % beside it"
+        f"{len(tokens)} tokens: {computed.prefill_s:.2f} s computed, {1e3 * hit:.1f} ms cached; of "
+        f"the latter {1e3 * step:.1f} ms are one token's pass, the rest {share:.2f} % of computing"
     )
     return {"computed_s": computed.prefill_s, "found_s": hit, "step_s": step}
 
 
 def files(decoder: dflash_gguf.Decoder, tokens: list[int]) -> dict[str, float]:
-    """Measures saving and loading, beside plain writing and reading."""
+    """Returns MB/s of saving and loading a prefix file, and of plain writing and reading."""
     with tempfile.TemporaryDirectory(dir=".") as folder:
         path, plain = Path(folder) / "p.dfl", Path(folder) / "plain"
         seconds = {"save": 1e9, "write": 1e9, "load": 1e9, "read": 1e9}
@@ -83,7 +83,7 @@ def files(decoder: dflash_gguf.Decoder, tokens: list[int]) -> dict[str, float]:
 
 
 def write(path: Path, data: bytes) -> None:
-    """Writes to the disk, as a prefix is written."""
+    """Writes a file and flushes it to disk, as saving a prefix does."""
     with path.open("wb") as file:
         file.write(data)
         file.flush()
@@ -91,7 +91,7 @@ def write(path: Path, data: bytes) -> None:
 
 
 def turns(decoder: dflash_gguf.Decoder, n: int, rng: np.random.Generator) -> list[dict[str, float]]:
-    """Measures a chat: tokens that each turn computes, and seconds until its first token."""
+    """Runs a chat; returns the computed tokens and seconds to the first token of each turn."""
     text: list[int] = []
     found = []
     for turn in range(n):

@@ -1,6 +1,6 @@
-"""Runs rounds of a fixed amount of work in both engines: drafts, verifies, forced tokens.
+"""Runs rounds of equal work in our engine and in llama.cpp's draft-dflash.
 
-llama.cpp's draft-dflash is a process that answers prompts of token ids: peer/rounds.cpp.
+llama.cpp runs in peer-rounds (peer/rounds.cpp), a process that answers prompts of token ids.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from dflash_gguf.speculative.speculator import Clock, untimed
 from dflash_gguf.speculative.tree import Tree
 
 GREEDY = ("--samplers", "top_k", "--top-k", "1")
-"""The cheapest of llama.cpp's ways to take the best token."""
+"""The fastest sampler options of llama.cpp for greedy decoding."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerAnswer:
-    """An answer. rounds: (tokens before it, drafted, accepted). us: microseconds by phase."""
+    """Answer of peer-rounds. rounds: (tokens before, drafted, accepted). us: times by phase."""
 
     tokens: list[int]
     rounds: list[tuple[int, int, int]]
@@ -40,7 +40,7 @@ class PeerAnswer:
 
 
 class Peer:
-    """A pair loaded in llama.cpp."""
+    """A target and a drafter, loaded in a peer-rounds process."""
 
     def __init__(
         self,
@@ -54,14 +54,14 @@ class Peer:
         device: str | None = None,
         module: str | None = None,
     ) -> None:
-        """n_draft: tokens drafted each round. options: more arguments of llama.cpp.
+        """n_draft: tokens drafted each round. options: further llama.cpp arguments.
 
-        tools: folder of the program, None to build it. device: ggml's name of where all layers go;
-        None is the CPU. module: the backend that brings the device.
+        tools: folder of peer-rounds, or None. device, module: ggml's GPU and its backend, None for
+        the CPU.
         """
         place = ["-ngl", "0", "-ngld", "0"]
         if device is not None:
-            # the program looks for modules only where a device is named
+            # llama.cpp loads backend modules only if a device is named.
             place = ["--device", device, "-devd", device, "-ngl", "99", "-ngld", "99"]
             place += ["--fit", "off"]
         program = (tools or build([OURS])) / OURS
@@ -87,7 +87,7 @@ class Peer:
         self.close()
 
     def close(self) -> None:
-        """Ends the process."""
+        """Ends the peer-rounds process."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         self._process.wait()
@@ -101,14 +101,14 @@ class Peer:
         text: Sequence[int] | None = None,
         accept: int | None = None,
     ) -> PeerAnswer:
-        """Answers a prompt; text and accept force its choices, as rounds.cpp explains."""
+        """Answers a prompt; text and accept force tokens, as peer/rounds.cpp describes."""
         job: dict[str, Any] = {"prompt": list(prompt), "n_predict": n_predict}
         if text is not None:
             job["text"] = list(text)
         if accept is not None:
             job["accept"] = accept
         if self._process.stdin is None or self._process.stdout is None:
-            raise RuntimeError("the peer has no pipes")
+            raise RuntimeError("peer-rounds has no pipes")
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
@@ -122,15 +122,15 @@ class Peer:
 
 
 PHASES = ("draft", "inject", "verify", "commit", "host", "round")
-"""inject: the drafter takes up rows of the round before, which with us is part of the draft; host:
-choices and all else."""
+"""Phases of a round. inject: the drafter reads new rows, for our engine part of draft. host: the
+rest."""
 
 Milliseconds = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Forced:
-    """Work for both engines. text: tokens to choose by force; accept: in each round."""
+    """Work for both engines. text: forced tokens of the answer; accept: accepted tokens a round."""
 
     prompt: list[int]
     text: list[int]
@@ -141,14 +141,14 @@ class Forced:
     def random(
         cls, n_vocab: int, n_prompt: int, n_rounds: int, n_draft: int, accept: int, seed: int
     ) -> Forced:
-        """Draws tokens for so many full rounds."""
+        """Draws random tokens for n_rounds full rounds."""
         n_text = 1 + n_rounds * (accept + 1) + n_draft
-        # the lowest and highest ids may have a meaning of their own
+        # Excludes the lowest and highest token ids, which may be special tokens.
         ids = np.random.default_rng(seed).integers(300, min(n_vocab, 40000), n_prompt + n_text)
         return cls(ids[:n_prompt].tolist(), ids[n_prompt:].tolist(), n_draft, accept)
 
     def candidates(self, n_chosen: int) -> list[int]:
-        """Returns the candidates to verify after n_chosen tokens of the text."""
+        """Returns candidates after n_chosen tokens of the text: `accept` right ones, then wrong."""
         wanted = self.text[n_chosen : n_chosen + self.n_draft]
         return [w if i < self.accept else (w + 1) % 8 for i, w in enumerate(wanted)]
 
@@ -157,17 +157,17 @@ class Engine(Protocol):
     """An engine that runs forced rounds."""
 
     def rounds(self, work: Forced) -> Milliseconds:
-        """Returns times of full rounds, [n_rounds, len(PHASES)]."""
+        """Returns milliseconds of full rounds by phase, [n_rounds, len(PHASES)]."""
 
 
 class Theirs:
-    """llama.cpp's draft-dflash."""
+    """llama.cpp's draft-dflash in a peer process."""
 
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
 
     def rounds(self, work: Forced) -> Milliseconds:
-        """Runs the work; the first token is given, as ours comes from the prefill."""
+        """Runs the forced rounds after the first token, which our engine takes from the prefill."""
         prompt, text = [*work.prompt, work.text[0]], work.text[1:]
         answer = self._peer.answer(prompt, len(text), text=text, accept=work.accept)
         us = {name: np.array(values, dtype=np.float64) for name, values in answer.us.items()}
@@ -176,22 +176,18 @@ class Theirs:
 
 
 def _table(phases: Mapping[str, NDArray[np.float64]], total: NDArray[np.float64]) -> Milliseconds:
-    """Makes a table of times [n_rounds]; the host has what the other phases leave."""
     known = [phases[name] for name in PHASES[:4]]
     return np.stack([*known, total - sum(known), total], axis=1)
 
 
 def medians(runs: Sequence[Milliseconds]) -> dict[str, float]:
-    """Returns the median milliseconds of a round of all runs by phase."""
+    """Returns the median milliseconds of a round by phase, over all runs."""
     row = np.median(np.concatenate(runs), axis=0)
     return dict(zip(PHASES, np.round(row, 3).tolist(), strict=True))
 
 
 def equal_work(tables: Sequence[Sequence[Milliseconds]]) -> dict[str, Any]:
-    """Returns median milliseconds of ours and theirs by phase, and the ratio of their rounds.
-
-    tables: a list of runs for each engine, run i of one beside run i of the other.
-    """
+    """Returns both engines' median milliseconds by phase, and the ratio of paired runs."""
     by_pair = [[np.median(run[:, -1]) for run in side] for side in tables]
     return {"ours": medians(tables[0]), "llama.cpp": medians(tables[1]), **ratio(*by_pair)}
 
@@ -199,10 +195,10 @@ def equal_work(tables: Sequence[Sequence[Milliseconds]]) -> dict[str, Any]:
 def forced_round(
     sequence: native.Sequence, tree: Tree, chosen: Sequence[int], clock: Clock = untimed
 ) -> int:
-    """Verifies a tree and commits the path of given tokens, whatever the target's are.
+    """Verifies a tree and commits the path of forced tokens, whatever the target's choices are.
 
-    chosen: tokens by depth; deeper ones are the target's own. clock: of "verify", "choose" and
-    "commit". Returns the target's token after the last node of the path.
+    chosen: forced tokens by depth; the target chooses deeper ones. clock: times "verify", "choose"
+    and "commit". Returns the target's token after the path's last node.
     """
     last = tree.tokens[0]
 
@@ -228,13 +224,13 @@ def forced_round(
 
 
 class Ours:
-    """This project's core, called as the decode loop calls it."""
+    """Engine of this project, called as the decode loop calls it."""
 
     def __init__(self, sequence: native.Sequence) -> None:
         self.sequence = sequence
 
     def rounds(self, work: Forced) -> Milliseconds:
-        """Runs the work."""
+        """Runs the forced rounds of `work` on an emptied sequence."""
         sequence, n_chosen = self.sequence, 1
         sequence.reset()
         sequence.prefill(work.prompt).argmax()
@@ -256,10 +252,7 @@ class Ours:
         return 1e3 * np.array(rows)
 
     def bare_draft_ms(self, last_token: int, n_draft: int, n_runs: int = 25) -> float:
-        """Times a draft that takes up nothing new, each after a verify as in a round; the median.
-
-        Drafts in a row would find the drafter's weights in the cache.
-        """
+        """Times drafts without new rows, each after a verify that evicts the drafter's weights."""
         times = []
         for _ in range(n_runs):
             self.sequence.verify([last_token] * (n_draft + 1))

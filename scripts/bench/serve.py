@@ -2,13 +2,10 @@
 
     scripts/bench/serve.py MODEL.gguf [--drafter DRAFTER.gguf] [--at-once 1 8 16] [--turns 10]
 
-Throughput: greedy answers of a fixed length, so many at once, in turn from `generate_batch` in a
-process without a server and by requests to each server; the median of the ratios of a turn. Chat: a
-conversation of which every turn adds a question and the answer to the last; milliseconds to the
-first token of each turn, and the tokens of its prompt that were computed. Both servers have the
-same file, threads, context and `-np`; theirs is built by build_peer.py with the wheel's own
-libraries. Of ours the CPU time that the HTTP process takes for a token is told too, of which many
-are sent at once. The last line is one JSON object.
+Throughput: greedy answers of equal length, several at once, in turns by `generate_batch` and by
+requests to each server; also CPU time per token of our HTTP process. Chat: milliseconds to the
+first token of each turn of a growing conversation, and computed prompt tokens. Both servers have
+the same file, threads, context and -np. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -48,25 +45,25 @@ WORDS = tuple(SENTENCE.split())
 
 
 def free_port() -> int:
-    """Returns a port that nobody listens at."""
+    """Returns a free TCP port."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])
 
 
 class Running(ServerClient):
-    """A server of ours or theirs."""
+    """A running server, ours or llama.cpp's."""
 
     def __init__(self, url: str, pid: int) -> None:
         super().__init__(url, None)
         self.pid = pid
         self.cpu_s, self.n_tokens = 0.0, 0
-        """CPU time of its process, and the tokens that it sent meanwhile."""
+        """CPU seconds of the server process, and the tokens that it sent in that time."""
 
 
 @contextlib.contextmanager
 def served(command: Sequence[str], port: int) -> Iterator[Running]:
-    """Runs a loaded server as long as the with block runs."""
+    """Runs a server within a with block, which starts when the model is loaded."""
     process = subprocess.Popen(
         [*command, "--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
@@ -81,7 +78,7 @@ def served(command: Sequence[str], port: int) -> Iterator[Running]:
             except (URLError, OSError):
                 pass
             if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"{command[0]} did not start")
+                raise RuntimeError(f"{command[0]} ended or was not ready in time")
             time.sleep(0.2)
         yield Running(url, process.pid)
     finally:
@@ -93,19 +90,19 @@ def served(command: Sequence[str], port: int) -> Iterator[Running]:
 
 
 def cpu_s(pid: int) -> float:
-    """Returns the seconds of CPU that a process has used."""
+    """Returns the CPU seconds that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def prompt(number: int, n_words: int = 40) -> str:
-    """Returns words in an order of its own."""
+    """Returns n_words words, in an order that depends on the number."""
     shuffled = [WORDS[(number * 7 + i * (number + 3)) % len(WORDS)] for i in range(n_words)]
     return f"Story {number}: " + " ".join(shuffled)
 
 
 def rate(server: Running, prompts: list[str], n: int, n_tokens: int, seed: int) -> float:
-    """Returns tokens a second of all answers together, by requests."""
+    """Returns tokens per second of all answers, with n requests at once."""
     requests = bodies(
         [Prompt(str(i), text) for i, text in enumerate(prompts)], None, n_tokens, 0.0, seed
     )
@@ -119,7 +116,7 @@ def rate(server: Running, prompts: list[str], n: int, n_tokens: int, seed: int) 
 
 
 def batch_rate(decoder: dflash_gguf.Decoder, prompts: list[str], n: int, n_tokens: int) -> float:
-    """Returns tokens a second without HTTP; at most n answers are running, as with it."""
+    """Returns tokens per second of `generate_batch`, with n answers at once."""
     began = time.perf_counter()
     n_done = 0
     todo = list(prompts)
@@ -133,7 +130,7 @@ def batch_rate(decoder: dflash_gguf.Decoder, prompts: list[str], n: int, n_token
 def throughput(
     sources: dict[str, Any], args: argparse.Namespace, n: int
 ) -> dict[str, dict[str, float]]:
-    """Measures tokens a second and, of the others, ours by theirs."""
+    """Returns each source's median tokens per second, and the ratio of ours to it."""
     runs = {name: itertools.count() for name in sources}
 
     def speed(name: str) -> float:
@@ -144,7 +141,7 @@ def throughput(
         return rate(source, prompts, n, args.tokens, run)
 
     sides = {name: partial(speed, name) for name in sources}
-    in_turns(sides, 1)  # builds graphs
+    in_turns(sides, 1)  # warm-up, which builds graphs
     found = in_turns(sides, args.runs, 1)
     return {
         name: {
@@ -158,10 +155,7 @@ def throughput(
 
 
 def chat(server: ServerClient, n_turns: int, n_words: int, n_tokens: int) -> list[dict[str, float]]:
-    """Returns each turn's milliseconds to its first token, and its tokens computed and found.
-
-    The answer of a turn becomes part of the next prompt.
-    """
+    """Returns first-token milliseconds, computed and cached tokens of each turn of a chat."""
     text, found = "", []
     for turn in range(n_turns):
         text += f"\nUser: {prompt(turn + 1, n_words)}\nAssistant:"
@@ -182,17 +176,19 @@ def chat(server: ServerClient, n_turns: int, n_words: int, n_tokens: int) -> lis
 
 def main() -> None:
     """Runs the command line."""
-    parser = argparse.ArgumentParser(description="dflash-serve beside others")
+    parser = argparse.ArgumentParser(description="Measure dflash-serve beside llama.cpp's server")
     parser.add_argument("model", type=Path, metavar="MODEL.gguf")
-    parser.add_argument("--drafter", type=Path, metavar="DRAFTER.gguf", help="of ours")
+    parser.add_argument(
+        "--drafter", type=Path, metavar="DRAFTER.gguf", help="drafter of dflash-serve"
+    )
     parser.add_argument("--at-once", type=int, nargs="*", default=[1, 8, 16], metavar="N")
     parser.add_argument("-np", "--parallel", type=int, default=16, help="slots (default: 16)")
     parser.add_argument("-c", "--ctx", type=int, default=16384)
     parser.add_argument("-t", "--threads", type=int, default=2)
-    parser.add_argument("-n", "--tokens", type=int, default=48, help="of an answer")
+    parser.add_argument("-n", "--tokens", type=int, default=48, help="tokens of an answer")
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--turns", type=int, default=10, help="of the chat; 0: none")
-    parser.add_argument("--words", type=int, default=150, help="of a question in the chat")
+    parser.add_argument("--turns", type=int, default=10, help="turns of the chat; 0: no chat")
+    parser.add_argument("--words", type=int, default=150, help="words of a question in the chat")
     parser.add_argument("--no-peer", action="store_true", help="without llama.cpp's server")
     parser.add_argument("--no-batch", action="store_true", help="without generate_batch")
     args = parser.parse_args()
@@ -225,7 +221,7 @@ def main() -> None:
             ours_now: Running = sources[OURS]
             share = 1e6 * ours_now.cpu_s / ours_now.n_tokens
             report["throughput"][n]["http_us_a_token"] = round(share, 1)
-            print(f"    {share:.0f} microseconds of the HTTP process for a token", flush=True)
+            print(f"    {share:.0f} microseconds of CPU per token in the HTTP process", flush=True)
             ours_now.cpu_s, ours_now.n_tokens = 0.0, 0
         if args.turns:
             servers = {name: one for name, one in sources.items() if name != BATCH}

@@ -1,13 +1,11 @@
-"""Writes a GGUF of a published model's shape with random weights, as fast as memory takes it.
+"""Writes a GGUF of a published model's shape with random weights, as fast as memory allows.
 
     scripts/bench/synthetic_gguf.py qwen35-27b TARGET.gguf --outtype q4_k_m
     scripts/bench/synthetic_gguf.py qwen35-27b-dflash DRAFTER.gguf --target TARGET.gguf
 
-For measurements, where only shapes and types matter. Quantised blocks are random but valid, and
-their scales keep the activations finite. A target has an invented vocabulary; a drafter has its
-target's, and shares its embeddings and head. llama.cpp loads both too. --header-only leaves a hole
-where the tensors would be: the file has its full length and takes no room on the disk, which is
-enough for `dflash-run --plan`.
+Blocks are valid, and their scales keep activations finite. A target has an invented vocabulary, a
+drafter its target's; llama.cpp loads both. --header-only leaves out the weights: the file has its
+full length but takes no disk space, which is enough for `dflash-run --plan`.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ from synthetic_vocabulary import copied_vocabulary, invented_vocabulary
 from synthetic_weights import Pools, is_small, small_values
 
 Piece = tuple[int, NDArray[np.uint8]]
-"""Bytes of tensors, and where in the file they go."""
+"""Offset in the file, and the bytes of tensors to write there."""
 
 
 def write_model(
@@ -47,14 +45,14 @@ def write_model(
     target: Path | None = None,
     header_only: bool = False,
 ) -> None:
-    """Writes the file, or nothing. target: of a drafter. header_only: a hole for the tensors."""
+    """Writes a complete file or none. target: a drafter's target. header_only: no weights."""
     meta = metadata(shape, name, outtype)
     if target is None:
         invented_vocabulary(meta, shape.n_vocab)
     else:
         copied_vocabulary(meta, target)
     plans = [
-        # zeros without memory: a plan wants a view of its rows, which nobody reads
+        # A plan needs rows, but their values are unused: a view of one zero takes no memory.
         TensorPlan(n, s, (np.broadcast_to(np.float32(0), (math.prod(s[:-1]), s[-1])),))
         for n, s in tensors(shape)
     ]
@@ -74,7 +72,7 @@ def write_model(
             file.write(header)
             file.truncate(starts[-1])
             if not header_only:
-                # what is written through a map cannot say that the disk is full
+                # Checks for a full disk, which writes through a memory map cannot report.
                 if shutil.disk_usage(path.parent).free < starts[-1]:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 file.flush()
@@ -91,7 +89,7 @@ def _pieces(
     random: np.random.Generator,
 ) -> Iterator[Piece]:
     pools = Pools(random)
-    for plan, start in zip(plans, starts, strict=False):  # the last start is the file's end
+    for plan, start in zip(plans, starts, strict=False):  # starts ends with the file's length
         kind = types[plan.name]
         if kind == "f32" and is_small(plan.name, plan.shape):
             yield start, small_values(plan.name, plan.shape, random)
@@ -102,7 +100,7 @@ def _pieces(
 
 
 def _fill(descriptor: int, pieces: Iterator[Piece]) -> None:
-    """Writes pieces on all cores. Through a map, since writes to one file wait for each other."""
+    """Writes pieces on all cores by a memory map, as plain writes to one file are serial."""
     with mmap.mmap(descriptor, 0) as mapped, ThreadPoolExecutor(os.cpu_count()) as threads:
         whole = np.frombuffer(mapped, np.uint8)
         copies = [
@@ -111,34 +109,36 @@ def _fill(descriptor: int, pieces: Iterator[Piece]) -> None:
         ]
         for copy in copies:
             copy.result()
-        del whole, copies, copy  # they hold the map open
+        del whole, copies, copy  # the map cannot close while views of it exist
 
 
 def main() -> None:
     """Runs the command line."""
-    parser = argparse.ArgumentParser(description="Write a GGUF of random weights")
+    parser = argparse.ArgumentParser(description="Write a GGUF with random weights")
     parser.add_argument("preset", choices=PRESETS)
     parser.add_argument("outfile", type=Path, metavar="OUT.gguf")
     parser.add_argument("--outtype", choices=sorted(FILE_TYPES), default="q8_0")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--target", type=Path, metavar="TARGET.gguf", help="whose a drafter is")
+    parser.add_argument(
+        "--target", type=Path, metavar="TARGET.gguf", help="target of a drafter preset"
+    )
     parser.add_argument(
         "--layers",
         type=int,
         metavar="N",
-        help="only the first N layers, also of a drafter's target",
+        help="write only the first N layers; for a drafter: its target has only N layers",
     )
     parser.add_argument(
-        "--header-only", action="store_true", help="a hole in place of the tensors, for plans"
+        "--header-only", action="store_true", help="write no weights, for memory plans"
     )
     args = parser.parse_args()
     shape = PRESETS[args.preset]
     if bool(shape.taps) != (args.target is not None):
-        parser.error(f"{args.preset}: --target goes with drafters, and with them only")
+        parser.error(f"{args.preset}: give --target with drafter presets, and only with them")
     if args.layers is not None:
         target = PRESETS[args.preset.removesuffix("-dflash")]
         if not 1 <= args.layers <= target.n_layer:
-            parser.error(f"--layers {args.layers}: {args.preset} is of 1 to {target.n_layer}")
+            parser.error(f"--layers {args.layers}: give 1 to {target.n_layer} for {args.preset}")
         if shape.taps:
             taps = {tap * args.layers // target.n_layer for tap in shape.taps}
             shape = replace(shape, taps=tuple(sorted(taps)))

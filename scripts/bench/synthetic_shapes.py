@@ -1,4 +1,4 @@
-"""Shapes of published models, as GGUF metadata and tensors."""
+"""Defines shapes of published models, and their GGUF metadata and tensors."""
 
 from __future__ import annotations
 
@@ -10,17 +10,14 @@ from dflash_gguf.convert.schema import Arch, Key, Tensor
 from dflash_gguf.convert.types import FILE_TYPES
 
 HAVE_SECTIONS = (Arch.QWEN35, Arch.QWEN35MOE)
-"""Architectures whose positions have several coordinates."""
+"""Architectures with M-RoPE, whose positions have several coordinates."""
 NORM_BEHIND = (Arch.GEMMA3, Arch.GEMMA4)
-"""Architectures with a norm behind each sublayer."""
+"""Architectures with a norm after each sublayer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """A mixture: n_ff of one expert; n_ff_shared of the shared expert, 0 for none.
-
-    in_blocks: published in blocks of MXFP4, whatever type the other matrices have.
-    """
+    """Sizes of experts. n_ff_shared: 0 without a shared expert; in_blocks: published in MXFP4."""
 
     n: int
     n_used: int
@@ -31,7 +28,7 @@ class Mixture:
 
 @dataclass(frozen=True, slots=True)
 class Sliding:
-    """Layers with a window: all but every `period`-th. 0: as in the full layers."""
+    """Sliding-window layers: all but each `period`-th. Fields of 0: as in full layers."""
 
     window: int
     period: int
@@ -42,12 +39,12 @@ class Sliding:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes of a model. n_k_heads, n_v_heads: of linear attention; 0 where there is none.
+    """Sizes of a model. n_k_heads, n_v_heads: heads of linear attention, 0 for none.
 
-    taps: layer inputs of the target that a drafter reads. multi_rope: its positions are M-RoPE's.
-    biased: attention has biases. yarn: factor, and the context it was trained with before.
-    n_per_layer: what each layer takes of a token, 0 for nothing. n_shared: last layers that read
-    the keys and values of others; wide: their feed-forward part is twice as wide.
+    taps: target layers whose inputs a drafter reads. multi_rope: a drafter with M-RoPE. biased:
+    attention has biases. yarn: factor, and context length before scaling. n_per_layer: width of
+    embeddings that each layer has of its own, 0 for none. n_shared: last layers that read other
+    layers' K/V; wide: such layers have feed-forward parts of twice the width.
     """
 
     arch: str
@@ -79,25 +76,25 @@ class Shape:
     wide: bool = False
 
     def slides(self, block: int) -> bool:
-        """True if a layer has a window."""
+        """True if the layer has a sliding window."""
         return self.sliding is not None and (block + 1) % self.sliding.period != 0
 
     def kv_heads(self, block: int) -> tuple[int, int]:
-        """Key heads of a layer, and their size."""
+        """Returns the number of a layer's key heads, and their size."""
         if self.sliding is None or not self.slides(block):
             return self.n_head_kv, self.head_dim
         return self.sliding.n_head_kv or self.n_head_kv, self.sliding.head_dim or self.head_dim
 
     def shares(self, block: int) -> bool:
-        """True if a layer reads the keys and values of another."""
+        """True if the layer reads the keys and values of another layer."""
         return block >= self.n_layer - self.n_shared
 
     def ff(self, block: int) -> int:
-        """Width of a layer's dense feed-forward part."""
+        """Returns the width of a layer's dense feed-forward part."""
         return self.n_ff * (2 if self.wide and self.shares(block) else 1)
 
     def cut(self, n_layer: int) -> Shape:
-        """Its first layers, of which the same part share keys and values."""
+        """Returns the shape of the first layers; the share of layers without own K/V is kept."""
         return replace(self, n_layer=n_layer, n_shared=self.n_shared * n_layer // self.n_layer)
 
 
@@ -126,7 +123,7 @@ def _gpt_oss(n_layer: int, n_experts: int) -> Shape:
 def _gemma4(
     n_layer: int, n_embd: int, n_ff: int, heads: tuple[int, int, int], experts: Mixture | None
 ) -> Shape:
-    """heads: of queries, of keys in full layers and in sliding ones."""
+    """heads: numbers of query heads, of key heads in full layers, and in sliding layers."""
     return Shape(
         Arch.GEMMA4,
         n_layer,
@@ -159,8 +156,8 @@ def _gemma4_e(
     )
 
 
-# Sizes as in the models' config.json. Drafters have five layers like z-lab's, their target's width
-# and Qwen3's heads.
+# Sizes of the models' config.json files. Most drafters have 5 layers as z-lab's do, their target's
+# width and Qwen3's heads.
 PRESETS = {
     "smollm2": Shape(Arch.LLAMA, 30, 576, 1536, 9, 3, 64, 49152, 8192, 1e5, 1e-5, True, 64),
     "llama-8b": Shape(
@@ -268,8 +265,8 @@ PRESETS = {
     "gemma-4-e4b": _gemma4_e(42, 2560, 2, n_shared=18, period=6, wide=False),
 }
 
-# Three or four layers of each architecture, for tests of a device: rows are whole blocks of every
-# type, and attention and delta rule have heads of their published sizes.
+# Models of 3 or 4 layers by architecture, to test devices: rows are whole blocks of every type, and
+# heads of attention and delta rule have published sizes.
 TINY = Shape(Arch.LLAMA, 3, 256, 512, 4, 2, 64, 512, 8192, 1e5, 1e-5, False, 64)
 TINY_HYBRID = replace(
     TINY,
@@ -390,7 +387,7 @@ BLOCK_SIZE = 16
 
 
 def metadata(shape: Shape, name: str, outtype: str) -> Metadata:
-    """The metadata a loader needs."""
+    """Returns the metadata that a loader needs."""
     meta = Metadata(shape.arch)
     meta.string(Key.GENERAL_ARCHITECTURE, shape.arch)
     meta.string(Key.GENERAL_NAME, f"random {name}")
@@ -463,11 +460,11 @@ def _add_windows(meta: Metadata, shape: Shape, sliding: Sliding) -> None:
 def _attention(shape: Shape, block: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     n_head_kv, head_dim = shape.kv_heads(block)
     width, kv_width = head_dim * shape.n_head, head_dim * n_head_kv
-    # Qwen3.5 gates its attention: a head has a query and a gate.
+    # Qwen3.5's attention is gated: each head's projection has a query and a gate.
     yield Tensor.ATTN_Q, ((2 if shape.n_v_heads else 1) * width, shape.n_embd)
     if not shape.shares(block):
         yield Tensor.ATTN_K, (kv_width, shape.n_embd)
-    # in full layers of Gemma 4 the keys are the values, but in those that take inputs of a layer
+    # Gemma 4's full layers use keys as values, except in models with per-layer embeddings.
     has_values = shape.arch != Arch.GEMMA4 or shape.slides(block) or shape.n_per_layer > 0
     if has_values and not shape.shares(block):
         yield Tensor.ATTN_V, (kv_width, shape.n_embd)
@@ -543,7 +540,7 @@ def _feed_forward(shape: Shape, block: int) -> Iterator[tuple[str, tuple[int, ..
 
 
 def tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and row-major shapes in file order."""
+    """Yields names and row-major shapes of all tensors in file order."""
     if shape.taps:
         yield Tensor.FC, (shape.n_embd, len(shape.taps) * shape.n_embd)
         yield Tensor.ENC_OUTPUT_NORM, (shape.n_embd,)
@@ -560,7 +557,7 @@ def tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield Tensor.PER_LAYER_MODEL_PROJ, (width, shape.n_embd)
         yield Tensor.PER_LAYER_PROJ_NORM, (shape.n_per_layer,)
     hybrid = shape.n_v_heads > 0
-    behind = hybrid or shape.arch == Arch.GPT_OSS  # how they name the norm before the feed-forward
+    behind = hybrid or shape.arch == Arch.GPT_OSS  # name of the FFN norm: POST_ATTENTION_NORM
     for bid in range(shape.n_layer):
         recurrent = hybrid and (bid + 1) % shape.attention_interval != 0
         layer = [(Tensor.ATTN_NORM, (shape.n_embd,))]

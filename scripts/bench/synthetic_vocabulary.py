@@ -1,4 +1,4 @@
-"""A vocabulary for models of random weights: an invented one, or a target's for its drafter."""
+"""Adds vocabularies to models of random weights: an invented one, or a copy of the target's."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dflash_gguf.convert.schema import Key
 
 from dflash_gguf.text.gguf_metadata import GgufMetadata
 
-NORMAL, CONTROL = 1, 3  # llama.h, enum llama_token_type
+NORMAL, CONTROL = 1, 3  # values of llama_token_type (llama.h)
 
 
 def invented_vocabulary(meta: Metadata, n_vocab: int) -> None:
-    """The 256 bytes as GPT-2 spells them, one merge, numbered words; the last two are special."""
+    """Adds a vocabulary: 256 bytes, one merge, numbered words, mask and end tokens."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     tokens = [chr(byte) for byte in printable]
@@ -29,7 +29,7 @@ def invented_vocabulary(meta: Metadata, n_vocab: int) -> None:
 
 
 def copied_vocabulary(meta: Metadata, target: Path) -> None:
-    """The target's; where it has no mask token, its last token becomes that."""
+    """Copies the target's vocabulary; if it has no mask token, the last token becomes one."""
     with GgufMetadata(target) as file:
         for name, entry in file.entries.items():
             if not name.startswith("tokenizer.") or name == Key.TOKENIZER_CHAT_TEMPLATE:

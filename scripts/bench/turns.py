@@ -1,7 +1,7 @@
-"""Takes turns between the sides of a comparison and summarises them: the harness of all benchmarks.
+"""Runs the sides of a comparison in turns and summarises the results, for all benchmarks.
 
-Whatever else slows the machine down falls on all sides alike, so that a busy machine widens the
-interval of a ratio in place of moving it.
+Other load on the machine then slows all sides alike: it widens a ratio's interval, but does not
+shift the ratio.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Figures = dict[str, Any]
 
 
 def rotated(names: Sequence[str], turn: int) -> Iterator[str]:
-    """Yields all names, another one first in each turn."""
+    """Yields all names, starting with another one in each turn."""
     for i in range(len(names)):
         yield names[(turn + i) % len(names)]
 
@@ -36,7 +36,7 @@ def rotated(names: Sequence[str], turn: int) -> Iterator[str]:
 def in_turns(
     sides: Mapping[str, Callable[[], T]], n_rounds: int, first: int = 0
 ) -> dict[str, list[T]]:
-    """Calls every side once a round and returns the results of each; `first` shifts the order."""
+    """Calls every side once a round, in rotating order; returns the results by side."""
     results: dict[str, list[T]] = {name: [] for name in sides}
     for turn in range(n_rounds):
         for name in rotated(list(sides), first + turn):
@@ -45,14 +45,14 @@ def in_turns(
 
 
 def seconds_of(work: Callable[[], object]) -> float:
-    """Returns how long a call takes."""
+    """Returns the wall seconds that a call takes."""
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
 
 
 def median_interval(values: Any) -> tuple[float, float, float]:
-    """Returns the median and its 95 % bootstrap interval."""
+    """Returns the median and the bounds of its 95 % bootstrap interval."""
     values = np.asarray(values, np.float64)
     random = np.random.default_rng(1)
     draws = np.median(random.choice(values, (10_000, len(values))), axis=1)
@@ -61,23 +61,20 @@ def median_interval(values: Any) -> tuple[float, float, float]:
 
 
 def ratio(ours: Any, theirs: Any) -> Figures:
-    """Returns the median ratio of pairs with its 95 % interval."""
+    """Returns the median ratio of paired values, ours by theirs, with its 95 % interval."""
     median, low, high = median_interval(np.divide(ours, theirs))
     return {"ratio": round(median, 4), "interval": [round(low, 4), round(high, 4)]}
 
 
 def in_process(function: Callable[..., T], *arguments: Any) -> T:
-    """Calls a function in a fresh process: where weights lie moves a whole process's speed."""
-    # spawn: a forked child would inherit a dead OpenMP pool
+    """Calls a function in a fresh process, as the addresses of weights affect its speed."""
+    # Uses spawn, as a forked child would inherit a dead OpenMP pool.
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as child:
         return child.submit(function, *arguments).result()
 
 
 def in_script(command: Sequence[str], n_runs: int = 1) -> Any:
-    """Returns the JSON of a script's last line, from a process that finds nothing measured before.
-
-    n_runs: processes one after the other that share what they measure; the last one's line counts.
-    """
+    """Runs a script n_runs times in a cache of its own; returns the JSON of the last line."""
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "XDG_CACHE_HOME": folder}
         for _ in range(n_runs):
@@ -94,7 +91,7 @@ def in_script(command: Sequence[str], n_runs: int = 1) -> Any:
 
 
 def facts() -> Figures:
-    """Describes the code and the machine of a measurement."""
+    """Returns the commit, ggml's version, the CPU and the kernels of a measurement."""
     kernels = native.cpu_kernel_sets()[0]
     versions = {"commit": commit(), "ggml": native.ggml_version()}
     return {**versions, "cpu": cpu_name(), "kernels": kernels}
@@ -111,7 +108,7 @@ def cpu_name() -> str:
 
 
 def commit() -> str | None:
-    """Returns the checked-out commit, with a + if files differ from it; None outside a checkout."""
+    """Returns the checked-out commit, with + if files differ from it; None outside a checkout."""
     folder = Path(__file__).resolve().parent
     run = subprocess.run(
         ["git", "describe", "--always", "--dirty=+"], cwd=folder, capture_output=True, text=True

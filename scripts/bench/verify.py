@@ -1,14 +1,9 @@
-"""Measures what a verify of n rows costs, as a chain and as a tree, in plain steps.
+"""Measures the cost of verifying n rows, as a chain and as a tree, in plain decoding steps.
 
     scripts/bench/verify.py MODEL.gguf... [--rows 1 2 3 4 8 16 24 32 64] [--rounds 9]
 
-A round is a plain step and, for each n, the verify and the commit of a chain and of a tree of n
-nodes, in an order of its own, each from the same 256 tokens on. Both commit five nodes, or as many
-as they have. Verifies need no drafter, so none is loaded. The table shows medians: milliseconds,
-plain steps, and tree / chain as the median of the rounds' ratios.
-
-The last line is one JSON object. Rounds with their drafts, on any device: bench_gpu.py --parts
-sweep, by the same `forced_round`.
+Each round times a plain step and all verifies with their commits, in random order, from the same
+256 tokens. Prints medians; tree/chain is the median of the rounds' ratios. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -31,17 +26,17 @@ N_CTX = 1024
 N_PROMPT = 256
 N_ACCEPTED = 5
 
-Step = tuple[str, int]  # "plain", "chain" or "tree", and its rows
+Step = tuple[str, int]  # kind of step ("plain", "chain" or "tree") and number of rows
 
 
 def tree_parents(n: int) -> list[int]:
-    """Returns a chain of two thirds of the nodes, the others siblings of its first nodes."""
+    """Returns the parents of n nodes: 2/3 form a chain, the others are siblings of its nodes."""
     n_spine = n - n // 3
     return [*range(-1, n_spine - 1), *range(n - n_spine)]
 
 
 def run(sequence: native.Sequence, step: Step, tokens: list[int]) -> float:
-    """Times one step, after which the sequence stands where it stood."""
+    """Returns the seconds of one step, and restores the sequence."""
     kind, n = step
     start = sequence.snapshot()
     if kind == "plain":
@@ -60,7 +55,7 @@ def run(sequence: native.Sequence, step: Step, tokens: list[int]) -> float:
 
 
 def open_sequence(path: Path, n_threads: int | None, most_rows: int) -> native.Sequence:
-    """Loads a model without a drafter, with room for verifies."""
+    """Loads a model without a drafter, with memory for verifies of most_rows rows."""
     config = LoadConfig(n_ctx=N_CTX, n_threads=n_threads, n_gpu_layers=0)
     sequence = native.Sequence(native.Engine(native.Model(str(path), config)))
     sequence.engine.reserve_verify(most_rows)
@@ -68,7 +63,7 @@ def open_sequence(path: Path, n_threads: int | None, most_rows: int) -> native.S
 
 
 def bench(path: Path, args: argparse.Namespace) -> Figures:
-    """Returns medians of every step on one model, printed as a table."""
+    """Measures one model, prints a table and returns the medians."""
     rows = args.rows
     sequence = open_sequence(path, args.threads, max(rows))
     random = np.random.default_rng(1)
@@ -104,7 +99,7 @@ def bench(path: Path, args: argparse.Namespace) -> Figures:
 
 
 def print_table(result: Figures) -> None:
-    """Prints one model's rows."""
+    """Prints one model's table."""
     print(f"{result['model']}: plain step {result['plain_ms']:.2f} ms")
     print("  rows   chain ms   in steps    tree ms   tree/chain")
     for row in result["rows"]:
@@ -117,7 +112,9 @@ def print_table(result: Figures) -> None:
 
 def main() -> None:
     """Runs the command line."""
-    parser = argparse.ArgumentParser(description="Cost of verifying n rows, chain and tree")
+    parser = argparse.ArgumentParser(
+        description="Measure the cost of verifying n rows as chain and tree"
+    )
     parser.add_argument("models", nargs="+", type=Path, metavar="MODEL.gguf")
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 2, 3, 4, 8, 16, 24, 32, 64])
     parser.add_argument("--rounds", type=int, default=9)

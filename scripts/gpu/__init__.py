@@ -1,1 +1,1 @@
-"""Parts of bench_gpu.py, one a file: each yields its figures as it has them."""
+"""Parts of bench_gpu.py: generator functions that yield figures as soon as they are measured."""

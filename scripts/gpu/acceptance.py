@@ -1,10 +1,9 @@
-"""A drafter by chance that gains as many tokens a round as published ones did.
+"""Simulates drafts that gain as many tokens a round as those of published drafters.
 
-Most of its candidates are all but certain; a share UNSURE of positions has a rival for the best
-one, which has RIVAL of its chance, and so on down the ranks. It knows which positions these are,
-as a calibrated drafter does, so trees branch there. The two numbers are chosen so that both
-published figures come out: Lucebox, Qwen3.5-27B on HumanEval, tokens a round with chains of 15
-and with trees of 22.
+At most positions one candidate is all but certain. A share UNSURE of positions is uncertain: there
+each rank is RIVAL times as probable as the rank above. Candidates have these probabilities, so
+trees branch there. UNSURE and RIVAL are fitted to both figures of PUBLISHED. Source: Lucebox,
+Qwen3.5-27B on HumanEval, tokens a round with chains of 15 and trees of 22.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ PUBLISHED = {"chain 15": 7.67, "tree 22": 8.88}
 UNSURE, RIVAL = 0.343, 0.33
 N_POSITIONS, N_RANKS = 15, 8
 CERTAIN = 1e-6
-"""A rival's chance where the drafter is sure."""
+"""Ratio of successive ranks' probabilities where the drafter is sure."""
 FIRST_ID = 300
-"""Lower ids may have a meaning of their own."""
+"""Smallest id of random tokens, as lower ids may be special tokens."""
 N_DRAWS = 600
 
 
 def draw(random: np.random.Generator, n_vocab: int) -> PositionCandidates:
-    """Draws the proposal of one round."""
+    """Draws the candidates of one round, N_RANKS for each of N_POSITIONS positions."""
     unsure = random.random(N_POSITIONS) < UNSURE
     ratio = np.where(unsure, RIVAL, CERTAIN)[:, None]
     first = random.integers(FIRST_ID, n_vocab - N_RANKS, N_POSITIONS)[:, None]
@@ -37,21 +36,21 @@ def draw(random: np.random.Generator, n_vocab: int) -> PositionCandidates:
 
 
 def shape(candidates: PositionCandidates, kind: str, size: int, root: int = FIRST_ID) -> Tree:
-    """The chain or the tree of so many candidates."""
+    """Returns a chain or a tree of `size` candidates."""
     build = chain if kind == "chain" else best_first_tree
     return build(root, candidates, size)
 
 
 @lru_cache
 def tokens_a_round(kind: str, size: int) -> float:
-    """Mean over many rounds; 1 for a round without candidates."""
+    """Returns the mean tokens a round over N_DRAWS drafts; 1 without candidates."""
     random = np.random.default_rng(1)
     drafts = (draw(random, 1 << 16) for _ in range(N_DRAWS))
     return float(np.mean([np.exp(shape(draft, kind, size).log_probs).sum() for draft in drafts]))
 
 
 def chosen(candidates: PositionCandidates, random: np.random.Generator) -> Iterator[int]:
-    """One draw of the target's choices, position by position."""
+    """Yields the target's token at each position, drawn by the candidates' probabilities."""
     for tokens, steps in zip(candidates.tokens, candidates.log_probs, strict=True):
         chances = np.exp(steps)
         rank = random.choice(N_RANKS, p=chances / chances.sum())

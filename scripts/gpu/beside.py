@@ -1,7 +1,7 @@
-"""Measures our engine beside llama.cpp on the same device and kernels, one after the other.
+"""Measures our engine and llama.cpp on the same device, one after the other.
 
-One after the other, since a GPU that just holds the weights once has no room for them twice. What
-ours took is told before llama.cpp is begun, in a line without a ratio.
+A GPU may hold the weights only once, so our engine is freed before llama.cpp loads. Our figures are
+yielded before that, in a line without a ratio.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ ACCEPTED = (2, 4, 8)
 N_DRAFT = 15
 N_RUNS = 5
 MOST_PROMPT_TOKENS = 16384
-"""Of one length, computed by each engine."""
+"""Maximum prompt tokens over all runs of one prompt length; at least one run is made."""
 
 
 def plain(setting: Setting) -> Iterator[Figures]:
-    """Measures tokens one by one: as many a second as the median run has."""
+    """Measures decoding token by token in both engines: median tokens per second of the runs."""
     sizes = setting.sizes
     prompt, answer = _random(setting, sizes.n_prompt, 1), _random(setting, sizes.n_decode, 2)
 
@@ -51,7 +51,7 @@ def plain(setting: Setting) -> Iterator[Figures]:
                 engine.decode(token)
             found.append(len(answer) / (perf_counter() - started))
             kernels.update(null_gpu.kernels_a_graph(before, null_gpu.counts()))
-        return found[1:]  # the first warms up
+        return found[1:]  # the first run warms up
 
     found: list[list[float]] = []
     for open_ in _engines(setting, sizes.n_prompt + sizes.n_decode):
@@ -63,12 +63,12 @@ def plain(setting: Setting) -> Iterator[Figures]:
 
 
 def prefill(setting: Setting) -> Iterator[Figures]:
-    """Measures prompts of several lengths; long ones fewer times, as their noise is small."""
+    """Measures prefill by prompt length; long prompts have fewer runs, as they vary less."""
     lengths = setting.sizes.prompts
     found: dict[int, list[float]] = {n: [] for n in lengths}
     for open_ in _engines(setting, max(lengths)):
         with closing(open_()) as engine:
-            engine.prefill(_random(setting, min(lengths), 1))  # warms up
+            engine.prefill(_random(setting, min(lengths), 1))  # untimed warm-up run
             for n in lengths:
                 n_runs = max(1, min(3, MOST_PROMPT_TOKENS // n))
                 seconds = [
@@ -80,7 +80,7 @@ def prefill(setting: Setting) -> Iterator[Figures]:
 
 
 def chain(setting: Setting) -> Iterator[Figures]:
-    """Measures rounds of equal work: 15 drafted, 16 verified, so many accepted by force."""
+    """Measures rounds of 15 drafted tokens and 16 verified rows, with forced acceptance."""
     sizes = setting.sizes
     device = setting.found_device()
     n_ctx = sizes.n_prompt + 64 + sizes.n_rounds * (max(ACCEPTED) + 1)
@@ -91,7 +91,7 @@ def chain(setting: Setting) -> Iterator[Figures]:
         return Forced.random(n_vocab, sizes.n_prompt, sizes.n_rounds, N_DRAFT, accept, run)
 
     def table(engine: Ours | Theirs, accept: int) -> list[Milliseconds]:
-        engine.rounds(work(accept, 0))  # warms up
+        engine.rounds(work(accept, 0))  # untimed warm-up run
         return [engine.rounds(work(accept, run + 1)) for run in range(N_RUNS)]
 
     ours = {}
@@ -117,7 +117,7 @@ def chain(setting: Setting) -> Iterator[Figures]:
 
 
 def _engines(setting: Setting, n_ctx: int) -> tuple[Callable[[], Engine], Callable[[], Engine]]:
-    """Returns ours and llama.cpp's engine, to be opened."""
+    """Returns functions that open our engine and llama.cpp's."""
     n_layers = 0 if setting.found_device().type == "cpu" else -1
     n_threads = setting.threads or _n_cpus()
     config = setting.load_config(n_ctx=n_ctx, n_ubatch=N_UBATCH)
@@ -128,7 +128,7 @@ def _engines(setting: Setting, n_ctx: int) -> tuple[Callable[[], Engine], Callab
 
 
 def _rates(tokens_per_s: Sequence[float]) -> Figures:
-    """Describes the speed of ours, or of both with their ratio."""
+    """Returns the tokens per second of our engine, or of both engines and their ratio."""
     names = ("ours_tokens_per_s", "llama.cpp_tokens_per_s")
     figures: Figures = {x: round(y, 2) for x, y in zip(names, tokens_per_s, strict=False)}
     if len(tokens_per_s) == len(names):

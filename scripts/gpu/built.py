@@ -1,4 +1,4 @@
-"""Compiles what a run needs: the device's backend module, and llama.cpp's drafting loop."""
+"""Builds the GPU's backend module and llama.cpp's drafting loop, unless they exist."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from gpu.setting import Figures, Setting
 
 
 def module(setting: Setting) -> Iterator[Figures]:
-    """The backend that --build names; one that is there already is loaded to try it."""
+    """Builds the backend that --build names, unless a module that loads exists; yields its path."""
     if setting.build is None:
-        raise ValueError("no backend to build: name it with --build")
+        raise ValueError("no backend to build; name its kind with --build")
     started = time.perf_counter()
     path = build.module_path(setting.build, setting.cache, setting.arch)
     is_there = path.is_file() and _loads(path)
@@ -32,7 +32,7 @@ def module(setting: Setting) -> Iterator[Figures]:
 
 
 def tools(setting: Setting) -> Iterator[Figures]:
-    """The folder of peer-rounds."""
+    """Builds peer-rounds, unless --tools names its folder; yields the folder."""
     started = time.perf_counter()
     folder = setting.tools or build_peer.build([build_peer.OURS], setting.cache)
     yield {"folder": str(folder), "seconds": round(time.perf_counter() - started, 1)}

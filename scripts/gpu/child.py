@@ -1,4 +1,4 @@
-"""A process that prints lines, under a time limit; what it says last is its error."""
+"""Runs a part in a child process under a time limit, and finds its error in stderr."""
 
 from __future__ import annotations
 
@@ -22,24 +22,25 @@ from dflash_gguf import native
 from .setting import Figures
 
 ERROR = re.compile(r"GGML_ASSERT|error", re.IGNORECASE)
-"""Lines of ggml that name what went wrong."""
+"""Pattern of the stderr lines in which ggml names a failure."""
 PATIENCE_S = 3.0
-"""A build tool ends its compilers meanwhile, which are no part of its process group."""
+"""Seconds between SIGTERM and SIGKILL, in which a build tool ends its compilers, which are in other
+process groups."""
 
 
 def report(name: str, lines: Iterator[Figures]) -> None:
-    """Prints a part's figures as they come, in the process of that part."""
+    """Prints the figures of a part as JSON lines, in the part's own process."""
     try:
         for figures in lines:
             print(json.dumps({"part": name, **figures}), flush=True)
     except (native.Error, ConvertError, ValueError, OSError) as error:
         sys.exit(f"error: {error}")
-    except SystemExit as error:  # of the scripts that build
+    except SystemExit as error:  # build scripts exit with a message
         sys.exit(f"error: {error.code}")
 
 
 class Child:
-    """Starts at once, in a session of its own so that what it starts ends with it."""
+    """A running process with a session of its own, so that its children can be ended with it."""
 
     def __init__(
         self, command: Sequence[str], environment: Mapping[str, str], limit_s: float
@@ -69,7 +70,7 @@ class Child:
         self._lines.put(None)
 
     def lines(self) -> Iterator[str]:
-        """Yields its lines until it ends or is ended; then `error` and `seconds` are known."""
+        """Yields stdout lines until the process ends, then sets `error` and `seconds`."""
         is_late = False
         try:
             while True:
@@ -81,7 +82,7 @@ class Child:
                         break
                     is_late = True
                     self._end()
-                    self._limit_s += PATIENCE_S + 5.0  # for what it had printed
+                    self._limit_s += PATIENCE_S + 5.0  # extra time to read lines
                     continue
                 if line is None:
                     break
@@ -90,21 +91,21 @@ class Child:
             status = self._process.wait()
             self._reader.join()
             if is_late:
-                self.error = f"stopped after {self.seconds:.0f} s"
+                self.error = f"stopped at the time limit, after {self.seconds:.0f} s"
             elif status != 0:
                 self.error = self._reason(status)
         finally:
             self.stop()
 
     def stop(self) -> None:
-        """Ends it, however far it is."""
+        """Ends the process if it runs, and closes its pipes."""
         self._end()
         self._process.wait()
         self._reader.join()
         self._stderr.close()
 
     def _end(self) -> None:
-        """Ends it and its children, which may first end their own."""
+        """Ends the process group by SIGTERM, and after PATIENCE_S by SIGKILL."""
         for how, patience_s in ((signal.SIGTERM, PATIENCE_S), (signal.SIGKILL, 0.0)):
             until = time.monotonic() + patience_s
             with contextlib.suppress(ProcessLookupError):
@@ -118,7 +119,7 @@ class Child:
         self._stderr.seek(0)
         lines = [line.strip() for line in self._stderr if line.strip()]
         if not lines:
-            return f"ended with status {status} and said nothing"
+            return f"ended with status {status} and no message"
         of_ours = next((line for line in lines if line.startswith("error: ")), None)
         if of_ours is not None or lines[0].startswith("Traceback"):
             return (of_ours or lines[-1]).removeprefix("error: ")

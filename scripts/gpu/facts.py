@@ -1,4 +1,4 @@
-"""The device: its name, its memory, what the driver takes of it, and its bandwidth."""
+"""Measures the device: name, memory, memory that the driver takes, and copy bandwidth."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ QUERY = ("name", "driver_version", "memory.used", "memory.total", "clocks.sm", "
 
 
 def nvidia(device: str) -> dict[str, str]:
-    """Asks nvidia-smi about a CUDA device; {} for another device, or without the program."""
+    """Returns facts of nvidia-smi about a CUDA device, or {} if there are none."""
     found = re.fullmatch(r"CUDA(\d+)", device, re.IGNORECASE)
     if found is None:
         return {}
@@ -31,13 +31,13 @@ def nvidia(device: str) -> dict[str, str]:
 
 
 def used_bytes(device: str) -> int | None:
-    """Memory of a CUDA device that is in use by anybody; None where it cannot be known."""
+    """Returns the bytes of a CUDA device that all processes use, or None if unknown."""
     text = nvidia(device).get("memory.used", "")
     return int(text) << 20 if text.isdigit() else None
 
 
 def measure(setting: Setting) -> Iterator[Figures]:
-    """context_bytes: what the driver takes for a process that has allocated nothing."""
+    """Yields one line. context_bytes: GPU memory that the driver takes before any allocation."""
     before = used_bytes(setting.device or "CUDA0")
     device = setting.found_device()
     after = used_bytes(device.name)

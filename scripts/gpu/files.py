@@ -1,4 +1,4 @@
-"""The random models of true shape, written before the parts that need them."""
+"""Writes random models of published shapes, for the parts that need them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OUTTYPE = "q4_k_m"
 
 
 def write_pair(folder: Path, preset: str, outtype: str, seed: int = 1) -> tuple[Path, Path]:
-    """A random target of a preset and its drafter."""
+    """Writes a random target of a preset and its drafter; returns both paths."""
     target, drafter = folder / f"{preset}.gguf", folder / f"{preset}-dflash.gguf"
     _write(target, drafter, preset, outtype, seed)
     return target, drafter
@@ -24,14 +24,13 @@ def write_pair(folder: Path, preset: str, outtype: str, seed: int = 1) -> tuple[
 def _write(
     target: Path, drafter: Path, preset: str, outtype: str, seed: int = 1, *, empty: bool = False
 ) -> None:
-    """empty: with a hole for the weights."""
     write_model(target, PRESETS[preset], preset, outtype, seed, header_only=empty)
     shape = PRESETS[f"{preset}-dflash"]
     write_model(drafter, shape, preset, outtype, seed + 1, target, header_only=empty)
 
 
 def measure(setting: Setting) -> Iterator[Figures]:
-    """Writes what is not there."""
+    """Writes the random target and drafter, unless both exist or --model replaces them."""
     if setting.target_file is not None:
         yield {"written": [], "bytes": 0, "seconds": 0.0}
         return

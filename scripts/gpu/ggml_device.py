@@ -1,4 +1,4 @@
-"""ggml's own library, called directly: what a device copies a second, and what its backend logs."""
+"""Calls ggml's library directly: copy bandwidth of a device, and captured graphs in its log."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ GRAPH_LINES = {
     "CUDA graph update failed": "failed",
     "disabling CUDA graphs": "disabled",
 }
-"""What ggml's CUDA backend logs of its graphs (ggml-cuda.cu, of 0.25.3), and our names for it."""
+"""Names of log lines of ggml's CUDA backend about captured graphs (ggml-cuda.cu, 0.25.3)."""
 
-TYPE_F32 = 0  # enum ggml_type
+TYPE_F32 = 0  # value of GGML_TYPE_F32
 _LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 
 
@@ -46,10 +46,7 @@ def _library() -> Any:
 
 
 def copied_gb_per_s(device: str, n_bytes: int, n_runs: int = 9) -> float:
-    """Most bytes a second that a device reads and writes in a copy of n_bytes, in GB.
-
-    Raises Error where there is no memory for twice the bytes.
-    """
+    """Returns the highest rate of n_runs copies of n_bytes, in GB/s read plus written."""
     lib = _library()
     pointer = ctypes.c_void_p
     context = pointer(lib.ggml_init(_InitParams(1 << 20, None, True)))
@@ -75,14 +72,11 @@ def copied_gb_per_s(device: str, n_bytes: int, n_runs: int = 9) -> float:
         lib.ggml_backend_buffer_free(buffer)
         lib.ggml_backend_free(backend)
         lib.ggml_free(context)
-    return 2 * n_bytes / min(seconds[2:]) / 1e9  # the first runs warm up
+    return 2 * n_bytes / min(seconds[2:]) / 1e9  # the first two runs warm up
 
 
 class GraphCounter:
-    """Counts what the device's backend says of captured graphs while it is entered.
-
-    Backends other than CUDA say nothing: all counts are then 0.
-    """
+    """Counts the captured graphs that ggml's CUDA backend logs within a with block."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""The bytes that a round cannot do without, which bound its time by the device's bandwidth."""
+"""Counts the bytes that a round must move, which bound its time by the device's bandwidth."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from dflash_gguf import native
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Bytes of each thing that is read or written once.
+    """Bytes that a sequence's rounds read or write, by kind.
 
-    cache: K/V of the positions so far. state: of the recurrent layers, one way. trace: of a row,
-    one way. draft: the drafter's weights and cache, and the head it shares or has.
+    cache: K/V of the positions so far. state: recurrent states. trace: node updates of one row.
+    draft: the drafter's weights, its cache and the output head. state, trace: bytes of one read or
+    write.
     """
 
     weights: int
@@ -26,7 +27,7 @@ class Moved:
 
     @classmethod
     def of(cls, sequence: native.Sequence) -> Moved:
-        """Counts the bytes at the sequence's position, without activations, with all experts."""
+        """Counts the bytes at the sequence's position, without activations and with all experts."""
         engine = sequence.engine
         model, drafter = engine.model, engine.drafter
         draft = 0
@@ -47,16 +48,16 @@ class Moved:
 
     @property
     def plain(self) -> int:
-        """Returns the bytes of a plain step: the state is read and written."""
+        """Bytes of a plain step, which reads and writes the recurrent states."""
         return self.weights + self.cache + 2 * self.state
 
     def drafted(self, n_rows: int) -> int:
-        """Returns the bytes of a round of n rows; its commit reads and writes the state again."""
+        """Returns the bytes of a drafted round of n rows; verify and commit read the states."""
         return self.draft + self.weights + self.cache + 3 * self.state + 2 * self.trace * n_rows
 
 
 def head_bytes(path: str, *, tied: bool) -> int:
-    """Bytes of a file's head; tied: token embeddings where there is none. 0 for neither."""
+    """Returns the bytes of a file's output head, 0 if none. tied: embeddings may be the head."""
     tensors = read_header(Path(path)).tensors
     for name in ("output.weight", "token_embd.weight")[: 2 if tied else 1]:
         if name in tensors:
@@ -65,5 +66,5 @@ def head_bytes(path: str, *, tied: bool) -> int:
 
 
 def share_of_limit(n_bytes: int, gb_per_s: float, milliseconds: float) -> float:
-    """The least time that moving the bytes can take by the time that it took."""
+    """Returns the time that n_bytes need at full bandwidth, as a share of the measured time."""
     return n_bytes / (gb_per_s * 1e6) / milliseconds

@@ -1,4 +1,4 @@
-"""A long context, filled: what the device holds then, the plan for it, and rounds there."""
+"""Measures a long, filled context: the memory plan, the memory held, and rounds there."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ KERNELS_OF = "tiny-qwen35"
 
 
 def measure(setting: Setting) -> Iterator[Figures]:
-    """The plan; the prefill; rounds of each kind; what was allocated in the end.
+    """Yields the plan, the speed of the prefill, rounds of each kind, and the memory held.
 
-    context_bytes: what the driver takes for this process. held_bytes: by how much less of the
-    device is free than before the load, but after the kernels that it needs were loaded for a small
-    pair. On the CPU: by how much the process grew.
+    context_bytes: driver memory of this process. held_bytes: drop of free device memory since
+    before the load, without kernels, which a small pair loads first; on the CPU, growth of the
+    process.
     """
     sizes = replace(setting.sizes, n_warm=N_WARM, n_rounds=N_ROUNDS)
     at_first = used_bytes(setting.device or "CUDA0")
@@ -74,7 +74,7 @@ def measure(setting: Setting) -> Iterator[Figures]:
 
 
 def _load_kernels(setting: Setting) -> None:
-    """Rounds of a small pair of the same kind, which is gone afterwards."""
+    """Runs rounds of a small pair, so that kernels are loaded before memory is compared."""
     with tempfile.TemporaryDirectory() as folder:
         target, drafter = write_pair(Path(folder), KERNELS_OF, OUTTYPE)
         small = replace(setting, target_file=target, drafter_file=drafter)
@@ -86,7 +86,7 @@ def _load_kernels(setting: Setting) -> None:
 
 
 class _Held:
-    """Memory of the device, or of this process where it is the CPU, from now on."""
+    """Growth of a GPU's used memory, or of this process on a CPU, since construction."""
 
     def __init__(self, device: native.Device) -> None:
         self._device = device
@@ -98,7 +98,7 @@ class _Held:
         return -next(x.free_bytes for x in native.devices() if x.name == self._device.name)
 
     def more(self) -> int:
-        """Bytes that are held beyond those at first."""
+        """Returns the bytes that are used beyond those at construction."""
         return self._held() - self._at_first
 
 
@@ -107,7 +107,7 @@ def _items(items: object) -> dict[str, int]:
 
 
 def _fill(sequence: native.Sequence, n: int) -> Iterator[Figures]:
-    """A real prefill in pieces, and how fast each was."""
+    """Prefills n random tokens in N_PIECES pieces, and yields the speed of each piece."""
     tokens = random_tokens(sequence, n, seed=1)
     piece = -(-n // N_PIECES)
     for start in range(0, n, piece):

@@ -1,11 +1,10 @@
-// A CUDA driver, runtime and cuBLAS whose GPU has memory and streams, but computes nothing.
+// The null GPU: a CUDA driver, runtime and cuBLAS with memory, streams and graphs, but no
+// arithmetic.
 //
-// What runs on it is everything but the arithmetic: ggml's CUDA backend chooses kernels, takes
-// memory, captures graphs. What is read back is no result: of the first words that are read, word i
-// is the integer 1 + i % 1024, so that the tokens picked of a row differ and are there, and no
-// probability is 0, for whose logarithm a drafter would be given up. A host access to
-// the GPU's memory ends the process. One source, compiled three times (null_gpu.py); the counts live
-// in the driver, which the others link.
+// null_gpu.py compiles this source three times; runtime and cuBLAS link the driver, which has the
+// counters. In copies to the host, 32-bit word i is 1 + i % 1024: valid and different token ids,
+// and no probability of 0, for whose logarithm a drafter would be given up. GPU memory is mapped
+// without access rights, so that a host access ends the process.
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
@@ -22,14 +21,14 @@
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-// Read by null_gpu.py, in this order.
+// Counters that null_gpu.py reads in this order.
 struct NullGpuCounts {
     std::atomic<int64_t> used_bytes;
     std::atomic<int64_t> peak_bytes;
     std::atomic<int64_t> allocations;
     std::atomic<int64_t> pinned_bytes;
-    std::atomic<int64_t> kernels;          // launched, not captured
-    std::atomic<int64_t> captured_kernels; // put into graphs
+    std::atomic<int64_t> kernels;          // kernels launched outside of captures
+    std::atomic<int64_t> captured_kernels; // kernels recorded in graphs
     std::atomic<int64_t> captures;
     std::atomic<int64_t> graph_launches;
     std::atomic<int64_t> graph_updates;
@@ -52,11 +51,9 @@ EXPORT NullGpuCounts * null_gpu_counts() {
     return &counts;
 }
 
-EXPORT int64_t null_gpu_total_bytes() {
-    return int64_t(24) << 30;
-}
+EXPORT int64_t null_gpu_total_bytes() { return int64_t(24) << 30; }
 
-// Takes memory of the GPU, or gives it back: whether there was enough.
+// Allocates bytes of GPU memory, or frees them if negative. Returns false if memory is exhausted.
 EXPORT bool null_gpu_take(int64_t bytes) {
     NullGpuCounts & counts = *null_gpu_counts();
     const int64_t used = counts.used_bytes += bytes;
@@ -77,7 +74,7 @@ EXPORT CUresult cuDeviceGet(CUdevice * device, int ordinal) {
 }
 
 EXPORT CUresult cuDeviceGetAttribute(int * value, CUdevice_attribute, CUdevice) {
-    *value = 1; // asked for virtual memory only
+    *value = 1; // ggml asks only for support of virtual memory
     return CUDA_SUCCESS;
 }
 
@@ -94,8 +91,8 @@ EXPORT CUresult cuMemGetAllocationGranularity(size_t * bytes, const CUmemAllocat
 
 EXPORT CUresult cuMemAddressReserve(CUdeviceptr * at, size_t bytes, size_t, CUdeviceptr,
                                     unsigned long long) {
-    void * found = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
-                        0);
+    void * found =
+        mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     *at = reinterpret_cast<CUdeviceptr>(found);
     return found == MAP_FAILED ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
@@ -122,7 +119,7 @@ EXPORT CUresult cuMemMap(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHand
 }
 
 EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle) {
-    return CUDA_SUCCESS; // a mapping keeps the memory
+    return CUDA_SUCCESS; // memory is freed with its mapping
 }
 
 EXPORT CUresult cuMemSetAccess(CUdeviceptr, size_t, const CUmemAccessDesc *, size_t) {
@@ -133,7 +130,6 @@ EXPORT CUresult cuMemSetAccess(CUdeviceptr, size_t, const CUmemAccessDesc *, siz
 
 #ifdef NULL_GPU_RUNTIME
 
-// Addresses of the GPU's memory by size, so that copies know which way they go.
 static std::mutex mutex_;
 static std::map<uintptr_t, size_t> memory_;
 static std::map<const void *, size_t> pinned_;
@@ -150,20 +146,21 @@ static cudaError_t launched() {
     return cudaSuccess;
 }
 
-// Handles are addresses that nothing reads.
-template <typename T> static cudaError_t make(T * handle) {
+// Makes a unique handle, which is never dereferenced.
+template <typename T>
+static cudaError_t make(T * handle) {
     static std::atomic<uintptr_t> next{4096};
     *handle = reinterpret_cast<T>(next += 16);
     return cudaSuccess;
 }
 
 static void * reserve(size_t bytes) {
-    void * found = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
-                        0);
+    void * found =
+        mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     return found == MAP_FAILED ? nullptr : found;
 }
 
-// Of a copy to the host: a GPU's own copies cost the host no time.
+// Maximum bytes written per row of a copy to the host: real GPUs copy without host time.
 static constexpr size_t MOST_WRITTEN = 64 << 10, N_DIFFERENT = 1024;
 
 static cudaError_t copied(void * to, size_t pitch, size_t width, size_t height,
@@ -239,15 +236,11 @@ EXPORT cudaError_t cudaGetDevice(int * device) {
     return cudaSuccess;
 }
 
-EXPORT cudaError_t cudaSetDevice(int) {
-    return cudaSuccess;
-}
+EXPORT cudaError_t cudaSetDevice(int) { return cudaSuccess; }
 
-EXPORT cudaError_t cudaSetDeviceFlags(unsigned) {
-    return cudaSuccess;
-}
+EXPORT cudaError_t cudaSetDeviceFlags(unsigned) { return cudaSuccess; }
 
-static constexpr int MULTIPROCESSORS = 82; // of an RTX 3090
+static constexpr int MULTIPROCESSORS = 82; // number in an RTX 3090
 static constexpr bool IS_HOPPER = NULL_GPU_CAPABILITY == 90;
 static constexpr int SHARED_PER_BLOCK = (IS_HOPPER ? 227 : 99) << 10;
 
@@ -275,17 +268,39 @@ EXPORT cudaError_t cudaGetDeviceProperties(cudaDeviceProp * found, int) {
 
 EXPORT cudaError_t cudaDeviceGetAttribute(int * value, cudaDeviceAttr attribute, int) {
     switch (attribute) {
-        case cudaDevAttrComputeCapabilityMajor: *value = NULL_GPU_CAPABILITY / 10; break;
-        case cudaDevAttrComputeCapabilityMinor: *value = NULL_GPU_CAPABILITY % 10; break;
-        case cudaDevAttrMultiProcessorCount: *value = MULTIPROCESSORS; break;
-        case cudaDevAttrWarpSize: *value = 32; break;
-        case cudaDevAttrMaxThreadsPerBlock: *value = 1024; break;
-        case cudaDevAttrMaxGridDimX: *value = INT32_MAX; break;
-        case cudaDevAttrMaxGridDimY: *value = 65535; break;
-        case cudaDevAttrMaxSharedMemoryPerBlock: *value = 48 << 10; break;
-        case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = SHARED_PER_BLOCK; break;
-        case cudaDevAttrCooperativeLaunch: *value = 1; break;
-        default: *value = 0; break;
+    case cudaDevAttrComputeCapabilityMajor:
+        *value = NULL_GPU_CAPABILITY / 10;
+        break;
+    case cudaDevAttrComputeCapabilityMinor:
+        *value = NULL_GPU_CAPABILITY % 10;
+        break;
+    case cudaDevAttrMultiProcessorCount:
+        *value = MULTIPROCESSORS;
+        break;
+    case cudaDevAttrWarpSize:
+        *value = 32;
+        break;
+    case cudaDevAttrMaxThreadsPerBlock:
+        *value = 1024;
+        break;
+    case cudaDevAttrMaxGridDimX:
+        *value = INT32_MAX;
+        break;
+    case cudaDevAttrMaxGridDimY:
+        *value = 65535;
+        break;
+    case cudaDevAttrMaxSharedMemoryPerBlock:
+        *value = 48 << 10;
+        break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+        *value = SHARED_PER_BLOCK;
+        break;
+    case cudaDevAttrCooperativeLaunch:
+        *value = 1;
+        break;
+    default:
+        *value = 0;
+        break;
     }
     return cudaSuccess;
 }
@@ -300,9 +315,7 @@ EXPORT cudaError_t cudaDeviceCanAccessPeer(int * can, int, int) {
     return cudaSuccess;
 }
 
-EXPORT cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) {
-    return cudaSuccess;
-}
+EXPORT cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) { return cudaSuccess; }
 
 EXPORT cudaError_t cudaDeviceSynchronize() {
     ++null_gpu_counts()->synchronizations;
@@ -313,13 +326,9 @@ EXPORT const char * cudaGetErrorString(cudaError_t error) {
     return error == cudaErrorMemoryAllocation ? "out of memory" : "the null GPU";
 }
 
-EXPORT cudaError_t cudaGetLastError() {
-    return cudaSuccess;
-}
+EXPORT cudaError_t cudaGetLastError() { return cudaSuccess; }
 
-EXPORT cudaError_t cudaPeekAtLastError() {
-    return cudaSuccess;
-}
+EXPORT cudaError_t cudaPeekAtLastError() { return cudaSuccess; }
 
 EXPORT cudaError_t cudaFuncGetAttributes(cudaFuncAttributes * found, const void *) {
     *found = {};
@@ -373,9 +382,7 @@ EXPORT cudaError_t cudaHostAlloc(void ** at, size_t bytes, unsigned) {
     return *at != nullptr ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 
-EXPORT cudaError_t cudaMallocHost(void ** at, size_t bytes) {
-    return cudaHostAlloc(at, bytes, 0);
-}
+EXPORT cudaError_t cudaMallocHost(void ** at, size_t bytes) { return cudaHostAlloc(at, bytes, 0); }
 
 EXPORT cudaError_t cudaFreeHost(void * at) {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -390,13 +397,9 @@ EXPORT cudaError_t cudaHostGetDevicePointer(void ** at, void * host, unsigned) {
     return cudaSuccess;
 }
 
-EXPORT cudaError_t cudaHostRegister(void *, size_t, unsigned) {
-    return cudaSuccess;
-}
+EXPORT cudaError_t cudaHostRegister(void *, size_t, unsigned) { return cudaSuccess; }
 
-EXPORT cudaError_t cudaHostUnregister(void *) {
-    return cudaSuccess;
-}
+EXPORT cudaError_t cudaHostUnregister(void *) { return cudaSuccess; }
 
 EXPORT cudaError_t cudaMemGetInfo(size_t * free, size_t * total) {
     *total = null_gpu_total_bytes();
@@ -418,42 +421,28 @@ EXPORT cudaError_t cudaMemcpyPeerAsync(void *, int, const void *, int, size_t, c
     return cudaSuccess;
 }
 
-EXPORT cudaError_t cudaMemset(void *, int, size_t) {
-    return cudaSuccess;
-}
+EXPORT cudaError_t cudaMemset(void *, int, size_t) { return cudaSuccess; }
 
-EXPORT cudaError_t cudaMemsetAsync(void *, int, size_t, cudaStream_t) {
-    return cudaSuccess;
-}
+EXPORT cudaError_t cudaMemsetAsync(void *, int, size_t, cudaStream_t) { return cudaSuccess; }
 
 EXPORT cudaError_t cudaStreamCreateWithFlags(cudaStream_t * stream, unsigned) {
     return make(stream);
 }
 
-EXPORT cudaError_t cudaStreamDestroy(cudaStream_t) {
-    return cudaSuccess;
-}
+EXPORT cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
 
 EXPORT cudaError_t cudaStreamSynchronize(cudaStream_t) {
     ++null_gpu_counts()->synchronizations;
     return is_capturing_ ? cudaErrorStreamCaptureUnsupported : cudaSuccess;
 }
 
-EXPORT cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) {
-    return cudaSuccess;
-}
+EXPORT cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
 
-EXPORT cudaError_t cudaEventCreateWithFlags(cudaEvent_t * event, unsigned) {
-    return make(event);
-}
+EXPORT cudaError_t cudaEventCreateWithFlags(cudaEvent_t * event, unsigned) { return make(event); }
 
-EXPORT cudaError_t cudaEventDestroy(cudaEvent_t) {
-    return cudaSuccess;
-}
+EXPORT cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
 
-EXPORT cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) {
-    return cudaSuccess;
-}
+EXPORT cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
 
 EXPORT cudaError_t cudaEventSynchronize(cudaEvent_t) {
     ++null_gpu_counts()->synchronizations;
@@ -492,22 +481,18 @@ EXPORT cudaError_t cudaGraphLaunch(cudaGraphExec_t, cudaStream_t) {
     return cudaSuccess;
 }
 
-EXPORT cudaError_t cudaGraphDestroy(cudaGraph_t) {
-    return cudaSuccess;
-}
+EXPORT cudaError_t cudaGraphDestroy(cudaGraph_t) { return cudaSuccess; }
 
-EXPORT cudaError_t cudaGraphExecDestroy(cudaGraphExec_t) {
-    return cudaSuccess;
-}
+EXPORT cudaError_t cudaGraphExecDestroy(cudaGraphExec_t) { return cudaSuccess; }
 
 #endif
 
 #ifdef NULL_GPU_CUBLAS
 
-// Arguments are not read, so that cuBLAS's header is not needed.
+// Declares cuBLAS functions without their arguments, so that cuBLAS's header is not needed.
 #define NULL_CUBLAS(name)                                                                          \
     EXPORT int name() {                                                                            \
-        ++null_gpu_counts()->cublas_calls;                                                        \
+        ++null_gpu_counts()->cublas_calls;                                                         \
         return 0;                                                                                  \
     }
 
@@ -525,24 +510,14 @@ EXPORT int cublasCreate_v2(void ** handle) {
     return 0;
 }
 
-EXPORT int cublasDestroy_v2(void *) {
-    return 0;
-}
+EXPORT int cublasDestroy_v2(void *) { return 0; }
 
-EXPORT int cublasSetMathMode(void *, int) {
-    return 0;
-}
+EXPORT int cublasSetMathMode(void *, int) { return 0; }
 
-EXPORT int cublasSetStream_v2(void *, void *) {
-    return 0;
-}
+EXPORT int cublasSetStream_v2(void *, void *) { return 0; }
 
-EXPORT int cublasSetWorkspace_v2(void *, void *, size_t) {
-    return 0;
-}
+EXPORT int cublasSetWorkspace_v2(void *, void *, size_t) { return 0; }
 
-EXPORT const char * cublasGetStatusString(int) {
-    return "the null GPU";
-}
+EXPORT const char * cublasGetStatusString(int) { return "the null GPU"; }
 
 #endif

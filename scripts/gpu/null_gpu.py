@@ -1,8 +1,7 @@
-"""A CUDA GPU that computes nothing, for a machine without one: what the host does can be measured.
+"""Builds and reads the null GPU, a CUDA GPU that computes nothing, for machines without a GPU.
 
-ggml's CUDA backend runs on it as it is: it takes memory, captures graphs and hands them over, and
-nothing is computed. Bytes that are allocated, calls of a round and the host's time are real; what
-is read back is no result, and times are those of the host alone.
+ggml's CUDA backend runs on it unmodified: it allocates memory, captures graphs and launches them.
+Allocated bytes, calls and host time are real; results and GPU time are not.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ COUNTS = (
     "copies_to_host",
     "bytes_to_host",
 )
-"""In the order of NullGpuCounts."""
+"""Counters of the null GPU, in the order of NullGpuCounts in null_gpu.cpp."""
 CALLS = (
     "allocations",
     "kernels",
@@ -47,16 +46,17 @@ CALLS = (
     "copies_to_host",
     "bytes_to_host",
 )
-"""Of these, what is reported of a round."""
+"""Counters that are reported per round."""
 
 
 def build(cache: Path, capability: str) -> Path:
-    """The folder of its libraries, for LD_LIBRARY_PATH. SystemExit names what is missing.
+    """Compiles the libraries if they are outdated; returns their folder, for LD_LIBRARY_PATH.
 
-    capability: "86", as the backend module was compiled for.
+    capability: compute capability like "86", for which the backend module was compiled. Raises
+    SystemExit with a message if the capability is invalid, or CUDA's headers or the compiler fail.
     """
     if not capability.isdigit():
-        raise SystemExit(f"a compute capability is a number such as 86, not {capability!r}")
+        raise SystemExit(f"--null-gpu {capability!r}: name a compute capability like 86")
     try:
         header = first_of(cuda_homes(), "nvidia-cuda-runtime", "include/cuda_runtime_api.h")
     except Error as error:
@@ -78,7 +78,7 @@ def build(cache: Path, capability: str) -> Path:
         flags += ["-isystem", str(header.parent), f"-Wl,-soname,{name}"]
         flags += [f"-DNULL_GPU_{part}", f"-DNULL_GPU_CAPABILITY={capability}"]
         linked = []
-        if part != "DRIVER":  # the others' symbols have versions, and the counts live in it
+        if part != "DRIVER":  # runtime and cuBLAS need versioned symbols, and the driver
             versions = folder / f"{part}.map"
             versions.write_text(f"{name} {{ *; }};\n", encoding="utf-8")
             flags += [f"-Wl,--version-script={versions}", "-Wl,-rpath,$ORIGIN"]
@@ -92,7 +92,7 @@ def build(cache: Path, capability: str) -> Path:
 
 
 def counts() -> dict[str, int] | None:
-    """Returns the process's calls to the GPU so far; None on a real GPU or without any."""
+    """Returns this process's counters of the null GPU, or None if no null GPU is loaded."""
     try:
         driver = ctypes.CDLL(DRIVER, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
         found = driver.null_gpu_counts
@@ -105,7 +105,7 @@ def counts() -> dict[str, int] | None:
 def calls_a_round(
     before: dict[str, int] | None, after: dict[str, int] | None, n_rounds: int
 ) -> dict[str, dict[str, float]]:
-    """The field that a line of rounds has on this GPU, and no field on others."""
+    """Returns {"calls_a_round": mean calls by counter}, or {} without a null GPU."""
     if before is None or after is None:
         return {}
     return {"calls_a_round": {x: round((after[x] - before[x]) / n_rounds, 2) for x in CALLS}}
@@ -114,7 +114,7 @@ def calls_a_round(
 def kernels_a_graph(
     before: dict[str, int] | None, after: dict[str, int] | None
 ) -> dict[str, float]:
-    """The field with the mean number of kernels of the captured graphs, on this GPU only."""
+    """Returns {"kernels_a_graph": mean kernels of captured graphs}, or {} without a null GPU."""
     if before is None or after is None or after["captures"] == before["captures"]:
         return {}
     n_graphs = after["captures"] - before["captures"]

@@ -1,4 +1,4 @@
-"""The setting that every part of a measurement is given."""
+"""Defines the setting that all parts of a measurement share."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from dflash_gguf.backend_build.sources import DEFAULT_CACHE
 from dflash_gguf.config import LoadConfig
 
 Figures = dict[str, Any]
-"""One line of the report."""
+"""Fields of one JSON line of the report."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Amounts to measure. preset: the shape of the pair.
+    """Amounts of work of a measurement. preset: shape of the target.
 
-    n_prompt: tokens before what is timed. n_warm: rounds before those that are timed, since graphs
-    are built and captured meanwhile. n_long: of the long context. budgets: candidates of trees.
-    prompts: lengths of prefills.
+    n_prompt: tokens before timed ones. n_decode: timed tokens of plain decoding. n_warm: untimed
+    rounds that build graphs. n_long: context length. chains, budgets: candidates. prompts: prefill
+    lengths.
     """
 
     preset: str
@@ -66,13 +66,12 @@ QUICK = Sizes(
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Device, files and sizes.
+    """Device, files and sizes of a measurement.
 
-    device: ggml's name; "CPU" for the processor; None for the first GPU. module: a backend module.
-    folder: for the files that are written. tools: folder with llama.cpp's tools, None to build
-    them. build: kind of the backend to compile. cache: of what is compiled, and of its sources.
-    target, drafter: files to measure in place of random ones. null_gpu:
-    compute capability of one that computes nothing, in place of a GPU.
+    device: ggml's name, "CPU", or None for the first GPU. module: path of a backend module. folder:
+    place for random models. tools: folder of peer-rounds, None to build it. build: kind of backend
+    to compile. cache: place for compiled files and sources. target_file, drafter_file: models that
+    replace random ones. null_gpu: compute capability of the null GPU that replaces the GPU.
     """
 
     device: str | None
@@ -106,12 +105,12 @@ class Setting:
 
     @property
     def target(self) -> Path:
-        """The pair's target."""
+        """Path of the target."""
         return self.target_file or self.folder / f"{self._name}.gguf"
 
     @property
     def drafter(self) -> Path:
-        """Its drafter."""
+        """Path of the drafter."""
         return self.drafter_file or self.folder / f"{self._name}-dflash.gguf"
 
     @property
@@ -121,7 +120,7 @@ class Setting:
 
     @property
     def _name(self) -> str:
-        """Name of the files to write: those of a null GPU are without weights."""
+        """Name of the random target's file; a null GPU's target has no weights."""
         return f"{self.sizes.preset}-empty" if self.null_gpu else self.sizes.preset
 
     @property
@@ -130,7 +129,7 @@ class Setting:
         return (self.device or "").upper() == "CPU"
 
     def load_config(self, **fields: Any) -> LoadConfig:
-        """A configuration with everything on the device."""
+        """Returns a configuration with all layers on the device, and the given fields."""
         place: Mapping[str, Any] = (
             {"n_gpu_layers": 0} if self.on_cpu else {"device": self.device, "n_gpu_layers": None}
         )
@@ -138,7 +137,7 @@ class Setting:
         return LoadConfig(backend_module=module, n_threads=self.threads, **place, **fields)
 
     def found_device(self) -> native.Device:
-        """The device as ggml lists it. Raises Error if it is not there."""
+        """Loads the backend module and returns ggml's device. Raises Error if there is none."""
         if self.module is not None and not self.on_cpu:
             native.load_backend(self.module)
         devices = native.devices()
@@ -148,7 +147,7 @@ class Setting:
                 return device
         names = ", ".join(device.name for device in devices)
         what = "no GPU" if self.device is None else f"no device {self.device}"
-        raise native.Error(f"{what} among {names}: is the backend module of its kind given?")
+        raise native.Error(f"{what} among {names}; load its backend with --backend-module")
 
 
 def _same(name: str, device: native.Device) -> bool:
@@ -156,23 +155,39 @@ def _same(name: str, device: native.Device) -> bool:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The fields of a Setting."""
-    parser.add_argument("--device", metavar="NAME", help="default: the first GPU; CPU: without one")
-    parser.add_argument("--backend-module", metavar="FILE", help="a backend of ggml to load first")
-    parser.add_argument("--build", choices=KINDS, help="compile it, unless that was done before")
+    """Adds the command-line arguments that make a Setting."""
     parser.add_argument(
-        "--cache", type=Path, default=DEFAULT_CACHE, help="of what is built; default: %(default)s"
+        "--device", metavar="NAME", help="ggml's name of the device, or CPU; default: the first GPU"
     )
     parser.add_argument(
-        "--folder", type=Path, default=Path("build/gpu"), help="for models; default: %(default)s"
+        "--backend-module", metavar="FILE", help="load the device's backend from FILE"
+    )
+    parser.add_argument("--build", choices=KINDS, help="compile this backend, unless it exists")
+    parser.add_argument(
+        "--cache",
+        type=Path,
+        default=DEFAULT_CACHE,
+        help="folder for compiled files; default: %(default)s",
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=Path("build/gpu"),
+        help="folder for random models; default: %(default)s",
     )
     parser.add_argument(
         "--null-gpu",
         metavar="CAPABILITY",
-        help="without a GPU: one of 24 GiB that computes nothing, 86 for an RTX 3090",
+        help="replace the GPU by one that computes nothing; 86: as an RTX 3090",
     )
-    parser.add_argument("--tools", type=Path, help="folder with peer-rounds; default: built")
-    parser.add_argument("--quick", action="store_true", help="tiny shapes, to try the script")
-    parser.add_argument("-m", "--model", type=Path, metavar="GGUF", help="in place of a random one")
-    parser.add_argument("-md", "--model-draft", type=Path, metavar="GGUF", help="its drafter")
+    parser.add_argument("--tools", type=Path, help="folder with peer-rounds; default: build it")
+    parser.add_argument(
+        "--quick", action="store_true", help="measure tiny models, to try the script"
+    )
+    parser.add_argument(
+        "-m", "--model", type=Path, metavar="GGUF", help="target to measure; default: a random one"
+    )
+    parser.add_argument(
+        "-md", "--model-draft", type=Path, metavar="GGUF", help="drafter of --model"
+    )
     parser.add_argument("-t", "--threads", type=int, help="default: one per physical core")

@@ -1,4 +1,4 @@
-"""Rounds of our engine, timed by phase: plain steps, chains and trees of forced acceptance."""
+"""Times rounds of our engine by phase: plain steps, chains and trees of forced acceptance."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from gpu.limits import Moved, share_of_limit
 from gpu.setting import Figures, Setting, Sizes
 
 PHASES = ("draft", "tree", "verify", "choose", "commit", "round")
-"""tree: building it on the host. choose: the target's tokens along the path."""
+"""Phases of a round. tree: the host builds the tree; choose: the target's tokens are read along the
+path."""
 N_WATCHED = 4
-"""Rounds in which the device's captured graphs are counted."""
+"""Number of rounds in which captured graphs are counted, after the timed rounds."""
 
 Milliseconds = NDArray[np.float64]
 
 
 def open_pair(setting: Setting, n_ctx: int, cache_type: str = "f16") -> native.Sequence:
-    """A sequence that drafts, everything on the device."""
+    """Loads the target and the drafter onto the device; returns a sequence that can draft."""
     config = setting.load_config(n_ctx=n_ctx, cache_type_k=cache_type, cache_type_v=cache_type)
     model = native.Model(str(setting.target), config)
     return native.Sequence(
@@ -36,14 +37,14 @@ def open_pair(setting: Setting, n_ctx: int, cache_type: str = "f16") -> native.S
 
 
 def close_pair(sequence: native.Sequence) -> None:
-    """Frees all that `open_pair` took."""
+    """Frees the sequence, the engine and the models that `open_pair` loaded."""
     sequence.close()
     sequence.engine.close()
     sequence.engine.model.close()
 
 
 def random_tokens(sequence: native.Sequence, n: int, seed: int) -> list[int]:
-    """Ids without a meaning of their own."""
+    """Returns n random token ids, without the lowest ids, which may be special tokens."""
     ids = np.random.default_rng(seed).integers(
         acceptance.FIRST_ID, sequence.engine.model.n_vocab, n
     )
@@ -51,10 +52,10 @@ def random_tokens(sequence: native.Sequence, n: int, seed: int) -> list[int]:
 
 
 class Driver:
-    """Drives a sequence through rounds of one kind."""
+    """Runs rounds of one kind on a sequence."""
 
     def __init__(self, sequence: native.Sequence, kind: str, size: int = 0) -> None:
-        """kind: "plain", "chain" or "tree"; size: candidates."""
+        """kind: "plain", "chain" or "tree". size: number of candidates a round."""
         self.sequence, self.kind, self.size = sequence, kind, size
         self._random = np.random.default_rng(2)
         self._last = acceptance.FIRST_ID
@@ -62,7 +63,7 @@ class Driver:
             sequence.engine.reserve_verify(size + 1)
 
     def run(self, n_rounds: int) -> Milliseconds:
-        """Times of rounds, [n_rounds, len(PHASES)]."""
+        """Runs n rounds; returns their milliseconds by phase, float64 [n_rounds, len(PHASES)]."""
         step = self._plain if self.kind == "plain" else self._drafted
         return 1e3 * np.array([step() for _ in range(n_rounds)])
 
@@ -91,16 +92,16 @@ class Driver:
 
 
 def most_tokens(sizes: Sizes) -> int:
-    """Positions that the rounds of one `measure_rounds` may take."""
+    """Returns the largest number of positions that one `measure_rounds` can take."""
     return (sizes.n_warm + sizes.n_rounds + N_WATCHED) * (acceptance.N_POSITIONS + 1)
 
 
 def measure_rounds(driver: Driver, sizes: Sizes, gb_per_s: float) -> Figures:
-    """Mean milliseconds of a round by phase, and what else a round takes and leaves.
+    """Returns mean milliseconds of a round by phase, its bytes and its graphs.
 
-    outside_ms: without the calls that compute. submit_ms, wait_ms: in them, until the device had
-    its work and until it was done; the first is the host's on a device that replays captured
-    graphs. built: graphs made meanwhile. read_bytes: copied to the host.
+    submit_ms: handing graphs to the device, which is host time with captured graphs. wait_ms:
+    waiting for the device. outside_ms: the rest. built: graphs built meanwhile. read_bytes: copied
+    to the host.
     """
     sequence, n_rounds = driver.sequence, sizes.n_rounds
     engine = sequence.engine
@@ -142,6 +143,6 @@ _CLOCKS = ("submit_ns", "wait_ns")
 
 
 def settings_of(setting: Setting, budgets: Sequence[int]) -> list[tuple[str, int]]:
-    """Kinds and sizes of a sweep."""
+    """Returns the kinds and sizes of a sweep's rounds; budgets: numbers of tree candidates."""
     chains = [("chain", n) for n in setting.sizes.chains]
     return [("plain", 0), *chains, *(("tree", n) for n in budgets)]

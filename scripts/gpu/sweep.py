@@ -1,4 +1,4 @@
-"""Plain steps, chains and trees of every size at the acceptance of published ones."""
+"""Measures plain steps, chains and trees of every size at published acceptance."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpu.speed import Driver, measure_rounds, most_tokens, open_pair, random_tok
 
 
 def measure(setting: Setting) -> Iterator[Figures]:
-    """A line for each size."""
+    """Yields one line for each kind and size of round."""
     sizes = setting.sizes
     bandwidth = copied_gb_per_s(setting.found_device().name, sizes.copied_bytes)
     n_ctx = sizes.n_prompt + most_tokens(sizes) + max(sizes.budgets) + 1
@@ -23,7 +23,7 @@ def measure(setting: Setting) -> Iterator[Figures]:
 
 
 def draw_curve(lines: list[Figures], path: Path, title: str) -> None:
-    """Tokens a second and a round against candidates as an image."""
+    """Draws tokens per second and tokens per round by kind and size of draft, as an image."""
     from dflash_gguf.bench.plot import draw
 
     names = {"plain": "none"}

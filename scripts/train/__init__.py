@@ -1,1 +1,1 @@
-"""Training: train_drafter.py and train_tiny_target.py, and their parts."""
+"""Training of drafters and of a tiny target: two scripts, and the modules that they share."""

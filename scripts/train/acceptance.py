@@ -1,7 +1,7 @@
-"""What drafts are worth: tokens a round by the reference's rule, and plain prompt lookup beside it.
+"""Measures drafts by the reference's tokens a round, and prompt lookup for comparison.
 
-Decoding is greedy, so a round's outcome follows from the finished answer: a draft is accepted up to
-its first token that differs. Source: z-lab/dflash, model.py, dflash_generate.
+Greedy rounds follow from the finished answer: a draft is accepted up to its first token that
+differs. Source: z-lab/dflash, model.py, dflash_generate.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 
 from dflash_gguf.speculative.tree import Tree
 
-# Drafts for several answers: (answer, place of the last known token) pairs to lists of tokens.
+# Function from (answer's index, position of the last known token) pairs to drafts.
 Draft = Callable[[Sequence[tuple[int, int]]], Sequence[Sequence[int]]]
 
 
 @dataclass(slots=True)
 class Acceptance:
-    """Counts over rounds. accepted[k]: drafts whose first k + 1 tokens were right."""
+    """Counts over rounds. accepted[k]: number of drafts whose first k + 1 tokens were right."""
 
     rounds: int = 0
     tokens: int = 0
@@ -25,11 +25,11 @@ class Acceptance:
 
     @property
     def tau(self) -> float:
-        """Tokens a round, the target's own among them."""
+        """Mean tokens a round, the target's own token included."""
         return self.tokens / self.rounds if self.rounds else 0.0
 
     def add(self, n_accepted: int, n_new: int) -> None:
-        """One round, which kept `n_new` tokens."""
+        """Adds a round of n_new tokens, of which n_accepted were drafted."""
         self.rounds += 1
         self.tokens += n_new
         self.accepted += [0] * (n_accepted - len(self.accepted))
@@ -38,9 +38,9 @@ class Acceptance:
 
 
 def measure(answers: Sequence[tuple[Sequence[int], int]], draft: Draft) -> Acceptance:
-    """Rounds over finished answers: (all tokens, number of those that are the prompt) each.
+    """Replays rounds over finished answers, each given as (all tokens, number of prompt tokens).
 
-    The first token of an answer comes from the prompt's pass and belongs to no round.
+    An answer's first token comes from the prefill and belongs to no round.
     """
     result = Acceptance()
     places = [n_prompt for _, n_prompt in answers]
@@ -59,7 +59,7 @@ def measure(answers: Sequence[tuple[Sequence[int], int]], draft: Draft) -> Accep
 
 
 def prompt_lookup(known: Sequence[int], n_draft: int, longest: int = 3) -> list[int]:
-    """The tokens that followed the last earlier occurrence of the newest 3, 2 or 1 tokens.
+    """Returns the tokens after the last earlier occurrence of the newest 3, 2 or 1 tokens.
 
     Source: apoorvumang/prompt-lookup-decoding, as in transformers (prompt_lookup_num_tokens).
     """
@@ -72,7 +72,7 @@ def prompt_lookup(known: Sequence[int], n_draft: int, longest: int = 3) -> list[
 
 
 def repeated_share(answers: Sequence[Sequence[int]], size: int = 8) -> float:
-    """Of all runs of `size` tokens, those that stood in the same answer before."""
+    """Returns the share of all runs of `size` tokens that occur earlier in the same answer."""
     n_all = n_repeated = 0
     for tokens in answers:
         seen: set[tuple[int, ...]] = set()

@@ -1,4 +1,4 @@
-"""Answers of the target to many prompts: the text a drafter learns to foresee."""
+"""Generates the target's answers to many prompts, on which a drafter is trained."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOG_EVERY_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A prompt and what the target made of it, as token ids."""
+    """A prompt and the target's answer to it, as token ids; n_prompt: tokens of the prompt."""
 
     tokens: tuple[int, ...]
     n_prompt: int
@@ -38,7 +38,7 @@ def generate(
 ) -> list[Answer]:
     """Continues every prompt by up to `n_new` tokens; a stop token ends an answer and stays in it.
 
-    target: a causal language model of transformers. Prompts of like length share a batch.
+    target: a causal language model of transformers.
     """
     stop = sorted(set(stop_tokens))
     settings: dict[str, Any] = {"do_sample": False}
@@ -69,7 +69,7 @@ def generate(
     answers: dict[int, Answer] = {}
     reported = time.monotonic()
     inside = torch.get_num_threads()
-    # Draws come from one generator, whose order several calls at a time would change.
+    # Samples one batch at a time: all share a random generator, so order must not vary.
     at_a_time = 1 if temperature > 0 else n_threads
     torch.set_num_threads(max(inside, n_threads // at_a_time))
     with ThreadPoolExecutor(at_a_time) as pool:
@@ -83,7 +83,6 @@ def generate(
 
 
 def _left_padded(prompts: Sequence[Sequence[int]], pad_token: int) -> tuple[Tensor, Tensor]:
-    """Token ids and attention mask, [prompts, longest], with the prompts at the right."""
     width = max(map(len, prompts))
     rows = torch.full((len(prompts), width), pad_token)
     known = torch.zeros_like(rows)
@@ -94,10 +93,7 @@ def _left_padded(prompts: Sequence[Sequence[int]], pad_token: int) -> tuple[Tens
 
 
 def without_loops(answer: Answer, size: int = 12) -> Answer:
-    """The answer up to where it comes to its third copy of the same `size` tokens.
-
-    A target that has lost its way says the same line for ever, which teaches a drafter nothing.
-    """
+    """Cuts an answer after the third copy of any `size` tokens: loops teach a drafter nothing."""
     counts: dict[tuple[int, ...], int] = {}
     for end in range(answer.n_prompt + size, len(answer.tokens) + 1):
         run = answer.tokens[end - size : end]
@@ -108,12 +104,12 @@ def without_loops(answer: Answer, size: int = 12) -> Answer:
 
 
 def save_answers(path: Path, answers: Sequence[Answer]) -> None:
-    """Writes them as JSON; the file appears only when it is complete."""
+    """Writes answers as JSON; the file appears when it is complete."""
     beside = path.with_name(path.name + ".part")
     beside.write_text(json.dumps([[a.n_prompt, a.tokens] for a in answers]), encoding="utf-8")
     beside.replace(path)
 
 
 def load_answers(path: Path) -> list[Answer]:
-    """What `save_answers` wrote."""
+    """Reads a file that `save_answers` wrote."""
     return [Answer(tuple(tokens), n) for n, tokens in json.loads(path.read_text(encoding="utf-8"))]

@@ -1,4 +1,4 @@
-"""Prompts as a training's arguments name them, and the target's answers to them."""
+"""Gets the prompts that a training's arguments name, and the target's answers to them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,7 @@ from .target import for_answers
 
 
 def texts_of(args: argparse.Namespace, target: Any, tokenizer: Any) -> tuple[list[str], list[str]]:
-    """Prompts to train on and prompts held out.
-
-    Raises:
-        ValueError: there are too few, or the chat template does not serve.
-    """
+    """Returns training and held-out prompts, in the chat template; ValueError if too few."""
     if args.python:
         training, held_out = prompts.from_python(args.seed)
     else:
@@ -30,8 +26,8 @@ def texts_of(args: argparse.Namespace, target: Any, tokenizer: Any) -> tuple[lis
         held_out, training = found[: args.held_out], found[args.held_out :]
     if not training or len(held_out) < args.held_out:
         raise ValueError(
-            f"{len(training)} prompts to train on and {len(held_out)} held out: "
-            f"at least 1 and {args.held_out} are needed"
+            f"{len(training)} prompts to train on and {len(held_out)} held out: at least 1 and "
+            f"{args.held_out} are needed; give more prompts or a smaller --held-out"
         )
     before, after = "", ""
     if not args.plain and getattr(tokenizer, "chat_template", None):
@@ -45,13 +41,7 @@ def texts_of(args: argparse.Namespace, target: Any, tokenizer: Any) -> tuple[lis
 
 
 def make_answers(args: argparse.Namespace, target: Any, tokenizer: Any) -> None:
-    """The target's answers, greedy where they are held out, into two files.
-
-    Of longer plain prompts the end is kept; longer conversations are left out.
-
-    Raises:
-        ValueError: no prompt is left, or as in texts_of.
-    """
+    """Writes answers.json and held-out.json, of which the latter has greedy answers only."""
     training, held_out = (
         _ids(args, tokenizer, texts) for texts in texts_of(args, target, tokenizer)
     )
@@ -66,12 +56,12 @@ def make_answers(args: argparse.Namespace, target: Any, tokenizer: Any) -> None:
     in_order = [without_loops(answers[i]) for i in range(len(training))]
     save_answers(args.out / "answers.json", in_order)
     save_answers(args.out / "held-out.json", _answers(args, target, tokenizer, held_out, 0.0))
-    for path in args.out.glob("drawn-*.jsonl"):  # what an interrupted run would have gone on from
+    for path in args.out.glob("drawn-*.jsonl"):  # answers saved in case of an interruption
         path.unlink()
 
 
 def spread(n: int, share: float) -> list[int]:
-    """A share of 0..n-1, evenly among them."""
+    """Returns a share of 0..n-1, evenly spaced."""
     return [i for i in range(n) if int((i + 1) * share) > int(i * share)]
 
 
@@ -79,10 +69,10 @@ def _ids(args: argparse.Namespace, tokenizer: Any, texts: Sequence[str]) -> list
     ids = [tokenizer(text, add_special_tokens=args.plain).input_ids for text in texts]
     if args.plain:
         ids = [row[-args.prompt_tokens :] for row in ids if row]
-    else:  # a turn must stay whole
+    else:  # a cut chat turn would break the template
         ids = [row for row in ids if 0 < len(row) <= args.prompt_tokens]
     if not ids:
-        raise ValueError(f"no prompt has at most {args.prompt_tokens} tokens")
+        raise ValueError(f"no prompt has 1 to {args.prompt_tokens} tokens; raise --prompt-tokens")
     return ids
 
 

@@ -1,8 +1,8 @@
-"""Blocks to train a drafter on, and where the drafter may look from them.
+"""Makes the blocks that a drafter is trained on, and their attention masks.
 
-A block is an anchor, which is a token the drafter is given, and the tokens behind it, which it is
-to guess at once from masks. All blocks of a sequence are computed in one pass over its features.
-Source: DFlash (arXiv 2602.06036), section on training; z-lab/dflash, model.py.
+A block is an anchor, a token given to the drafter, and mask tokens for the positions after it,
+which are predicted in one pass. All blocks of a sequence share one pass over its features. Source:
+DFlash (arXiv 2602.06036), section on training; z-lab/dflash, model.py.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Blocks of several sequences, `n` a sequence, each of `size` places.
+    """Blocks of several sequences, n for each sequence, each of `size` positions.
 
-    tokens: int64 [sequences, n * size], what is given: anchors and masks.
-    wanted: int64 [sequences, n, size - 1], the tokens behind each anchor.
-    positions: int64 [sequences, n_tokens + n * size], of the features and then of the blocks.
-    mask: bool [sequences, 1, n * size, n_tokens + n * size], what each place of a block may see:
-        the features before its anchor, and its own block in both directions.
+    tokens: input ids, anchors and masks, int64 [sequences, n * size]. wanted: the right ids after
+    each anchor, int64 [sequences, n, size - 1]. positions: of features, then blocks, int64
+    [sequences, n_tokens + n * size]. mask: visible features (before the anchor) and positions (the
+    own block), bool [sequences, 1, n * size, n_tokens + n * size].
     """
 
     tokens: Tensor
@@ -30,7 +29,7 @@ class Blocks:
     mask: Tensor
 
     def to(self, device: torch.device) -> Blocks:
-        """The same on another device."""
+        """Returns the blocks on another device."""
         return Blocks(
             self.tokens.to(device),
             self.wanted.to(device),
@@ -40,11 +39,7 @@ class Blocks:
 
 
 def make_blocks(tokens: Tensor, anchors: Tensor, size: int, mask_token: int) -> Blocks:
-    """Blocks at given places.
-
-    tokens: int64 [sequences, n_tokens]. anchors: int64 [sequences, n], each with size - 1 tokens
-    behind it.
-    """
+    """Returns blocks at anchors, int64 [sequences, n], in tokens, int64 [sequences, n_tokens]."""
     n_sequences, n_tokens = tokens.shape
     n = anchors.shape[1]
     places = anchors[:, :, None] + torch.arange(size)
@@ -67,10 +62,10 @@ def make_blocks(tokens: Tensor, anchors: Tensor, size: int, mask_token: int) -> 
 def draw_anchors(
     first: Tensor, last: Tensor, n: int, size: int, generator: torch.Generator
 ) -> Tensor:
-    """Random anchors [sequences, n], of answers that span first..last (int64 [sequences]).
+    """Draws n random anchors for each answer, [sequences, n], whose blocks end inside the answer.
 
-    Any token of the answer whose block ends inside it is as likely as another; a shorter answer is
-    one whose sequence must be left out before.
+    first, last: first and last position of each answer of at least `size` tokens, int64
+    [sequences].
     """
     room = (last - (size - 1) - first + 1).clamp(min=1)
     uniform = torch.rand((len(first), n), generator=generator)
@@ -78,5 +73,5 @@ def draw_anchors(
 
 
 def place_weights(size: int, decay: float) -> Tensor:
-    """Weights [size - 1] of a block's places: exp(-k / decay), as a wrong token ends the draft."""
+    """Returns loss weights [size - 1] exp(-k / decay), as a wrong token ends the draft."""
     return torch.exp(-torch.arange(size - 1) / decay)

@@ -1,4 +1,4 @@
-"""A run's state on disk, replaced as a whole, so that an interruption costs minutes at most."""
+"""Saves and loads the state of a training, so that an interruption costs minutes at most."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 
 
 def save_state(path: Path, state: dict[str, Any]) -> None:
-    """Writes `state` beside the file first, then puts it in its place."""
+    """Writes the state to a temporary file, then renames the file to `path`."""
     beside = path.with_name(path.name + ".part")
     torch.save(state, beside)
     os.replace(beside, path)
 
 
 def load_state(path: Path) -> dict[str, Any] | None:
-    """The state of an interrupted run; None where there is none."""
+    """Returns the state of an interrupted training, or None if there is none."""
     if not path.exists():
         return None
     state: dict[str, Any] = torch.load(path, weights_only=True)
@@ -26,10 +26,7 @@ def load_state(path: Path) -> dict[str, Any] | None:
 
 
 def pick(n: int, seed: int, start: int, count: int) -> list[int]:
-    """Items `start` to `start + count` of an endless list: 0..n-1 in a new order each time round.
-
-    A function of its arguments alone: a resumed run sees what an uninterrupted one would have.
-    """
+    """Returns items of an endless list of shuffles of 0..n-1, the same list after a restart."""
     found: list[int] = []
     while len(found) < count:
         place = start + len(found)

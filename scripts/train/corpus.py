@@ -1,7 +1,7 @@
-"""Python code to train on: what the running Python's own installation holds.
+"""Reads training text from the standard library of the running Python.
 
-A document is a whole module, or one function of it by itself, moved to the left margin. Which
-modules are held out depends on their names only, so no text of them is ever trained on.
+A document is a module, or a function of it moved to the left margin. Modules are held out by a hash
+of their names, so that none of their text is trained on.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
-# Tests repeat themselves; encodings and pydoc_data are tables and prose, not code.
+# Folders without useful code: tests repeat themselves, encodings are tables, pydoc_data is prose.
 SKIPPED = frozenset(
     ("test", "tests", "idle_test", "encodings", "pydoc_data", "site-packages", "dist-packages")
 )
@@ -24,24 +24,20 @@ FUNCTION_LINES = range(4, 81)
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """One source file of the standard library, `name` being its path below the library's."""
+    """A source file of the standard library. name: path relative to the library's folder."""
 
     name: str
     text: str
 
     @property
     def held_out(self) -> bool:
-        """Whether this module is for evaluation only."""
+        """True if the module is for evaluation only."""
         digest = hashlib.sha256(self.name.encode()).digest()
         return int.from_bytes(digest[:4], "big") < HELD_OUT_SHARE * 2**32
 
 
 def standard_library() -> list[Module]:
-    """The modules of the running Python, sorted by name.
-
-    Raises:
-        FileNotFoundError: this Python comes without sources.
-    """
+    """Returns the modules of Python's library; FileNotFoundError if it has no sources."""
     root = Path(sysconfig.get_paths()["stdlib"])
     found = []
     for path in sorted(root.rglob("*.py")):
@@ -56,12 +52,14 @@ def standard_library() -> list[Module]:
         if text.strip():
             found.append(Module(relative.as_posix(), text))
     if not found:
-        raise FileNotFoundError(f"{root} holds no Python sources")
+        raise FileNotFoundError(
+            f"{root} holds no Python sources; install Python's standard library"
+        )
     return found
 
 
 def functions(module: Module) -> list[str]:
-    """The functions and methods of a module, each as a text of its own, unindented."""
+    """Returns the functions and methods of a module, each unindented."""
     lines = module.text.splitlines(keepends=True)
     found = []
     for node in ast.walk(ast.parse(module.text)):
@@ -70,25 +68,25 @@ def functions(module: Module) -> list[str]:
         end = node.end_lineno or node.lineno
         if end - node.lineno + 1 in FUNCTION_LINES:
             text = textwrap.dedent("".join(lines[node.lineno - 1 : end])).rstrip() + "\n"
-            # Strings that reach the left margin keep a method's text from going there.
+            # Skips methods that dedent cannot move, since a string in them has unindented lines.
             if not text[0].isspace():
                 found.append(text)
     return found
 
 
 def documents(modules: list[Module]) -> list[str]:
-    """Each module whole, and each of its functions by itself."""
+    """Returns each module's text, and each of its functions."""
     return [text for module in modules for text in (module.text, *functions(module))]
 
 
 def prompts(modules: list[Module]) -> list[str]:
-    """How functions begin: the line of `def`, with the docstring where there is one."""
+    """Returns the beginnings of all functions: the line of `def`, and the docstring if any."""
     found = [_head(text) for module in modules for text in functions(module)]
     return [head for head in found if head]
 
 
 def _head(text: str) -> str:
-    """The beginning of a function; empty where nothing follows it."""
+    """Returns the beginning of a function, or "" if the function has no other lines."""
     body = getattr(ast.parse(text).body[0], "body", [])
     if len(body) < 2:
         return ""

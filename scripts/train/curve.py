@@ -1,4 +1,4 @@
-"""The course of a training as a picture."""
+"""Draws the progress of a training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .fit import History
 
 
 def draw(history: History, path: Path) -> None:
-    """Loss, tau and accuracy by place over the steps, as a PNG file."""
+    """Writes a PNG with loss, tau and accuracy by block position over the steps."""
     figure = Figure(figsize=(12, 4), layout="constrained")
     loss, tau, places = figure.subplots(1, 3)
     steps = [row[0] for row in history.losses]

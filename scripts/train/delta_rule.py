@@ -1,9 +1,9 @@
-"""The Gated DeltaNet of Qwen3.5 in a form that trains several times faster on a CPU.
+"""Computes Qwen3.5's Gated DeltaNet in a form that trains several times faster on a CPU.
 
-transformers' own fallback walks the rows of every chunk in Python. Here a chunk is one triangular
-solve, and the convolution a sum of shifted inputs: the same maths in few large operations. (The
-inverse as a product of powers would be faster still, but loses all digits where keys are alike.)
-Source: transformers, modeling_qwen3_5.py, torch_chunk_gated_delta_rule and causal_conv1d_fn.
+transformers' fallback loops over the rows of every chunk in Python. Here a chunk is one triangular
+solve, and the convolution a sum of shifted inputs. The inverse as a product of powers would be
+faster, but loses all precision if keys are similar. Source: transformers, modeling_qwen3_5.py,
+torch_chunk_gated_delta_rule and causal_conv1d_fn.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def chunked_delta_rule(
     use_qk_l2norm_in_kernel: bool = False,
     **_: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """The delta rule over whole sequences, with the arguments of transformers' function.
+    """Computes the delta rule over whole sequences; replaces torch_chunk_gated_delta_rule.
 
     query, key: [batch, tokens, heads, d_key]; value: [batch, tokens, heads, d_value]; g (log decay,
     at most 0) and beta: [batch, tokens, heads]. Returns the outputs in the shape of value and, if
@@ -45,7 +45,7 @@ def chunked_delta_rule(
     pad = -n_tokens % CHUNK
 
     def chunks(x: Tensor) -> Tensor:
-        """[batch, tokens, heads, d] as float32 [batch * heads, chunks, CHUNK, d]."""
+        """Reshapes [batch, tokens, heads, d] to float32 [batch * heads, chunks, CHUNK, d]."""
         x = F.pad(x.float().transpose(1, 2), (0, 0, 0, pad))
         return x.reshape(x.shape[0] * x.shape[1], -1, CHUNK, x.shape[-1])
 
@@ -83,9 +83,9 @@ def chunked_delta_rule(
 def shifted_conv(
     x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None = None, **_: Any
 ) -> Tensor:
-    """A causal depthwise convolution: x [batch, channels, tokens], weight [channels, taps]."""
+    """Computes a causal depthwise convolution of x [batch, channels, tokens]."""
     n, taps = x.shape[-1], weight.shape[-1]
-    x = F.pad(x.transpose(1, 2), (0, 0, taps - 1, 0))  # as it lies in memory
+    x = F.pad(x.transpose(1, 2), (0, 0, taps - 1, 0))
     weight = weight.to(x.dtype)
     out = x[:, :n] * weight[:, 0]
     for tap in range(1, taps):
@@ -98,7 +98,7 @@ def shifted_conv(
 
 @contextmanager
 def fast_delta_rule() -> Iterator[None]:
-    """While open, transformers' Qwen3.5 computes with the two functions above."""
+    """Makes transformers' Qwen3.5 use the functions above, within a with block."""
     with (
         patch.object(modeling_qwen3_5, "torch_chunk_gated_delta_rule", chunked_delta_rule),
         patch.object(modeling_qwen3_5, "causal_conv1d_fn", shifted_conv),

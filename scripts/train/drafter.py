@@ -1,4 +1,4 @@
-"""A new drafter for a target, and how it computes blocks."""
+"""Makes a new drafter for a target, and computes the drafter's blocks."""
 
 from __future__ import annotations
 
@@ -23,13 +23,7 @@ def new_drafter(
     seed: int,
     n_ff: int | None = None,
 ) -> DFlashDraftModel:
-    """A random drafter of the target's width; its taps are spread as in the reference.
-
-    n_ff: width of its feed-forward, the target's if not given.
-
-    Raises:
-        ValueError: the target has too few layers for so many taps.
-    """
+    """Returns a random drafter. n_ff: None for the target's width. ValueError for too many taps."""
     config = target_config.get_text_config()
     n_target = config.num_hidden_layers
     taps = _taps(n_target, n_taps)
@@ -60,13 +54,11 @@ def new_drafter(
 
 
 def _taps(n_target: int, n_taps: int) -> list[int]:
-    """Layers whose outputs the drafter reads; the last one's cannot be read.
-
-    The reference leaves out some of the first and last layers. A target of few layers has none to
-    spare, and all of them are used.
-    """
+    """Returns the reference's taps; in targets too small for them, taps spread over the layers."""
     if not 1 <= n_taps < n_target:
-        raise ValueError(f"{n_taps} taps do not fit into a target of {n_target} layers")
+        raise ValueError(
+            f"{n_taps} taps do not fit into a target of {n_target} layers; give fewer --taps"
+        )
     taps = sorted(set(build_target_layer_ids(n_target, n_taps)))
     if len(taps) == n_taps and taps[0] >= 0 and taps[-1] <= n_target - 2:
         return [int(tap) for tap in taps]
@@ -74,43 +66,40 @@ def _taps(n_target: int, n_taps: int) -> list[int]:
 
 
 def even_start(drafter: DFlashDraftModel, head: Tensor) -> None:
-    """Makes a new drafter's first logits about one apart, whatever the scale of its target's head.
-
-    head: [n_vocab, hidden]. Else hundreds of steps go by before they are.
-    """
+    """Scales a new drafter's output norm so that logits differ by about 1, to save updates."""
     drafter.norm.weight.data.fill_(1.0 / float(head.float().norm(dim=1).mean()))
 
 
 def take_weights(drafter: DFlashDraftModel, folder: Path) -> None:
-    """Gives a new drafter the weights of one that was trained before.
-
-    Raises:
-        ValueError, OSError: there is none, or it has other sizes.
-    """
+    """Copies a trained drafter's weights into a new one; ValueError if sizes or taps differ."""
     trained = DFlashDraftModel.from_pretrained(folder, dtype=torch.float32)
     weights, mine = trained.state_dict(), drafter.state_dict()
     for name, weight in mine.items():
         if name not in weights or weights[name].shape != weight.shape:
-            raise ValueError(f"{folder}: its {name} is not {list(weight.shape)} as is needed here")
+            raise ValueError(
+                f"{folder}: {name} is not {list(weight.shape)}; give the sizes of its training"
+            )
     if len(weights) != len(mine) or trained.target_layer_ids != drafter.target_layer_ids:
-        raise ValueError(f"{folder}: has other layers, or reads others of its target")
+        raise ValueError(
+            f"{folder}: has other layers or taps; give the arguments that it was trained with"
+        )
     drafter.load_state_dict(weights)
 
 
 class BlockModel(torch.nn.Module):
-    """A drafter with its target's embeddings and head, which it borrows and never changes."""
+    """A drafter with its target's embeddings and output head, which stay frozen."""
 
     def __init__(self, drafter: DFlashDraftModel, embeddings: Tensor, head: Tensor) -> None:
-        """embeddings, head: [n_vocab, hidden]. The head may be stored in 16 bits."""
+        """embeddings, head: [n_vocab, hidden]; head may have 16-bit floats."""
         super().__init__()
         self.drafter = drafter
         self.register_buffer("embeddings", embeddings, persistent=False)
         self.register_buffer("head", head, persistent=False)
 
     def forward(self, blocks: Blocks, features: Tensor, head: Tensor | None = None) -> Tensor:
-        """Logits of every place behind an anchor, [sequences, blocks, size - 1, n_vocab].
+        """Returns logits of all positions after anchors, [sequences, blocks, size - 1, n_vocab].
 
-        head: some rows of the target's, for the logits of these words only.
+        head: rows of the target's head, to compute only the logits of these vocabulary entries.
         """
         rows = self.head if head is None else head
         hidden = self.drafter(

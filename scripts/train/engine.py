@@ -1,4 +1,4 @@
-"""Answers drawn by this package itself, from the target's GGUF file."""
+"""Generates answers with this package's own engine, from the target's GGUF file."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import dflash_gguf
 from .answers import LOG_EVERY_S, Answer
 
 N_AT_ONCE = 16
-"""Answers in a round."""
+"""Number of answers that run at once."""
 ROUND_UP = 64
-"""Cells that the end of an answer may leave unused."""
+"""K/V cells that the last page of an answer may leave unused."""
 N_KEPT = 128
-"""Answers after which what was written is kept."""
+"""Number of answers after which results are saved."""
 
 
 def generate(
@@ -34,13 +34,7 @@ def generate(
 ) -> list[Answer]:
     """Continues every prompt by up to `n_new` tokens; a stop token ends an answer and stays in it.
 
-    folder: where answers are kept as they come, so that a run that was interrupted goes on.
-
-    They are the very tokens the file says where it runs, quantised as it is; many are written at
-    once, in shared rounds, which changes none of them.
-
-    Raises:
-        ValueError, OSError, dflash_gguf.Error: the file cannot be loaded.
+    folder: place where finished answers are saved, so that an interrupted run continues.
     """
     n_ctx = N_AT_ONCE * (max(map(len, prompts), default=1) + n_new + ROUND_UP)
     config = dflash_gguf.DecodeConfig(
@@ -50,11 +44,11 @@ def generate(
     kept = None if folder is None else Kept(folder, [path.stat().st_size, n_new, temperature, work])
     answers = [] if kept is None else kept.answers()
     if answers:
-        print(f"answers: {len(answers)} of {len(prompts)} are there already", flush=True)
+        print(f"answers: {len(answers)} of {len(prompts)} were saved before", flush=True)
     reported = time.monotonic()
     options = {"n_ctx": n_ctx, "n_threads": n_threads, "n_parallel": N_AT_ONCE}
     with warnings.catch_warnings():
-        # The context is many answers' together: no one of them is as long.
+        # n_ctx is shared by all answers, so no answer exceeds the trained context.
         warnings.filterwarnings("ignore", message="n_ctx is .*, the model was trained for")
         decoder = dflash_gguf.load(path, **options)
     with decoder:
@@ -74,15 +68,15 @@ def generate(
 
 
 class Kept:
-    """Answers in a file, a line each, in the order of their prompts."""
+    """Saved answers, one JSON line for each, in the order of their prompts."""
 
     def __init__(self, folder: Path, what: Any) -> None:
-        """what: all that the answers depend on, which names the file."""
+        """Names the file by a hash of `what`, which is everything on which the answers depend."""
         digest = hashlib.sha256(repr(what).encode()).hexdigest()
         self._path = folder / f"drawn-{digest[:16]}.jsonl"
 
     def answers(self) -> list[Answer]:
-        """Those that are there. A line that was cut off is taken away."""
+        """Returns the saved answers, and removes an incomplete last line from the file."""
         if not self._path.is_file():
             return []
         *lines, cut = self._path.read_text(encoding="utf-8").split("\n")
@@ -91,6 +85,6 @@ class Kept:
         return [Answer(tuple(tokens), n) for n, tokens in map(json.loads, lines)]
 
     def add(self, answer: Answer) -> None:
-        """Keeps one more."""
+        """Appends an answer to the file."""
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps([answer.n_prompt, answer.tokens]) + "\n")

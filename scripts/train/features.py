@@ -1,4 +1,4 @@
-"""The hidden states a drafter reads, computed once and kept on disk."""
+"""Computes the hidden states that a drafter reads, once, and stores them on disk."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .answers import Answer
 
 
 class Features:
-    """Features of all tokens of some answers, bfloat16 [tokens, taps * hidden], on disk."""
+    """Features of all tokens of some answers, a file of bfloat16 [tokens, taps * hidden]."""
 
     def __init__(self, path: Path, answers: Sequence[Answer], width: int) -> None:
-        """Opens what `write` left."""
+        """Maps a file that `write` made. width: taps * hidden."""
         self.answers = answers
         self.offsets = offsets(answers)
         size = self.offsets[-1] * width
@@ -27,7 +27,7 @@ class Features:
         self.rows = stored.view(-1, width)
 
     def tokens(self, chosen: Sequence[int], room: int = 0) -> Tensor:
-        """Tokens [answers, longest + room], zero behind the end."""
+        """Returns token ids [answers, longest + room], padded with 0."""
         longest = max(len(self.answers[i].tokens) for i in chosen) + room
         tokens = torch.zeros(len(chosen), longest, dtype=torch.int64)
         for row, i in enumerate(chosen):
@@ -35,7 +35,7 @@ class Features:
         return tokens
 
     def batch(self, chosen: Sequence[int], room: int = 0) -> tuple[Tensor, Tensor]:
-        """Tokens, and their features [answers, longest + room, width], zero behind the end."""
+        """Returns token ids and features [answers, longest + room, width], both padded with 0."""
         tokens = self.tokens(chosen, room)
         features = torch.zeros(*tokens.shape, self.rows.shape[1])
         for row, i in enumerate(chosen):
@@ -45,7 +45,7 @@ class Features:
 
 
 def offsets(answers: Sequence[Answer]) -> list[int]:
-    """Where each answer's rows begin, and at the end how many there are."""
+    """Returns the first row of each answer in the file, then the number of rows."""
     found = [0]
     for answer in answers:
         found.append(found[-1] + len(answer.tokens))
@@ -62,10 +62,7 @@ def write(
     n_threads: int = 1,
     log_every_s: float = 30.0,
 ) -> None:
-    """Runs the target over the answers and stores what its layers `layer_ids` put out.
-
-    The file appears only when it is complete.
-    """
+    """Stores outputs of the target's layers `layer_ids`; `path` appears when complete."""
     starts = offsets(answers)
     width = len(layer_ids) * target.config.get_text_config().hidden_size
     beside = path.with_name(path.name + ".part")
@@ -82,7 +79,7 @@ def write(
         for row, i in enumerate(chosen):
             tokens[row, : len(answers[i].tokens)] = torch.tensor(answers[i].tokens)
         with torch.inference_mode():
-            # Causal: what stands behind an answer's end changes none of its rows.
+            # Padding needs no mask: attention is causal, and padding follows the answer.
             states = target.get_decoder()(
                 tokens.to(target.device), use_cache=False, output_hidden_states=True
             ).hidden_states

@@ -1,4 +1,4 @@
-"""The training loop of a drafter."""
+"""Runs the training loop of a drafter."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from .words import Softmax, Words
 
 SAVE_SECONDS = 120.0
 LOG_STEPS = 20
-# Answers, and blocks of them.
+# Part of a batch: indices of answers, and the answers' blocks.
 Piece = tuple[list[int], Blocks]
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How to train. A batch is `n_sequences` answers with `n_blocks` blocks each.
+    """Hyper-parameters of a training. A batch has n_blocks blocks of each of n_sequences answers.
 
-    decay: of the loss over a block's places, see place_weights. n_words: of a step's softmax, 0 for
-    the whole vocabulary. piece: answers that one thread computes at a time.
+    decay: of loss weights, see place_weights. falling: last steps, with falling learning rates.
+    n_words: softmax entries, 0 for all. piece: answers that a thread computes at once.
     """
 
     n_steps: int
@@ -52,14 +52,14 @@ class Recipe:
 
 @dataclass(slots=True)
 class History:
-    """What the log and the curve show: [step, loss, accuracy by place...] and [step, tau]."""
+    """Log of a training: [step, loss, accuracy of each block position...] and [step, tau]."""
 
     losses: list[list[float]] = field(default_factory=list)
     taus: list[list[float]] = field(default_factory=list)
 
 
 class Fit:
-    """A drafter, its data and where its training stands."""
+    """A drafter in training, with its data, optimizers and step."""
 
     def __init__(
         self,
@@ -70,11 +70,7 @@ class Fit:
         folder: Path,
         device: torch.device,
     ) -> None:
-        """Continues where `folder` says an interrupted training stood.
-
-        Raises:
-            ValueError: no answer is long enough for a block.
-        """
+        """Continues the training in `folder`, if any; ValueError if all answers are too short."""
         self.model, self.recipe, self.device = model.to(device), recipe, device
         self.data, self.held_out = data, held_out
         self.size = model.drafter.block_size
@@ -106,11 +102,7 @@ class Fit:
             self.history = History(state["losses"], state["taus"])
 
     def run(self, on_log: Callable[[History], None]) -> None:
-        """Trains to the end of the recipe. on_log: called after every measurement of tau.
-
-        Raises:
-            ArithmeticError: the loss is no number any more.
-        """
+        """Trains to the end of the recipe; calls on_log after every measurement of tau."""
         recent: list[Tensor] = []
         saved = time.monotonic()
         while self.step < self.recipe.n_steps:
@@ -129,7 +121,7 @@ class Fit:
                 saved = time.monotonic()
 
     def evaluate(self) -> Acceptance:
-        """Rounds over the held-out answers, by the reference's rule."""
+        """Returns the acceptance of greedy drafts on the held-out answers."""
         self.model.eval()
         with torch.inference_mode(), precision(self.device):
             found = measure([(a.tokens, a.n_prompt) for a in self.held_out.answers], self.draft)
@@ -137,7 +129,7 @@ class Fit:
         return found
 
     def draft(self, places: Sequence[tuple[int, int]]) -> list[list[int]]:
-        """Greedy drafts behind (held-out answer, place of its newest token)."""
+        """Returns greedy drafts after (held-out answer, position of its last known token) pairs."""
         found: list[list[int]] = []
         for begin in range(0, len(places), 16):
             chosen = places[begin : begin + 16]
@@ -149,12 +141,12 @@ class Fit:
         return found
 
     def _one_step(self) -> Tensor:
-        """One update; returns the loss and the accuracy of every place."""
+        """Makes one update; returns the loss and the accuracy of every block position."""
         recipe = self.recipe
         generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + self.step)
         start = self.step * recipe.n_sequences
         order = pick(len(self.usable), recipe.seed, start, recipe.n_sequences)
-        # Answers of like length share a piece, which is as long as its longest.
+        # Sorts by length, as all answers of a piece are padded to the longest one.
         chosen = sorted(
             (self.usable[i] for i in order), key=lambda i: len(self.data.answers[i].tokens)
         )

@@ -1,8 +1,6 @@
-"""The tokenizer of a GGUF, as transformers uses one.
+"""Reads the tokenizer of a GGUF as a transformers tokenizer, with the file's pre-tokenizer.
 
-transformers reads it as well, but splits every text as GPT-2 does and mistakes the end token of
-some files. Here the vocabulary, the merges and the way to split are the file's, so that a drafter's
-file can have the very same.
+transformers' reader splits every text as GPT-2 does, and mistakes the end token of some files.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from dflash_gguf.text.gguf_metadata import GgufMetadata
 
 from .vocabulary import SPLIT
 
-# The patterns of the models' own tokenizer.json for llama.cpp's names of them.
+# Patterns of the models' tokenizer.json, by llama.cpp's name of the pre-tokenizer.
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = r"|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -29,16 +27,13 @@ _SPLITS = {
         r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
     ),
 }
-_TAKES_WHOLE_WORDS = ("llama-bpe",)  # a word in the vocabulary is a token, whatever the merges say
-_CONTROL, _USER_DEFINED = 3, 4  # of tokenizer.ggml.token_type
+_TAKES_WHOLE_WORDS = ("llama-bpe",)
+"""Pre-tokenizers whose words are single tokens if the vocabulary has them, even without merges."""
+_CONTROL, _USER_DEFINED = 3, 4  # values of tokenizer.ggml.token_type
 
 
 def read_tokenizer(path: Path) -> PreTrainedTokenizerFast:
-    """The tokenizer of a GGUF file.
-
-    Raises:
-        ValueError, OSError: the file is damaged, or its tokenizer is of another kind.
-    """
+    """Returns the tokenizer of a GGUF; raises ValueError or OSError if it is not supported."""
     with GgufMetadata(path) as metadata:
         pre = metadata.text("tokenizer.ggml.pre")
         texts = metadata.texts("tokenizer.ggml.tokens") or []
@@ -46,7 +41,7 @@ def read_tokenizer(path: Path) -> PreTrainedTokenizerFast:
         types = metadata.array("tokenizer.ggml.token_type", "int32", "uint32")
         if pre not in _SPLITS or not texts or types is None or len(types) != len(texts):
             known = ", ".join(_SPLITS)
-            raise ValueError(f"{path}: has the tokenizer {pre!r}, known here are {known}")
+            raise ValueError(f"{path}: tokenizer {pre!r} is not supported; supported are {known}")
         tokens = [text.decode() for text in texts]
         tokenizer = Tokenizer(
             models.BPE(

@@ -1,4 +1,4 @@
-"""How many sequences a thread can hold at a time."""
+"""Computes how many sequences a thread can hold at a time."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ import torch
 
 from dflash_gguf.native import devices
 
-SHARE = 0.3  # of the free memory, for what is counted below
-LOGIT_COPIES = 4  # logits, their float32 form, softmax and gradient
-CPU_PIECE_BYTES = 64 << 20  # more gains nothing on a CPU, whose caches it leaves
+SHARE = 0.3
+"""Share of the free memory that logits may take."""
+LOGIT_COPIES = 4
+"""Copies of logits in memory: raw, float32, softmax and gradient."""
+CPU_PIECE_BYTES = 64 << 20
+"""Bytes of memory to use per CPU thread, so that pieces fit the caches."""
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory free for tensors on a device."""
+    """Returns the memory of a device that is free for tensors."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return next(x.free_bytes for x in devices() if x.type == "cpu")
 
 
 def piece_size(n_rows: int, n_vocab: int, n_sequences: int, free: int, n_threads: int = 1) -> int:
-    """Sequences to compute at a time, 1 to `n_sequences`, each of `n_rows` rows of logits."""
+    """Returns how many sequences to compute at once, each with n_rows rows of n_vocab logits."""
     each = n_rows * n_vocab * 4 * LOGIT_COPIES
     return max(1, min(n_sequences, int(free * SHARE / n_threads) // each))

@@ -1,7 +1,7 @@
-"""Gradients of several pieces of a batch at a time, each on a thread with one core of its own.
+"""Computes the gradients of several pieces of a batch at once, each on a thread of its own.
 
-Small matrices gain little from threads inside an operation, and lose much when other programs
-compete for the cores. Sums are taken in a fixed order, so a run can be repeated.
+Small matrices gain little from threads inside an operation. Sums have a fixed order, so that a
+training is reproducible.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import torch
 from torch import Tensor, nn
 
 Piece = TypeVar("Piece")
-# A loss (a sum, not a mean), and numbers to be added up for the log.
+# Function that returns a piece's summed loss, and numbers to sum for the log.
 Loss = Callable[[Piece], tuple[Tensor, Tensor]]
 
 
 def precision(device: torch.device) -> AbstractContextManager[object]:
-    """bfloat16 where the device multiplies it faster than float32."""
+    """Returns a bfloat16 autocast if the device computes that faster than float32."""
     if device.type == "cpu" and not torch.cpu._is_avx512_bf16_supported():
         return nullcontext()
-    # Threads must not share the cache of converted weights.
+    # Threads must not share autocast's cache of converted weights.
     return torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False)
 
 
@@ -31,20 +31,20 @@ class Workers:
     """Threads that compute gradients of one module's parameters."""
 
     def __init__(self, module: nn.Module, n_threads: int) -> None:
-        """n_threads: 1 computes everything on the calling thread (as on a GPU)."""
+        """n_threads: 1 to compute on the calling thread, e.g. for a GPU."""
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         self.n_threads = n_threads
         self.pool = ThreadPoolExecutor(n_threads)
 
     def alone(self, work: Callable[[], None]) -> None:
-        """Runs something that has all the threads to itself, inside its operations."""
+        """Calls `work` while torch's operations may use all threads."""
         before = torch.get_num_threads()
         torch.set_num_threads(max(before, self.n_threads))
         work()
         torch.set_num_threads(before)
 
     def gradients(self, pieces: Sequence[Piece], loss: Loss[Piece], scale: float) -> Tensor:
-        """Puts the gradient of the summed losses times `scale` into `.grad`; returns the logs."""
+        """Sets `.grad` to the gradient of the summed losses times `scale`; returns summed logs."""
 
         def share(first: int) -> tuple[list[Tensor], Tensor]:
             total: list[Tensor] = []

@@ -1,4 +1,4 @@
-"""Where prompts come from: a file, the Python code on this machine, or the target itself."""
+"""Reads or makes prompts: from a file, from Python's standard library, or by the target."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ MARK = "\N{BLACK STAR}message\N{BLACK STAR}"
 
 
 def from_python(seed: int) -> tuple[list[str], list[str]]:
-    """Beginnings of functions of the standard library, and as many with a part of their body.
-
-    Returns prompts to train on and prompts held out, which come from modules of their own.
-    """
+    """Returns prompts to train on and held-out ones, from functions of different modules."""
     modules = corpus.standard_library()
     training = [module for module in modules if not module.held_out]
     draw = random.Random(seed)
@@ -35,11 +32,7 @@ def from_python(seed: int) -> tuple[list[str], list[str]]:
 
 
 def from_file(path: Path) -> list[str]:
-    """One prompt a line: JSON strings or objects with "prompt" (.jsonl), else the line itself.
-
-    Raises:
-        ValueError: a line of a .jsonl file is neither.
-    """
+    """Returns the lines of a text file, or the strings or "prompt" fields of a .jsonl file."""
     lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     if path.suffix != ".jsonl":
         return lines
@@ -59,24 +52,23 @@ def from_file(path: Path) -> list[str]:
 
 
 def chat_frame(tokenizer: Any) -> tuple[str, str]:
-    """The chat template's text before a user's message, and from its end to the answer's begin.
-
-    Raises:
-        ValueError: the tokenizer has no chat template, or one that changes the message.
-    """
+    """Returns the chat template's text around a user message; ValueError without a template."""
     if not getattr(tokenizer, "chat_template", None):
-        raise ValueError("the target has no chat template")
+        raise ValueError("the target has no chat template; use --prompts or --python")
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": MARK}], tokenize=False, add_generation_prompt=True
     )
     before, mark, after = text.partition(MARK)
     if not mark:
-        raise ValueError("the target's chat template does not show the user's message as it is")
+        raise ValueError(
+            "the target's chat template does not show the user's message unchanged; "
+            "use --prompts with --plain"
+        )
     return before, after
 
 
 def from_chat(target: Any, tokenizer: Any, n: int, n_new: int, seed: int) -> list[str]:
-    """User messages that the target itself draws where its template expects one.
+    """Returns n user messages that the target itself samples at its template's user turn.
 
     Source: Magpie (arXiv 2406.08464).
     """

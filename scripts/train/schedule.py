@@ -1,4 +1,4 @@
-"""Optimizers and the learning rate over a run."""
+"""Defines the optimizers and learning rates of a training."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from torch import nn
 
 
 class Optimizers:
-    """Muon for the matrices of the layers, AdamW for embeddings, norms and the rest.
+    """Muon for the matrices of the layers, AdamW for all other parameters.
 
-    The rate rises over `warmup` steps, stays, and falls to zero over the last `decay` steps; a run
-    whose end is moved before the fall began is therefore the run it would have been.
+    Rates rise over `warmup` steps, stay, and fall to 0 over the last `decay` steps. So n_steps can
+    change before the fall begins, without an effect on earlier steps.
     """
 
     def __init__(
@@ -23,7 +23,7 @@ class Optimizers:
         muon_rate: float,
         adam_rate: float,
     ) -> None:
-        """Rates are those of the flat part; counts are in steps."""
+        """muon_rate, adam_rate: learning rates between rise and fall."""
         self.n_steps, self.warmup, self.decay = n_steps, warmup, decay
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         matrices = [p for name, p in named if p.ndim == 2 and "embed" not in name]
@@ -43,7 +43,7 @@ class Optimizers:
         ]
 
     def factor(self, step: int) -> float:
-        """Of the rate at a step counted from 0."""
+        """Returns the factor of the learning rates at a step counted from 0."""
         rising = (step + 1) / self.warmup if self.warmup else 1.0
         falling = (self.n_steps - step) / (self.decay + 1)
         return max(0.0, min(1.0, rising, falling))
@@ -56,10 +56,10 @@ class Optimizers:
             optimizer.step()
 
     def state_dict(self) -> list[dict[str, object]]:
-        """What a resumed run needs."""
+        """Returns the state from which `load_state_dict` continues."""
         return [optimizer.state_dict() for optimizer, _ in self.parts]
 
     def load_state_dict(self, states: list[dict[str, object]]) -> None:
-        """Continues from `state_dict()`."""
+        """Continues from a state of `state_dict`."""
         for (optimizer, _), state in zip(self.parts, states, strict=True):
             optimizer.load_state_dict(state)

@@ -1,4 +1,4 @@
-"""The target of a training: a Hugging Face folder, or a GGUF that transformers can load."""
+"""Loads the target of a training: a Hugging Face folder or a GGUF."""
 
 from __future__ import annotations
 
@@ -13,12 +13,9 @@ from .gguf_tokenizer import read_tokenizer
 
 
 def load_target(path: Path, device: str, folder: Path) -> tuple[Any, Any]:
-    """Model and tokenizer; float32 on a CPU, bfloat16 on a GPU.
+    """Returns model and tokenizer, in float32 on a CPU and in bfloat16 on a GPU.
 
-    folder: where config and tokenizer of a GGUF go, as convert-hf-to-gguf's --target-model-dir.
-
-    Raises:
-        ValueError, OSError: there is no such target, or none that transformers can load.
+    folder: place for a GGUF's config and tokenizer. Raises ValueError or OSError for a bad target.
     """
     kind = torch.float32 if device == "cpu" else torch.bfloat16
     if path.suffix != ".gguf":
@@ -37,10 +34,7 @@ def load_target(path: Path, device: str, folder: Path) -> tuple[Any, Any]:
 
 
 def for_answers(target: Any) -> Any:
-    """The target in the type that generates fastest: a copy in bfloat16 where a CPU has that.
-
-    Its greedy answers are no longer exactly the target's, which matters to no training.
-    """
+    """Returns a bfloat16 copy of the target on CPUs that run it faster; answers may differ."""
     if target.device.type == "cpu" and torch.cpu._is_avx512_bf16_supported():
         return deepcopy(target).to(torch.bfloat16)
     return target

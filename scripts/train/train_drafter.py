@@ -2,10 +2,8 @@
 
     python scripts/train/train_drafter.py TARGET OUT_DIR --prompts prompts.jsonl
 
-TARGET is a Hugging Face folder, or a GGUF that transformers can load. OUT_DIR becomes a folder for
-convert-hf-to-gguf --target-model-dir TARGET; in place of a GGUF it takes OUT_DIR/target. Run the
-same command again after an interruption and it continues. docs/train-a-drafter.md takes you through
-it.
+TARGET is a Hugging Face folder or a GGUF. OUT_DIR becomes a folder for convert-hf-to-gguf. After an
+interruption the same command continues. docs/train-a-drafter.md has a walkthrough.
 """
 
 from __future__ import annotations
@@ -32,85 +30,111 @@ from train.fit import Fit, History, Recipe
 from train.memory import CPU_PIECE_BYTES, free_bytes, piece_size
 from train.target import load_target
 
-# Other values of these may come with every run; of the rest they make it another training.
+# Arguments that may change when a training continues; all others must stay the same.
 FREE = ("steps", "falling", "threads", "device")
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     add = parser.add_argument
     add("target", type=Path, metavar="TARGET", help="a Hugging Face folder or a GGUF")
-    add("out", type=Path, metavar="OUT_DIR", help="becomes the drafter's folder")
+    add("out", type=Path, metavar="OUT_DIR", help="output folder of the drafter")
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--prompts", type=Path, metavar="FILE", help="a prompt a line, or .jsonl")
-    source.add_argument("--python", action="store_true", help="beginnings of Python functions")
-    source.add_argument("--chat", action="store_true", help="user turns the target itself draws")
-    add("--plain", action="store_true", help="prompts are text to continue, not user turns")
+    source.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help="text file with a prompt in each line, or .jsonl",
+    )
+    source.add_argument(
+        "--python", action="store_true", help="use beginnings of Python functions as prompts"
+    )
+    source.add_argument("--chat", action="store_true", help="let the target write the user turns")
+    add(
+        "--plain", action="store_true", help="continue the prompts as text, without a chat template"
+    )
     add("--answers", type=int, default=4000, help="answers to train on")
     add("--held-out", type=int, default=64, help="answers to measure tau on")
-    add("--prompt-tokens", type=int, default=256, help="of a prompt at most")
-    add("--new-tokens", type=int, default=256, help="of an answer at most")
-    add("--instruction", metavar="TEXT", help="stands before every prompt, and an empty line")
-    add("--temperature", type=float, default=0.0, help="of the answers trained on")
-    add("--sampled", type=float, default=1.0, help="share of answers drawn at --temperature")
-    add("--gguf", type=Path, metavar="FILE", help="the target as it will run: it draws the answers")
-    add("--batch", type=int, default=64, help="answers generated at a time")
-    add("--layers", type=int, default=3, help="of the drafter")
-    add("--ffn", type=int, help="width of the drafter's feed-forward (default: the target's)")
-    add("--taps", type=int, default=5, help="target layers the drafter reads")
-    add("--block", type=int, default=16, help="tokens of a block, the anchor included")
-    add("--mask-token", metavar="TEXT", help="a token the target never writes (default: <|mask|>)")
-    add("--steps", type=int, default=3000, help="updates")
-    add("--falling", type=int, default=500, help="updates at the end with a falling rate")
-    add("--sequences", type=int, default=32, help="answers of an update")
-    add("--blocks", type=int, default=16, help="blocks of an answer in an update")
-    add("--decay", type=float, default=None, help="of the loss over places (default: block / 2)")
-    add("--words", type=int, default=8192, help="words a step tells apart, 0: all the target has")
-    add("--begin", type=Path, metavar="DIR", help="a drafter of the same sizes to go on from")
+    add("--prompt-tokens", type=int, default=256, help="maximum tokens of a prompt")
+    add("--new-tokens", type=int, default=256, help="maximum tokens of an answer")
+    add("--instruction", metavar="TEXT", help="text before every prompt, followed by an empty line")
+    add("--temperature", type=float, default=0.0, help="temperature of the training answers")
+    add(
+        "--sampled",
+        type=float,
+        default=1.0,
+        help="share of training answers sampled at --temperature, 0 to 1",
+    )
+    add(
+        "--gguf",
+        type=Path,
+        metavar="FILE",
+        help="the target as it will run; it generates the answers",
+    )
+    add("--batch", type=int, default=64, help="answers that are generated at once")
+    add("--layers", type=int, default=3, help="layers of the drafter")
+    add("--ffn", type=int, help="width of the drafter's feed-forward; None: the target's")
+    add("--taps", type=int, default=5, help="number of target layers that the drafter reads")
+    add("--block", type=int, default=16, help="tokens of a block, the given first one included")
+    add(
+        "--mask-token",
+        metavar="TEXT",
+        help="token that the target never writes; None: <|mask|>",
+    )
+    add("--steps", type=int, default=3000, help="number of updates")
+    add("--falling", type=int, default=500, help="updates at the end with falling learning rate")
+    add("--sequences", type=int, default=32, help="answers per update")
+    add("--blocks", type=int, default=16, help="blocks per answer and update")
+    add(
+        "--decay",
+        type=float,
+        default=None,
+        help="decay of loss weights within a block, in tokens; None: block / 2",
+    )
+    add("--words", type=int, default=8192, help="vocabulary entries of an update's softmax, 0: all")
+    add(
+        "--begin",
+        type=Path,
+        metavar="DIR",
+        help="start from this trained drafter of the same sizes",
+    )
     add("--seed", type=int, default=1)
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    add("--threads", type=int, default=torch.get_num_threads(), help="on a CPU")
+    add("--threads", type=int, default=torch.get_num_threads(), help="threads on a CPU")
     return parser.parse_args(arguments)
 
 
 def remember(args: argparse.Namespace) -> None:
-    """Writes the arguments into the folder, or compares them with those it was begun with.
-
-    Raises:
-        ValueError: the folder holds another training.
-    """
+    """Writes a training's arguments into its folder; ValueError if it has other ones."""
     mine = {k: str(v) for k, v in vars(args).items() if k not in (*FREE, "out")}
     path = args.out / "arguments.json"
     if path.exists():
         for name, value in json.loads(path.read_text(encoding="utf-8")).items():
             if mine.get(name) != value:
                 raise ValueError(
-                    f"{args.out}: was begun with {name} = {value}, now it is {mine.get(name)}"
+                    f"{args.out}: was begun with {name} = {value}, now it is {mine.get(name)}; "
+                    "name another output folder"
                 )
     path.write_text(json.dumps(mine, indent=1), encoding="utf-8")
 
 
 def mask_token_of(tokenizer: Any, text: str | None) -> int:
-    """Id of the mask token.
-
-    Raises:
-        ValueError: the vocabulary has no such token.
-    """
+    """Returns the mask token's id; raises ValueError if the vocabulary lacks the token."""
     wanted = text or "<|mask|>"
     vocabulary = tokenizer.get_vocab()
     if wanted not in vocabulary:
         raise ValueError(
-            f"the target's vocabulary has no token {wanted!r}: "
-            "name one that it never writes with --mask-token"
+            f"the target's vocabulary has no token {wanted!r}; "
+            "name a token that it never writes with --mask-token"
         )
     return int(vocabulary[wanted])
 
 
 def prepare(args: argparse.Namespace) -> tuple[BlockModel, cached.Features, cached.Features]:
-    """Answers, their features and a new drafter: made now, or found in the folder."""
+    """Returns the model, training features and held-out features, made now or found on disk."""
     target, tokenizer = load_target(args.target, args.device, args.out / "target")
     mask_token = mask_token_of(tokenizer, args.mask_token)
     drafter = new_drafter(
@@ -152,7 +176,7 @@ def prepare(args: argparse.Namespace) -> tuple[BlockModel, cached.Features, cach
 
 
 def report(fit: Fit) -> dict[str, Any]:
-    """The figures of the model card: ours, and what prompt lookup reaches on the same answers."""
+    """Returns the model card's figures, with prompt lookup's tau on the same answers."""
     answers = [(a.tokens, a.n_prompt) for a in fit.held_out.answers]
     ours = fit.evaluate()
     lookup = measure(
@@ -173,16 +197,12 @@ def report(fit: Fit) -> dict[str, Any]:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Everything, from the target to the drafter's folder.
-
-    Raises:
-        ValueError, OSError: what a user gave does not serve.
-    """
+    """Runs a whole training; raises ValueError or OSError for unusable arguments or files."""
     if not 0 <= args.sampled <= 1:
         raise ValueError(f"--sampled {args.sampled}: a share lies between 0 and 1")
     args.out.mkdir(parents=True, exist_ok=True)
     remember(args)
-    # Threads work on pieces of a batch; see parallel.py.
+    # parallel.py runs one thread per piece of a batch, so operations must not start threads.
     torch.set_num_threads(1)
     model, data, held_out = prepare(args)
     device = torch.device(args.device)

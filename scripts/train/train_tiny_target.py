@@ -1,10 +1,9 @@
-"""Trains a small hybrid language model of Python code, from what a Python installation holds.
+"""Trains a small Qwen3.5-like language model on the Python code of a Python installation.
 
     python scripts/train/train_tiny_target.py OUT_DIR
 
-The model has Qwen3.5's architecture (three Gated DeltaNet layers, then one with attention), and a
-tokenizer of its own. OUT_DIR becomes a Hugging Face folder for convert-hf-to-gguf; run it again
-after an interruption and it continues. Same arguments, same Python, same threads: same weights.
+OUT_DIR becomes a Hugging Face folder for convert-hf-to-gguf. After an interruption the same command
+continues. Equal arguments, Python and threads give equal weights.
 """
 
 from __future__ import annotations
@@ -33,25 +32,32 @@ from train.parallel import Workers, precision
 from train.schedule import Optimizers
 from train.vocabulary import END, save_tokenizer, train_tokenizer
 
-PIECE = 2  # sequences a thread handles at a time: what its cache holds
+PIECE = 2  # sequences that a thread computes at once, so that they fit its cache
 SAVE_SECONDS = 120.0
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path, metavar="OUT_DIR")
-    parser.add_argument("--steps", type=int, default=500, help="updates")
-    parser.add_argument("--decay", type=int, default=140, help="at the end, with a falling rate")
-    parser.add_argument("--sequences", type=int, default=16, help="of an update")
-    parser.add_argument("--tokens", type=int, default=512, help="of a sequence")
-    parser.add_argument("--modules", type=int, help="train on only so many modules, for a trial")
+    parser.add_argument("--steps", type=int, default=500, help="number of updates")
+    parser.add_argument(
+        "--decay", type=int, default=140, help="updates at the end with falling learning rate"
+    )
+    parser.add_argument("--sequences", type=int, default=16, help="sequences per update")
+    parser.add_argument("--tokens", type=int, default=512, help="tokens of a sequence")
+    parser.add_argument("--modules", type=int, help="use only this many modules, for a trial")
     parser.add_argument("--vocab", type=int, default=4096)
     parser.add_argument("--hidden", type=int, default=768)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--ffn", type=int, default=1280)
-    parser.add_argument("--heads", type=int, default=8, help="of attention, 64 wide")
-    parser.add_argument("--value-heads", type=int, default=8, help="of DeltaNet; half as many keys")
+    parser.add_argument("--heads", type=int, default=8, help="attention heads of width 64")
+    parser.add_argument(
+        "--value-heads",
+        type=int,
+        default=8,
+        help="value heads of DeltaNet, which has half as many key heads",
+    )
     parser.add_argument("--muon-rate", type=float, default=3e-3)
     parser.add_argument("--adam-rate", type=float, default=1.5e-3)
     parser.add_argument("--seed", type=int, default=1)
@@ -60,7 +66,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def new_model(args: argparse.Namespace) -> Qwen3_5ForCausalLM:
-    """A random model; decays start long, as the DeltaNet's authors initialise them."""
+    """Returns a random model with long DeltaNet decays, as DeltaNet's authors initialise them."""
     config = Qwen3_5TextConfig(
         vocab_size=args.vocab,
         hidden_size=args.hidden,
@@ -99,7 +105,7 @@ def new_model(args: argparse.Namespace) -> Qwen3_5ForCausalLM:
 
 
 def prepare_data(args: argparse.Namespace) -> tuple[Tensor, Tensor, float]:
-    """Packed sequences [n, --tokens + 1] for training and for evaluation, and bytes per token."""
+    """Returns training and held-out sequences [n, --tokens + 1], and held-out bytes per token."""
     modules = standard_library()
     training = documents([module for module in modules if not module.held_out][: args.modules])
     held_out = [module.text for module in modules if module.held_out]
@@ -110,7 +116,7 @@ def prepare_data(args: argparse.Namespace) -> tuple[Tensor, Tensor, float]:
     end = tokenizer.token_to_id(END)
 
     def pack(texts: list[str]) -> Tensor:
-        """All texts one after the other, END behind each, cut into sequences."""
+        """Joins texts in random order, with END after each, and cuts them into sequences."""
         order = pick(len(texts), args.seed, 0, len(texts))
         flat: list[int] = []
         for encoding in tokenizer.encode_batch([texts[i] for i in order]):
@@ -118,7 +124,9 @@ def prepare_data(args: argparse.Namespace) -> tuple[Tensor, Tensor, float]:
         width = args.tokens + 1
         n = len(flat) // width
         if not n:
-            raise ValueError(f"{len(flat)} tokens are too few for one sequence of {width}")
+            raise ValueError(
+                f"{len(flat)} tokens are too few for a sequence of {width}; give more --modules"
+            )
         return torch.tensor(flat[: n * width]).view(n, width)
 
     n_bytes = sum(len(text.encode()) for text in held_out)
@@ -127,11 +135,7 @@ def prepare_data(args: argparse.Namespace) -> tuple[Tensor, Tensor, float]:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Trains, evaluates and writes; returns the figures.
-
-    Raises:
-        ValueError, OSError: there is too little to train on. ArithmeticError: no learning.
-    """
+    """Trains, evaluates and writes the model; ArithmeticError if the loss is not finite."""
     torch.set_num_threads(1)
     args.out.mkdir(parents=True, exist_ok=True)
     data, held_out, bytes_per_token = prepare_data(args)
@@ -161,7 +165,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def loss_of(model: Qwen3_5ForCausalLM, sequences: Tensor) -> tuple[Tensor, Tensor]:
-    """Summed cross-entropy of sequences in nats, and itself for the log."""
+    """Returns the summed cross-entropy of sequences in nats, and a detached copy for the log."""
     with precision(sequences.device):
         logits = model(sequences[:, :-1], use_cache=False).logits
     wanted = sequences[:, 1:].flatten()
@@ -170,11 +174,7 @@ def loss_of(model: Qwen3_5ForCausalLM, sequences: Tensor) -> tuple[Tensor, Tenso
 
 
 def train(args: argparse.Namespace, model: Qwen3_5ForCausalLM, data: Tensor) -> list[float]:
-    """Runs all steps that are not done yet; returns the loss of every step.
-
-    Raises:
-        ArithmeticError: the loss is no number any more.
-    """
+    """Runs the remaining steps; returns the losses. ArithmeticError if a loss is not finite."""
     optimizers = Optimizers(
         model,
         n_steps=args.steps,

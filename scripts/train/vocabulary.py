@@ -1,4 +1,4 @@
-"""A byte-level BPE tokenizer of its own for a small model, with Qwen3.5's way to split a text."""
+"""Trains a byte-level BPE tokenizer with Qwen3.5's pre-tokenizer, for a small target."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-PRE = "qwen35"  # llama.cpp's name of the pattern below
+PRE = "qwen35"  # llama.cpp's name of the pre-tokenizer SPLIT
 SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
     r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 END = "<|endoftext|>"
-MASK = "<|mask|>"  # the drafter's; the target never sees it
+MASK = "<|mask|>"  # input of the drafter only; no text of the target has it
 
 
 def train_tokenizer(texts: Iterable[str], n_vocab: int) -> Tokenizer:
-    """A tokenizer of `n_vocab` tokens, of which the last two are END and MASK."""
+    """Returns a tokenizer of n_vocab tokens, of which the last two are END and MASK."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

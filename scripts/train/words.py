@@ -1,7 +1,7 @@
-"""The words a training step tells apart: a head of 50,000 words costs more than a small drafter.
+"""Selects the vocabulary entries of an update's softmax, as all entries cost more than the drafter.
 
-Always the words that are frequent in the answers and those that the step wants; of the others a
-sample, new in every step, that stands for all of them.
+Frequent tokens of the answers and the wanted tokens are always in; a new random sample in every
+update stands for all others.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-FREQUENT = 0.75  # of the words of a step
+FREQUENT = 0.75  # share of frequent tokens in n_words
 
 
 @dataclass(frozen=True, slots=True)
 class Softmax:
-    """One step's words.
+    """Vocabulary entries of one update.
 
-    ids: int64 [n], rising. shift: float32 [n], added to logits: log of how many words each stands
-    for. head: their rows of the target's, [n, hidden]; None before `to`.
+    ids: sorted, int64 [n]. shift: float32 [n], added to logits: log of the number of entries for
+    which each stands. head: rows of the target's head, [n, hidden]; None before `to`.
     """
 
     ids: Tensor
@@ -30,21 +30,21 @@ class Softmax:
     head: Tensor | None = None
 
     def to(self, device: torch.device, head: Tensor) -> Softmax:
-        """The same on a device, with rows of a whole head."""
+        """Returns the entries on a device, with their rows of the target's whole head."""
         ids = self.ids.to(device)
         rows = head if len(ids) == len(head) else head[ids]
         return Softmax(ids, self.shift.to(device), rows)
 
     def places(self, wanted: Tensor) -> Tensor:
-        """Where words stand among `ids`, which hold them all."""
+        """Returns the indices of tokens in `ids`, which must contain them."""
         return torch.searchsorted(self.ids, wanted)
 
 
 class Words:
-    """Draws the words of a step."""
+    """Draws the vocabulary entries of each update."""
 
     def __init__(self, answers: Iterable[Iterable[int]], n_vocab: int, n_words: int) -> None:
-        """n_words: of a step, without those it wants; 0: the whole vocabulary."""
+        """n_words: entries of an update besides wanted tokens; 0 for the whole vocabulary."""
         self.n_vocab = n_vocab
         self.whole = n_words <= 0 or n_words >= n_vocab
         n_frequent = int(n_words * FREQUENT)
@@ -53,7 +53,7 @@ class Words:
         self.n_drawn = n_words - len(self.frequent)
 
     def draw(self, wanted: Tensor, generator: torch.Generator) -> Softmax:
-        """The words of a step in which `wanted`, of any shape, are to be guessed."""
+        """Returns the entries of an update that predicts the tokens `wanted`, of any shape."""
         if self.whole:
             return Softmax(torch.arange(self.n_vocab), torch.zeros(self.n_vocab))
         sure = torch.zeros(self.n_vocab, dtype=torch.bool)

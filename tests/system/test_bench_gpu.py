@@ -169,7 +169,7 @@ def test_a_process_that_hangs_is_stopped_after_what_it_printed() -> None:
     child = python("import time; print(1, flush=True); time.sleep(600)", 3.0)
     assert list(child.lines()) == ["1"]
     assert child.error is not None
-    assert child.error.startswith("stopped after ")
+    assert child.error.startswith("stopped at the time limit, after ")
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_a_process_that_hangs_is_stopped_after_what_it_printed() -> None:
             "import os; os.write(2, b'CUDA error: out of memory\\n  at x.cu:1\\n'); os.abort()",
             "CUDA error: out of memory",
         ),
-        ("import os; os.abort()", "ended with status -6 and said nothing"),
+        ("import os; os.abort()", "ended with status -6 and no message"),
     ],
 )
 def test_the_error_of_a_process_is_one_sentence(code: str, error: str) -> None:

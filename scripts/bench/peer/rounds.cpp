@@ -1,17 +1,11 @@
-// llama.cpp's draft-dflash, round by round: the loop of its llama-speculative-simple with a clock
-// around each phase, for answers to prompts of token ids.
+// peer-rounds: the loop of llama.cpp's llama-speculative-simple with draft-dflash, and with a clock
+// around each phase. Reads a job and writes an answer per line, both in JSON.
 //
-//     peer-rounds LLAMA_CPP_ARGUMENTS... < jobs > answers
-//
-// A job is one line of JSON:
-//   prompt     token ids
-//   n_predict  tokens of the answer; a token that ends a generation ends it too
-//   text       optional token ids: what the target is made to choose, whatever its logits say
-//   accept     optional, with text: the drafter's tokens are replaced so that a round accepts so
-//              many. All work is done as ever: rows are drafted, verified and sampled.
-// An answer is one line of JSON: tokens; rounds, each [tokens before it, drafted, accepted]; and
-// us, microseconds of each round by phase: draft, verify, inject (the drafter takes up what the
-// target saw), sample, commit, total.
+// Job: prompt, token ids; n_predict, maximum tokens of the answer; text, optional token ids that
+// the target is forced to choose; accept, optional with text: number of drafted tokens that each
+// round accepts, although all rows are drafted, verified and sampled. Answer: tokens; rounds, each
+// [tokens before, drafted, accepted]; us, microseconds of each round by phase. Phase inject: the
+// drafter reads the features of verified rows.
 #include "arg.h"
 #include "common.h"
 #include "llama.h"
@@ -47,7 +41,7 @@ class Clock {
   public:
     explicit Clock(ordered_json & us) : us_(us) {}
 
-    // Adds what passed since the last call to a phase.
+    // Adds the time since the last call to a phase.
     void lap(const char * phase) {
         const int64_t now = ggml_time_us();
         us_[phase].push_back(now - last_);
@@ -78,14 +72,16 @@ class Peer {
         for (llama_context * ctx : {tgt_, dft_}) {
             const auto kind = common_context_can_seq_rm(ctx);
             if (kind != COMMON_CONTEXT_SEQ_RM_TYPE_PART && kind != COMMON_CONTEXT_SEQ_RM_TYPE_RS) {
-                throw std::runtime_error("a context goes back only by checkpoints");
+                throw std::runtime_error(
+                    "this model cannot remove its last tokens without checkpoints");
             }
         }
         params.speculative.draft.ctx_tgt = tgt_;
         params.speculative.draft.ctx_dft = dft_;
         spec_.reset(common_speculative_init(params.speculative, 1));
         if (!spec_) {
-            throw std::runtime_error("the speculator cannot be made");
+            throw std::runtime_error(
+                "speculative decoding cannot be initialised; check --spec-type");
         }
     }
 
@@ -143,7 +139,7 @@ class Peer {
         llama_memory_seq_rm(llama_get_memory(ctx), 0, position, -1);
     }
 
-    // All but the last token; returns what the caches hold.
+    // Computes all but the last token of the prompt; returns the tokens in the caches.
     llama_tokens prefill(const llama_tokens & prompt) {
         llama_memory_clear(llama_get_memory(tgt_), false);
         llama_memory_clear(llama_get_memory(dft_), false);
@@ -167,8 +163,8 @@ class Peer {
         common_speculative_get_draft_params(spec_.get(), 0) = {
             true, params_.speculative.draft.n_max, (llama_pos)seen.size(), last, &seen, &draft};
         common_speculative_draft(spec_.get());
-        forget_from(dft_, seen.size()); // the block is noise
-        // An answer's last token is never verified, so what could come after it is not either.
+        forget_from(dft_, seen.size()); // removes the K/V of mask tokens
+        // No candidate follows the answer's last token, which is not verified.
         const size_t left = job.n_predict - answer.tokens.size();
         draft.resize(std::min(draft.size(), left - 1));
         if (job.accept >= 0) {
@@ -180,8 +176,8 @@ class Peer {
         return draft;
     }
 
-    // Appends the target's own tokens up to the first that is not the draft's; returns how many
-    // were.
+    // Appends the target's tokens up to the first that differs from the draft; returns the number
+    // of accepted ones.
     size_t choose(const Job & job, const llama_tokens & draft, common_sampler * sampler,
                   Answer & answer) {
         const size_t first = answer.tokens.size();
@@ -219,10 +215,11 @@ static Job read_job(const std::string & line) {
     job.text = json.value("text", llama_tokens());
     job.accept = json.value("accept", -1);
     if (job.prompt.size() < 2 || job.n_predict < 1) {
-        throw std::runtime_error("a job needs a prompt of two tokens and one token to predict");
+        throw std::runtime_error(
+            "a job needs a prompt of at least 2 tokens and n_predict of at least 1");
     }
     if ((!job.text.empty() || job.accept >= 0) && (int)job.text.size() < job.n_predict) {
-        throw std::runtime_error("the text of a job must have n_predict tokens");
+        throw std::runtime_error("the text of a job must have at least n_predict tokens");
     }
     return job;
 }
