@@ -289,5 +289,5 @@ def test_bad_arguments_are_one_sentence() -> None:
         index.append([1, -4])
     with pytest.raises(ValueError, match="must have one pair for each class"):
         index.outcomes = np.ones((2, 2))
-    with pytest.raises(Error, match="0 guesses of 1 were accepted"):
+    with pytest.raises(Error, match="0 of 1 candidates were accepted"):
         index.outcomes = np.tile([1.0, 0.0], (84, 1))
