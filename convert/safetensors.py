@@ -103,7 +103,9 @@ class SafetensorsFile:
         if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
             raise ConvertError(f"{self.path}: tensor {name!r} has the unknown dtype {dtype!r}")
         if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
-            raise self._fail(f"tensor {name!r} has shape {shape!r} and data_offsets {offsets!r}")
+            raise self._fail(
+                f"tensor {name!r} has an invalid shape {shape!r} or data_offsets {offsets!r}"
+            )
         begin, end = offsets
         n_bytes = math.prod(shape) * DTYPE_BYTES[dtype]
         if end - begin != n_bytes:

@@ -1,25 +1,26 @@
-"""Measures everything on a GPU, in one call that prints JSON lines.
+"""Measures speed, memory and correctness on a GPU, in one call that prints JSON lines.
 
     scripts/bench_gpu.py --build cuda [--folder FOLDER] [--parts device,sweep...]
     scripts/bench_gpu.py --backend-module libggml-cuda.so
     scripts/bench_gpu.py --backend-module libggml-cuda.so --null-gpu 86     host time, without a GPU
     scripts/bench_gpu.py --device CPU --quick                               tries the script
 
-First prepares, in parallel, the files that do not exist: `build`, the backend of the GPU (--build);
-`tools`, llama.cpp's drafting loop; `files`, random models with the shapes of Qwen3.5-27B at Q4_K_M
-and a drafter of 5 layers. Then runs each part in a process of its own, in a share of --limit:
+First prepares, in parallel, missing files: `build`, the backend of the GPU (--build); `tools`,
+peer-rounds, a program with llama.cpp's drafting loop; `files`, random models with the shapes of
+Qwen3.5-27B at Q4_K_M and a drafter of 5 layers. Then runs each part in a process of its own, which
+gets a share of the seconds of --limit:
 
 device   name, memory, memory that the driver takes, bandwidth of a large copy
 correct  logits and drafted answers of small float32 models, compared with the CPU
-chain    rounds of equal work beside llama.cpp's draft-dflash
+chain    drafting rounds beside llama.cpp's draft-dflash; both draft, verify and accept as much
 plain    decoding beside llama.cpp
-sweep    plain steps, chains and trees of every size at published acceptance: time and bandwidth
+sweep    plain steps, chains and trees of many sizes at published acceptance: time and bandwidth
 memory   131072 tokens with q4_0 K/V: memory plan, allocated memory, rounds at that position
 prefill  1K, 8K and 32K tokens beside llama.cpp
 correct-no-tf32, correct-no-graphs   `correct` with NVIDIA_TF32_OVERRIDE=0; without captured graphs
 
-A part that fails or hangs keeps its lines, then prints its error. docs/develop/measuring.md
-explains the fields.
+The lines of a part that fails or hangs are kept; its last line has the error. The fields are
+explained in docs/develop/measuring.md.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ AGREEMENT = Path(__file__).resolve().parents[1] / "tests" / "exhaustive" / "agre
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Measurement that runs in a process of its own.
+    """A part of the GPU measurement; it runs in a process of its own.
 
-    measure: a generator function, or a script with the same arguments. weight: seconds on an H200
-    with a margin, by which parts share the time; 0: the time left by others. needs: parts to wait
-    for.
+    measure: a generator function, or a script that takes the same arguments. weight: seconds on an
+    H200 with a margin, by which parts divide --limit; 0: whatever time is left. needs: names of
+    preparations to wait for.
     """
 
     measure: Callable[[Setting], Iterator[Figures]] | Path
@@ -75,15 +76,15 @@ PARTS = {
     "correct-no-tf32": Part(AGREEMENT, 0, environment={"NVIDIA_TF32_OVERRIDE": "0"}),
     "correct-no-graphs": Part(AGREEMENT, 0, environment={"GGML_CUDA_DISABLE_GRAPHS": "1"}),
 }
-"""Parts in order of importance: the last parts get no time if the first take all."""
+"""Parts in order of importance: the last ones do not run if no time is left."""
 OPTIONS = {"module": "--backend-module", "folder": "--tools"}
-"""Options of later parts that take a figure of a background part, by the figure's name."""
+"""Fields of preparations' lines, and the options by which later parts get their values."""
 LIMIT = 470.0
-"""Seconds of all parts together, the build included."""
+"""Default of --limit: seconds of all parts and preparations together."""
 
 
 def run_here(name: str, setting: Setting) -> None:
-    """Runs one part in this process and prints its lines."""
+    """Runs one part of the GPU measurement in this process and prints its JSON lines."""
     measure = BACKGROUND[name] if name in BACKGROUND else PARTS[name].measure
     assert not isinstance(measure, Path)
     report(name, measure(setting))
@@ -134,7 +135,7 @@ class Run:
         return Child(command, self._environment | environment, limit_s)
 
     def _await(self, name: str) -> None:
-        """Waits for a background part and adds its figures to the arguments of later parts."""
+        """Waits for a preparation, and adds its results to the options of later parts."""
         child = self._background.pop(name, None)
         if child is None:
             return
@@ -154,7 +155,7 @@ class Run:
             self._curve = figures
 
     def _finish(self, name: str, child: Child) -> list[Figures]:
-        """Prints a part's JSON lines as they come, then its run time; returns the former lines."""
+        """Prints a part's JSON lines as they come, then its run time; returns the former."""
         found: list[Figures] = []
         for line in child.lines():
             found.append(json.loads(line))
@@ -176,7 +177,7 @@ class Run:
 
 
 def _environment(args: argparse.Namespace) -> dict[str, str]:
-    """Returns the environment of all parts, in which a null GPU replaces the CUDA driver."""
+    """Returns the parts' environment, where LD_LIBRARY_PATH names the null GPU if it is wanted."""
     environment = dict(os.environ)
     if args.null_gpu is not None:
         folders = [str(null_gpu.build(args.cache, args.null_gpu))]
@@ -196,7 +197,6 @@ def part_names(text: str) -> list[str]:
 
 
 def main() -> None:
-    """Runs the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

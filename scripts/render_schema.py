@@ -25,7 +25,7 @@ def load_schema(path: Path = SCHEMA) -> ModuleType:
 
 
 def render(schema: ModuleType) -> str:
-    """Returns the header's text; in values, `{arch}` becomes %s and `{bid}` becomes %d."""
+    """Returns the C++ header's text; in names, `{arch}` becomes %s and `{bid}` becomes %d."""
     lines = ["// Rendered from convert/schema.py by scripts/render_schema.py.", "#pragma once", ""]
     lines += ["namespace dfl::schema {", ""]
     for prefix, group in (("ARCH", schema.Arch), ("KEY", schema.Key), ("TENSOR", schema.Tensor)):
@@ -38,7 +38,7 @@ def render(schema: ModuleType) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Writes the header to the path in `arguments`, only if it changes, to avoid a rebuild."""
+    """Writes the header to the path in `arguments` if its text changes, to avoid a rebuild."""
     if len(arguments) != 1:
         print("usage: render_schema.py OUT.h", file=sys.stderr)
         return 2

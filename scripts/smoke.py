@@ -141,7 +141,7 @@ def leave(site: Site) -> str:
 
 
 def parallel(site: Site) -> str:
-    """Checks that 8 requests at once get the same answers as one after the other."""
+    """Checks that 8 requests at once get the same answers as when sent one after the other."""
     texts = [f"Write one sentence about the number {n}." for n in range(8)]
     alone = [words(site.answer(CHAT, chat(text))) for text in texts]
     began = time.perf_counter()

@@ -76,6 +76,7 @@ def add_experts(
         views = [inventory.view(source, (rows, columns)) for source in sources]
         if len({view.dtype for view in views}) > 1:
             raise ConvertError(
-                f"{inventory.checkpoint.directory}: the experts of {prefix}.{part} differ in dtype"
+                f"{inventory.checkpoint.directory}: the experts of {prefix}.{part} differ in "
+                "dtype, which must be the same"
             )
         inventory.add_parts(name, (n_experts, rows, columns), views, sources)

@@ -86,7 +86,7 @@ def target_layer_ids(config: Config, target: Config) -> list[int]:
         if not 0 <= layer <= n_target - 2:
             raise ConvertError(
                 f"{config.path}: target_layer_ids names layer {layer}, but the target "
-                f"{target.directory} has {n_target} layers: 0 to {n_target - 2} can be read"
+                f"{target.directory} has {n_target} layers; give layers of 0 to {n_target - 2}"
             )
     return ids
 

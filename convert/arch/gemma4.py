@@ -60,7 +60,7 @@ def _layers(config: Config) -> _Layers:
             f"{sliding.n_layer} layers"
         )
     if FULL not in kinds:
-        raise ConvertError(f"{config.path}: layer_types name no layer {FULL}")
+        raise ConvertError(f"{config.path}: layer_types must name at least one {FULL}")
     full = _full_dims(config, sliding, kinds.index(FULL))
     n_shared = _count(config, "num_kv_shared_layers")
     if n_shared and not set(kinds) <= set(kinds[: sliding.n_layer - n_shared]):
@@ -117,7 +117,9 @@ def _rope(config: Config, kind: str) -> dict[str, Any]:
         if kind == FULL:
             rope = {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25}
     if not isinstance(rope, dict):
-        raise ConvertError(f"{config.path}: rope_parameters of {kind} are {rope!r}")
+        raise ConvertError(
+            f"{config.path}: rope_parameters of {kind} are {rope!r}, an object is needed"
+        )
     expected = "proportional" if kind == FULL else "default"
     if rope.get("rope_type") != expected:
         raise ConvertError(
@@ -178,7 +180,7 @@ def _refuse_unrepresentable(config: Config) -> None:
         )
     if config.get("use_bidirectional_attention") == "all":
         raise ConvertError(
-            f"{config.path}: use_bidirectional_attention is 'all', which is not a text generator"
+            f"{config.path}: use_bidirectional_attention is 'all'; only text generators can be run"
         )
 
 

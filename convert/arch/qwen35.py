@@ -79,7 +79,7 @@ def linear_dims_of(config: Config) -> LinearDims:
     if dims.key_dim != dims.value_dim:
         raise ConvertError(
             f"{config.path}: linear_key_head_dim {dims.key_dim} and linear_value_head_dim "
-            f"{dims.value_dim} differ, which GGUF cannot say"
+            f"{dims.value_dim} differ, GGUF can store only equal ones"
         )
     return dims
 
@@ -104,7 +104,9 @@ def layer_is_linear(config: Config, n_layer: int) -> list[bool]:
         raise ConvertError(f"{config.path}: layer_types needs {n_layer} entries, one per layer")
     for kind in kinds:
         if kind not in ("linear_attention", "full_attention"):
-            raise ConvertError(f"{config.path}: layer type {kind!r} is not supported")
+            raise ConvertError(
+                f"{config.path}: layer type {kind!r} is not linear_attention or full_attention"
+            )
     return [kind == "linear_attention" for kind in kinds]
 
 

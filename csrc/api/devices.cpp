@@ -39,7 +39,7 @@ static void write_names(const std::vector<std::string> & list, char * names, uin
         joined += (joined.empty() ? "" : ",") + name;
     }
     DFL_CHECK(joined.size() < size, DFL_STATUS_ARGUMENT,
-              "the names take %zu bytes, which do not fit into size %llu", joined.size(),
+              "the names take %zu bytes, the given buffer has only %llu", joined.size(),
               (unsigned long long)size);
     std::snprintf(names, size, "%s", joined.c_str());
 }

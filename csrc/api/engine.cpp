@@ -67,7 +67,7 @@ dfl_status dfl_engine_get_memory(const dfl_engine * engine, int32_t index, dfl_m
         const std::vector<dfl::MemoryUse> uses = engine->engine->memory();
         const auto n = static_cast<int32_t>(uses.size());
         DFL_CHECK(index >= 0 && index < n, DFL_STATUS_ARGUMENT,
-                  "memory %d: the engine has %d memory records", index, n);
+                  "memory record %d is out of range, the engine has %d records", index, n);
         *memory = {};
         copy_text(memory->name, uses[index].name);
         copy_text(memory->place, uses[index].place);

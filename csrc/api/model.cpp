@@ -69,7 +69,7 @@ dfl_status dfl_model_get_info(const dfl_model * model, dfl_model_info * info, df
 static void copy_placement(const dfl::Weights & weights, int32_t index, dfl_placement * to) {
     const auto n = static_cast<int32_t>(weights.placements.size());
     DFL_CHECK(index >= 0 && index < n, DFL_STATUS_ARGUMENT,
-              "placement %d: the weights have %d placements", index, n);
+              "placement %d is out of range, the weights have %d placements", index, n);
     *to = {};
     copy_text(to->kernels, weights.placements[index].kernels);
     to->bytes = weights.placements[index].bytes;

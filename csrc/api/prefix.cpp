@@ -67,8 +67,8 @@ dfl_status dfl_engine_offload_prefixes(dfl_engine * engine, int64_t n, uint64_t 
 
 static void check_part(const dfl_prefix & prefix, int32_t index) {
     const auto n = static_cast<int32_t>(prefix.prefix->parts().size());
-    DFL_CHECK(index >= 0 && index < n, DFL_STATUS_ARGUMENT, "part %d: the prefix has %d parts",
-              index, n);
+    DFL_CHECK(index >= 0 && index < n, DFL_STATUS_ARGUMENT,
+              "part %d is out of range, the prefix has %d parts", index, n);
 }
 
 dfl_status dfl_prefix_get_part(const dfl_prefix * prefix, int32_t index, dfl_prefix_part * part,

@@ -13,7 +13,7 @@ static void check(dfl::Sampler::Fault fault) {
 }
 
 static void check_row(int64_t n) {
-    DFL_CHECK(n > 0, DFL_STATUS_ARGUMENT, "a row of %lld logits: there is nothing to sample",
+    DFL_CHECK(n > 0, DFL_STATUS_ARGUMENT, "the row has %lld logits, expected at least 1",
               (long long)n);
 }
 

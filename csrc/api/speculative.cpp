@@ -90,7 +90,8 @@ dfl_status dfl_suffix_index_propose(dfl_suffix_index * const * index, int32_t n,
             need(index[i]);
             for (int32_t k = 0; k < 3; ++k) {
                 DFL_CHECK(counts[k * n + i] >= 0, DFL_STATUS_ARGUMENT,
-                          "text %d has a count of %d, expected 0 or more", i, counts[k * n + i]);
+                          "text %d: a number of tokens or nodes is %d, expected 0 or more", i,
+                          counts[k * n + i]);
             }
             n_tokens += counts[i];
         }
@@ -126,8 +127,8 @@ dfl_status dfl_select_nodes(int32_t n, const int32_t * counts, const int32_t * p
         for (int32_t i = 0; i < n; ++i) {
             const int32_t n_all = counts[i], limit = counts[n + i];
             DFL_CHECK(n_all >= 1 && limit >= 0, DFL_STATUS_ARGUMENT,
-                      "tree %d has %d nodes and a limit of %d nodes, must be 1 and 0 at least", i,
-                      n_all, limit);
+                      "tree %d has %d nodes and a limit of %d, expected at least 1 and 0", i, n_all,
+                      limit);
             trees.push_back({parents, log_probs, size_t(n_all), size_t(limit)});
             parents += n_all;
             log_probs += n_all;
@@ -161,7 +162,7 @@ dfl_status dfl_suffix_index_set_outcomes(dfl_suffix_index * index, const double 
             DFL_CHECK(parsed[i].accepted > 0.0 && parsed[i].accepted <= parsed[i].tried &&
                           parsed[i].tried < 1e9,
                       DFL_STATUS_ARGUMENT,
-                      "%g of %g candidates were accepted: need 0 < accepted <= tried",
+                      "outcomes: %g of %g candidates were accepted, expected 0 < accepted <= tried",
                       parsed[i].accepted, parsed[i].tried);
         }
         index->index.set_outcomes(parsed);

@@ -77,9 +77,10 @@ std::vector<int64_t> CellTable::take(int32_t sequence, int64_t n) {
             if (n_unclaimed_ <= 0) {
                 const auto n_taken = static_cast<int64_t>(cells.size());
                 std::for_each(cells.rbegin(), cells.rend(), [&](int64_t cell) { release(cell); });
-                throw Error(DFL_STATUS_ARGUMENT,
-                            format("%lld rows do not fit: %lld of %lld cells are free",
-                                   (long long)n, (long long)n_taken, (long long)size()));
+                throw Error(
+                    DFL_STATUS_ARGUMENT,
+                    format("%lld rows do not fit into the K/V cache: %lld of %lld cells are free",
+                           (long long)n, (long long)n_taken, (long long)size()));
             }
             claim_page(owned);
         }
@@ -221,8 +222,8 @@ bool CellTable::can_release_from(int32_t sequence, int32_t position) const {
 
 CellTable::Copy CellTable::release_from(int32_t sequence, int32_t position) {
     DFL_CHECK(can_release_from(sequence, position), DFL_STATUS_ARGUMENT,
-              "going back to position %d takes a page of cells, and none of %lld is free", position,
-              (long long)n_pages());
+              "going back to position %d takes a page of K/V cells, and none of %lld is free",
+              position, (long long)n_pages());
     SequenceCells & owned = sequence_cells_[sequence];
     const auto own = static_cast<int64_t>(owned.shared.size()) * PAGE;
     const std::vector<cpu::CellSpan> spans_before = spans(sequence);
@@ -245,7 +246,7 @@ CellTable::Copy CellTable::release_from(int32_t sequence, int32_t position) {
         return {0, 0, 0};
     }
     DFL_CHECK(owned.pages.empty(), DFL_STATUS_INTERNAL,
-              "sequence %d has rows without positions behind position %d", sequence, position);
+              "sequence %d has uncommitted K/V cells after position %d", sequence, position);
     const int64_t from = owned.shared.back();
     owned.shared.pop_back();
     if (holders_[from] == 1) { // the sequence is the page's only holder
@@ -274,16 +275,18 @@ void CellTable::share(int32_t sequence, int64_t n) {
     SequenceCells & owned = sequence_cells_[sequence];
     const auto first = static_cast<int64_t>(owned.shared.size());
     DFL_CHECK(n - first <= static_cast<int64_t>(owned.pages.size()), DFL_STATUS_INTERNAL,
-              "%lld pages to share, there are %zu", (long long)(n - first), owned.pages.size());
+              "%lld pages cannot be shared, the sequence has %zu", (long long)(n - first),
+              owned.pages.size());
     for (int64_t i = first; i < n; ++i) {
         const int64_t page = owned.pages[i - first];
-        DFL_CHECK(page_size(page) == PAGE, DFL_STATUS_INTERNAL, "page %lld is a short one",
+        DFL_CHECK(page_size(page) == PAGE, DFL_STATUS_INTERNAL,
+                  "page %lld of the K/V cache is not a whole page, it cannot be shared",
                   (long long)page);
         for (int64_t at = 0; at < PAGE; ++at) {
             const int64_t cell = page * PAGE + at;
             DFL_CHECK(sequence_[cell] == sequence && position_[cell] == i * PAGE + at,
-                      DFL_STATUS_INTERNAL, "cell %lld does not hold position %lld", (long long)cell,
-                      (long long)(i * PAGE + at));
+                      DFL_STATUS_INTERNAL, "K/V cell %lld does not hold position %lld",
+                      (long long)cell, (long long)(i * PAGE + at));
             sequence_[cell] = SHARED;
         }
         holders_[page] = 1;
@@ -306,7 +309,8 @@ void CellTable::attach_pages(int32_t sequence, const std::vector<int64_t> & page
 
 int64_t CellTable::take_page(int32_t position) {
     if (n_unclaimed_ < PAGE) {
-        throw Error(DFL_STATUS_ARGUMENT, format("no page of %lld is free", (long long)n_pages()));
+        throw Error(DFL_STATUS_ARGUMENT,
+                    format("none of the %lld pages of K/V cells is free", (long long)n_pages()));
     }
     const int64_t page = claim_lowest();
     for (int64_t i = 0; i < PAGE; ++i) {

@@ -103,8 +103,8 @@ void KvGroup::read_rows(int32_t sequence, int32_t position, int64_t n, uint8_t *
         to += n * row;
     }
     DFL_CHECK(n_read == n * static_cast<int64_t>(tensors_.size()), DFL_STATUS_INTERNAL,
-              "sequence %d lacks rows of %lld from position %d on", sequence, (long long)n,
-              position);
+              "sequence %d does not hold K/V of all %lld positions from %d on", sequence,
+              (long long)n, position);
 }
 
 void KvGroup::read_cells(int64_t cell, int64_t n, uint8_t * to) const {

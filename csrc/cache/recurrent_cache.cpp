@@ -46,7 +46,7 @@ void RecurrentCache::reserve_updates(int64_t n, bool pads) {
                                              pads ? to.zero_row() + 1 : n, layers);
         to.conv_updates = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, shape_.conv_channels(),
                                              to.n_conv_update_rows + (pads ? 1 : 0), layers);
-        to.updates_memory = parts_[i]->backend->allocate(ctx, "the updates of a verify");
+        to.updates_memory = parts_[i]->backend->allocate(ctx, "the node updates of a verify");
     }
     for (size_t i = 0; i < parts_.size(); ++i) {
         parts_[i]->updates_memory = std::move(fresh[i].updates_memory);

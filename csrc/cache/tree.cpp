@@ -33,7 +33,7 @@ int64_t Tree::child(int64_t node, int32_t token) const {
 void Tree::check_path(const int32_t * nodes, int64_t n) const {
     for (int64_t i = 0; i < n; ++i) {
         DFL_CHECK(nodes[i] >= 0 && nodes[i] < size(), DFL_STATUS_ARGUMENT,
-                  "node %d of the path: the pending verify has nodes 0 to %lld", nodes[i],
+                  "the path has node %d, the pending verify has nodes 0 to %lld", nodes[i],
                   (long long)size() - 1);
         DFL_CHECK(i > 0 || nodes[i] == 0, DFL_STATUS_ARGUMENT,
                   "the path begins with node %d, expected the root", nodes[i]);

@@ -64,8 +64,8 @@ static std::vector<float> probe_product(ggml_backend_t backend, ggml_backend_buf
     ggml_tensor * w = ggml_new_tensor_2d(weight_ctx.get(), type, n_in, n_out);
     ggml_backend_buffer_ptr weight_buffer(
         ggml_backend_alloc_ctx_tensors_from_buft(weight_ctx.get(), buft));
-    DFL_CHECK(weight_buffer != nullptr, DFL_STATUS_MEMORY, "probe of %s: out of memory",
-              ggml_backend_buft_name(buft));
+    DFL_CHECK(weight_buffer != nullptr, DFL_STATUS_MEMORY,
+              "buffer type %s cannot be tested: out of memory", ggml_backend_buft_name(buft));
     ggml_context_ptr ctx(ggml_init(params));
     ggml_tensor * x = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, n_in, n_cols);
     ggml_tensor * y = ggml_mul_mat(ctx.get(), w, x);
@@ -80,7 +80,8 @@ static std::vector<float> probe_product(ggml_backend_t backend, ggml_backend_buf
     ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(ctx.get(), backend));
     ggml_backend_tensor_set(x, columns.data(), 0, ggml_nbytes(x));
     DFL_CHECK(ggml_backend_graph_compute(backend, graph) == GGML_STATUS_SUCCESS, DFL_STATUS_COMPUTE,
-              "probe of %s: the computation failed", ggml_backend_buft_name(buft));
+              "buffer type %s cannot be tested: the computation failed",
+              ggml_backend_buft_name(buft));
     std::vector<float> result(ggml_nelements(y));
     ggml_backend_tensor_get(y, result.data(), 0, ggml_nbytes(y));
     return result;

@@ -43,9 +43,10 @@ void load_backend_module(const std::string & path) {
     LogCapture quiet; // hides the lines in which a backend lists its devices
     if (ggml_backend_load(path.c_str()) == nullptr) {
         const std::string reason = missing_library(path);
-        throw Error(DFL_STATUS_FILE,
-                    format("backend module %s: not a ggml backend of ggml %s%s%s", path.c_str(),
-                           ggml_build_version(), reason.empty() ? "" : ": ", reason.c_str()));
+        throw Error(DFL_STATUS_FILE, format("backend module %s: not a ggml backend of ggml %s "
+                                            "(make one with dflash-backend build)%s%s",
+                                            path.c_str(), ggml_build_version(),
+                                            reason.empty() ? "" : ": ", reason.c_str()));
     }
 }
 
@@ -91,7 +92,7 @@ static uint64_t available_host_memory(uint64_t fallback) {
 
 dfl_device_info device_info(int32_t index) {
     DFL_CHECK(index >= 0 && index < device_count(), DFL_STATUS_ARGUMENT,
-              "device index %d: there are %d devices", index, device_count());
+              "device index %d is out of range, there are %d devices", index, device_count());
     ggml_backend_dev_t dev = ggml_backend_dev_get(index);
     ggml_backend_dev_props props;
     ggml_backend_dev_get_props(dev, &props);

@@ -68,16 +68,18 @@ static std::vector<int64_t> read_taps(const GgufFile & file, int64_t n_embd,
         const int64_t n_taps =
             file.integer(schema::KEY_OLD_DFLASH_N_TARGET_LAYERS).value_or(n_features / n_embd);
         DFL_CHECK(n_taps >= 1 && n_taps <= n_target_layers, DFL_STATUS_FILE,
-                  "%s: %lld tapped layers are given for a target of %lld layers",
+                  "%s: the drafter reads %lld target layers, the target has %lld",
                   file.path().c_str(), (long long)n_taps, (long long)n_target_layers);
         taps = default_taps(n_taps, n_target_layers);
     }
     DFL_CHECK(!taps.empty() && taps.size() <= 64, DFL_STATUS_FILE,
-              "%s: %zu tapped layers, expected 1 to 64", file.path().c_str(), taps.size());
+              "%s: the drafter reads %zu target layers, expected 1 to 64", file.path().c_str(),
+              taps.size());
     for (const int64_t tap : taps) {
-        DFL_CHECK(tap >= 0 && tap < n_target_layers, DFL_STATUS_FILE,
-                  "%s: it taps the input of target layer %lld, the target has layers 0 to %lld",
-                  file.path().c_str(), (long long)tap, (long long)n_target_layers - 1);
+        DFL_CHECK(
+            tap >= 0 && tap < n_target_layers, DFL_STATUS_FILE,
+            "%s: the drafter reads the input of target layer %lld, the target has layers 0 to %lld",
+            file.path().c_str(), (long long)tap, (long long)n_target_layers - 1);
     }
     return taps;
 }

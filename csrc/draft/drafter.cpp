@@ -24,8 +24,9 @@ static const DraftKind & find_kind(const GgufFile & file) {
             return *kind;
         }
     }
-    throw Error(DFL_STATUS_UNSUPPORTED, format("%s: architecture \"%s\" is not a drafter's",
-                                               file.path().c_str(), file.arch().c_str()));
+    throw Error(DFL_STATUS_UNSUPPORTED,
+                format("%s: architecture \"%s\" is not that of a drafter (dflash)",
+                       file.path().c_str(), file.arch().c_str()));
 }
 
 Drafter::Drafter(const std::string & path, const std::shared_ptr<const Model> & model,

@@ -246,7 +246,7 @@ void Engine::reserve_verify(int64_t n) {
         }
     }
     DFL_CHECK(n >= 1 && n <= MAX_VERIFY, DFL_STATUS_ARGUMENT,
-              "room for verifies of %lld rows, expected 1 to %lld", (long long)n,
+              "the rows to reserve for verifies are %lld, expected 1 to %lld", (long long)n,
               (long long)MAX_VERIFY);
     if (n <= verify_rows_) {
         return;

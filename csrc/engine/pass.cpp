@@ -18,12 +18,13 @@ void Engine::check_verifies(const std::vector<BatchEntry> & entries) const {
         n_pending += sequence != nullptr ? sequence->pending_verify().n : 0;
     }
     DFL_CHECK(n + n_pending <= verify_rows_ || n == 0, DFL_STATUS_ARGUMENT,
-              "%lld rows to verify, there is room for %lld: reserve more, up to %lld", (long long)n,
-              (long long)(verify_rows_ - n_pending), (long long)MAX_VERIFY);
+              "%lld rows are to be verified, memory is reserved for %lld: reserve more, up to %lld",
+              (long long)n, (long long)(verify_rows_ - n_pending), (long long)MAX_VERIFY);
 }
 
 void Engine::check(const std::vector<BatchEntry> & entries) const {
-    DFL_CHECK(!entries.empty(), DFL_STATUS_ARGUMENT, "there is nothing to run");
+    DFL_CHECK(!entries.empty(), DFL_STATUS_ARGUMENT,
+              "the batch is empty, it must have at least one entry");
     check_sequences("entries", entries);
     int64_t n_appended = 0, n_needed = 0;
     for (const BatchEntry & entry : entries) {
@@ -34,13 +35,13 @@ void Engine::check(const std::vector<BatchEntry> & entries) const {
     }
     check_verifies(entries);
     DFL_CHECK(entries.size() == 1 || n_appended <= max_appended(), DFL_STATUS_ARGUMENT,
-              "%lld tokens to append in one pass, which takes %lld (n_ubatch)",
-              (long long)n_appended, (long long)max_appended());
-    DFL_CHECK(n_needed <= kv_.cells().n_unclaimed(), DFL_STATUS_ARGUMENT,
-              "the pass needs %lld more cells, and %lld of %lld are free: other sequences hold the "
-              "rest",
-              (long long)n_needed, (long long)kv_.cells().n_unclaimed(),
-              (long long)kv_.cells().size());
+              "the pass appends %lld tokens, the limit is %lld (n_ubatch)", (long long)n_appended,
+              (long long)max_appended());
+    DFL_CHECK(
+        n_needed <= kv_.cells().n_unclaimed(), DFL_STATUS_ARGUMENT,
+        "the pass needs %lld more K/V cells, and %lld of %lld are free: other sequences hold the "
+        "rest",
+        (long long)n_needed, (long long)kv_.cells().n_unclaimed(), (long long)kv_.cells().size());
 }
 
 void Engine::run(const std::vector<BatchEntry> & entries, const PrefillProgress & progress) {
@@ -255,7 +256,7 @@ static int64_t first_gap(std::vector<std::pair<int64_t, int64_t>> taken, int64_t
         at = std::max(at, first + length);
     }
     DFL_CHECK(at + n <= size, DFL_STATUS_ARGUMENT,
-              "no room for the updates of %lld rows among verifies that wait for their commit",
+              "the node updates of %lld rows do not fit beside verifies that wait for their commit",
               (long long)n);
     return at;
 }

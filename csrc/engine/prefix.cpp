@@ -26,12 +26,12 @@ Prefix::Prefix(std::shared_ptr<Engine> engine, std::vector<int32_t> tokens,
     : engine_(std::move(engine)), tokens_(std::move(tokens)) {
     const std::vector<CacheGroup> & caches = engine_->caches();
     DFL_CHECK(n_rows.size() == caches.size(), DFL_STATUS_ARGUMENT,
-              "a prefix of %zu K/V groups, the engine has %zu", n_rows.size(), caches.size());
+              "the prefix has %zu K/V groups, the engine has %zu", n_rows.size(), caches.size());
     for (size_t i = 0; i < caches.size(); ++i) {
         const int64_t max_rows = std::min(size(), engine_->max_snapshot_rows(i, size()) + PAGE - 1);
         DFL_CHECK(n_rows[i] <= max_rows && n_rows[i] >= engine_->min_snapshot_rows(i, size()),
                   DFL_STATUS_ARGUMENT,
-                  "%lld rows in K/V group %zu of a prefix of %lld tokens, expected %lld",
+                  "there are %lld rows in K/V group %zu of a prefix of %lld tokens, expected %lld",
                   (long long)n_rows[i], i, (long long)size(), (long long)max_rows);
         blocks_.emplace_back();
         for (int64_t at = size() - n_rows[i]; at < size();) {
@@ -286,8 +286,9 @@ std::shared_ptr<Prefix> Sequence::snapshot() {
 
 void Sequence::restore(const Prefix & prefix, int64_t n) {
     DFL_CHECK(&prefix.engine() == engine_.get(), DFL_STATUS_ARGUMENT,
-              "the prefix of %lld tokens is of another engine", (long long)prefix.size());
-    DFL_CHECK(n >= 1 && n <= prefix.size(), DFL_STATUS_ARGUMENT, "%lld tokens of a prefix of %lld",
+              "the prefix of %lld tokens belongs to another engine", (long long)prefix.size());
+    DFL_CHECK(n >= 1 && n <= prefix.size(), DFL_STATUS_ARGUMENT,
+              "the number of tokens to restore from the prefix is %lld, expected 1 to %lld",
               (long long)n, (long long)prefix.size());
     check_no_pending_verify();
     const bool holds = position() >= n &&
@@ -296,7 +297,8 @@ void Sequence::restore(const Prefix & prefix, int64_t n) {
               "the sequence holds %lld tokens, it must be empty or begin with those of the prefix",
               (long long)position());
     DFL_CHECK(n == prefix.size() || engine_->partial_prefix_ok(), DFL_STATUS_UNSUPPORTED,
-              "a model with recurrent layers or windows takes a prefix whole: %lld tokens of %lld",
+              "a model with recurrent layers or windows restores whole prefixes only, not %lld of "
+              "%lld tokens",
               (long long)n, (long long)prefix.size());
     last_ = nullptr;
     if (holds && n == position()) {
@@ -314,7 +316,7 @@ void Sequence::restore(const Prefix & prefix, int64_t n) {
     const int64_t n_needed = is_in_place ? 0 : prefix.cells_needed(n);
     const int64_t n_free = kv_.cells().n_unclaimed();
     DFL_CHECK(n_needed <= n_free, DFL_STATUS_ARGUMENT,
-              "a prefix of %lld tokens needs %lld more cells, and %lld are free", (long long)n,
+              "a prefix of %lld tokens needs %lld more K/V cells, and %lld are free", (long long)n,
               (long long)n_needed, (long long)n_free);
     try {
         for (size_t i = 0; i < blocks_.size(); ++i) {

@@ -12,10 +12,12 @@
 namespace dfl {
 
 Draft Engine::draft(int64_t index, const std::vector<DraftRequest> & requests, int64_t k) {
-    DFL_CHECK(!requests.empty(), DFL_STATUS_ARGUMENT, "there is nothing to draft");
+    DFL_CHECK(!requests.empty(), DFL_STATUS_ARGUMENT,
+              "there are no draft requests, at least one is needed");
     DFL_CHECK(!drafts_.empty(), DFL_STATUS_ARGUMENT, "the engine has no drafter");
     DFL_CHECK(index >= 0 && index < static_cast<int64_t>(drafts_.size()), DFL_STATUS_ARGUMENT,
-              "drafter %lld: the engine has %zu drafters", (long long)index, drafts_.size());
+              "drafter index %lld is out of range, the engine has %zu drafters", (long long)index,
+              drafts_.size());
     DraftModel & model = *drafts_[index];
     const Drafter & drafter = model.drafter();
     const int64_t n_choices = drafter.head(*model_).n_out();
@@ -26,11 +28,10 @@ Draft Engine::draft(int64_t index, const std::vector<DraftRequest> & requests, i
         sequence->check_no_pending_verify();
         const int64_t max_draft = drafter.max_block() - 1, position = sequence->position();
         DFL_CHECK(n_draft >= 1 && n_draft <= max_draft, DFL_STATUS_ARGUMENT,
-                  "%lld drafted tokens: the drafter gives 1 to %lld", (long long)n_draft,
+                  "n_draft is %lld, this drafter drafts 1 to %lld tokens", (long long)n_draft,
                   (long long)max_draft);
         DFL_CHECK(k >= 1 && k <= n_choices, DFL_STATUS_ARGUMENT,
-                  "%lld candidates: the drafter chooses among %lld tokens", (long long)k,
-                  (long long)n_choices);
+                  "k is %lld candidates, expected 1 to %lld", (long long)k, (long long)n_choices);
         check_ids(&last_token, 1, position);
         DFL_CHECK(n_draft < n_ctx() - position, DFL_STATUS_ARGUMENT,
                   "%lld drafted tokens and last_token after %lld tokens do not fit into a context "
@@ -40,7 +41,7 @@ Draft Engine::draft(int64_t index, const std::vector<DraftRequest> & requests, i
         blocks.push_back({sequence->slot(), last_token, static_cast<int32_t>(position), n_draft});
     }
     DFL_CHECK(n_rows <= verify_rows_, DFL_STATUS_ARGUMENT,
-              "%lld rows to draft in one pass, which takes %lld", (long long)n_rows,
+              "the drafts have %lld rows in one pass, the limit is %lld", (long long)n_rows,
               (long long)verify_rows_);
     forget_rows();
     Draft draft = model.draft(blocks, k);
@@ -87,7 +88,7 @@ void Engine::sample(std::vector<SampleRequest> & requests) {
     check_sequences("sample requests", requests);
     for (const SampleRequest & request : requests) {
         DFL_CHECK(request.sequence->n_out_rows() > 0, DFL_STATUS_ARGUMENT,
-                  "there is no row to sample from: the last pass had none of the sequence");
+                  "there are no logits to sample from: the last pass had no row of the sequence");
     }
     for (SampleRequest & request : requests) {
         sample_path(request, mask_words());
@@ -111,8 +112,8 @@ void Engine::commit(const std::vector<Path> & paths) {
         const auto & [sequence, nodes, n] = of;
         const PassEntry & pending = sequence->pending_verify();
         DFL_CHECK(n >= 0 && n <= pending.n, DFL_STATUS_ARGUMENT,
-                  nodes == nullptr ? "%lld rows to commit, the pending verify has %lld"
-                                   : "a path of %lld nodes, the pending verify has %lld",
+                  nodes == nullptr ? "%lld rows are to be committed, the pending verify has %lld"
+                                   : "the path has %lld nodes, the pending verify has %lld",
                   (long long)n, (long long)pending.n);
         const std::vector<int32_t> path = nodes_of(of);
         pending.tree.check_path(path.data(), n);

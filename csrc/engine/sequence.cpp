@@ -28,11 +28,13 @@ Sequence::~Sequence() {
 
 void Sequence::check_no_pending_verify() const {
     DFL_CHECK(pending_verify_.n == 0, DFL_STATUS_ARGUMENT,
-              "a verify of %lld rows waits for its commit", (long long)pending_verify_.n);
+              "the sequence has a verify of %lld rows, commit it first",
+              (long long)pending_verify_.n);
 }
 
 void Engine::check_ids(const int32_t * tokens, int64_t n, int64_t after) const {
-    DFL_CHECK(n >= 1, DFL_STATUS_ARGUMENT, "there are no tokens to run");
+    DFL_CHECK(n >= 1, DFL_STATUS_ARGUMENT,
+              "the list of tokens is empty, it must hold at least one");
     DFL_CHECK(n <= n_ctx() - after, DFL_STATUS_ARGUMENT,
               "%lld tokens after %lld do not fit into a context of %lld", (long long)n,
               (long long)after, (long long)n_ctx());
@@ -125,7 +127,7 @@ void Sequence::accept(const int32_t * nodes, int64_t n) {
 
 void Sequence::check_row(int64_t row) {
     DFL_CHECK(row >= 0 && row < n_out_rows(), DFL_STATUS_ARGUMENT,
-              "these rows are gone: the engine has run again, or the sequence has changed");
+              "these logits are gone: the engine has run again, or the sequence has changed");
     check_finite(row, finite_[row]);
 }
 

@@ -106,10 +106,10 @@ template <typename Of>
 void Engine::check_sequences(const char * what, const std::vector<Of> & those) const {
     for (size_t i = 0; i < those.size(); ++i) {
         DFL_CHECK(&those[i].sequence->engine() == this, DFL_STATUS_ARGUMENT,
-                  "%s: number %zu is of a sequence of another engine", what, i);
+                  "%s: the sequence of number %zu belongs to another engine", what, i);
         for (size_t j = 0; j < i; ++j) {
             DFL_CHECK(those[j].sequence != those[i].sequence, DFL_STATUS_ARGUMENT,
-                      "%s %zu and %zu are of one sequence", what, j, i);
+                      "%s %zu and %zu have the same sequence, it may occur only once", what, j, i);
         }
     }
 }

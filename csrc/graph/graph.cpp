@@ -153,7 +153,7 @@ uint64_t GraphPool::arena_bytes_for(ggml_cgraph * graph) const {
 }
 
 static std::string what_for(const BatchShape & shape) {
-    return format("the compute buffer of %lld rows over %lld cells", (long long)shape.n_rows,
+    return format("the compute buffer for %lld rows and %lld K/V cells", (long long)shape.n_rows,
                   (long long)(shape.n_kv.empty() ? 0 : shape.n_kv.front()));
 }
 

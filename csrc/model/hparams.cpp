@@ -56,8 +56,8 @@ void read_rope_scaling(const GgufFile & file, int64_t n_ctx_train, RopeShape & r
 
     // ggml's YaRN multiplies by 1 + 0.1 ln(factor); Hugging Face's attention_factor replaces that.
     const double own = ramps ? 1.0 + 0.1 * std::log(factor) : 1.0;
-    DFL_CHECK(own > 0.0, DFL_STATUS_FILE, "%s: %s is %g, too small for yarn", file.path().c_str(),
-              file.key(schema::KEY_ROPE_SCALING_FACTOR).c_str(), factor);
+    DFL_CHECK(own > 0.0, DFL_STATUS_FILE, "%s: %s is %g, must be above 4.6e-5 for yarn",
+              file.path().c_str(), file.key(schema::KEY_ROPE_SCALING_FACTOR).c_str(), factor);
     double all =
         number_or(file, schema::KEY_ROPE_SCALING_YARN_ATTN_FACTOR, factor > 1.0 ? own : 1.0);
     // Some files have ggml's attn_factor here, which cancels it (DeepSeek-R1-0528-Qwen3-8B).
@@ -129,7 +129,7 @@ std::vector<bool> sliding_layers(const GgufFile & file, int64_t n_layer, int64_t
     const auto pattern = listed ? *file.integers(key) : std::vector<int64_t>(n_layer);
     const int64_t period = listed ? 1 : file.integer(key).value_or(default_period);
     DFL_CHECK((int64_t)pattern.size() >= n_layer && period >= 1, DFL_STATUS_FILE,
-              "%s: metadata key %s must say for each of %lld layers whether it slides",
+              "%s: metadata key %s must say for each of %lld layers whether it has a window",
               file.path().c_str(), file.key(key).c_str(), (long long)n_layer);
     std::vector<bool> slides;
     for (int64_t il = 0; il < n_layer; ++il) {
@@ -160,8 +160,8 @@ void read_heads(const GgufFile & file, int64_t n_embd, LayerShape & layer) {
         file.has(key_length) ? file.need_integer(key_length, 1, MAX_WIDTH) : n_embd / layer.n_head;
     const int64_t value_dim = file.integer(value_length).value_or(layer.head_dim);
     DFL_CHECK(layer.head_dim > 0 && value_dim == layer.head_dim, DFL_STATUS_UNSUPPORTED,
-              "%s: value head size %lld differs from key head size %lld", file.path().c_str(),
-              (long long)value_dim, (long long)layer.head_dim);
+              "%s: value head size %lld differs from key head size %lld, they must be equal",
+              file.path().c_str(), (long long)value_dim, (long long)layer.head_dim);
     layer.attn_scale = static_cast<float>(
         number_or(file, schema::KEY_ATTENTION_SCALE, 1.0 / std::sqrt(double(layer.head_dim))));
 }
@@ -284,8 +284,10 @@ ExpertShape read_expert_shape(const GgufFile & file, bool shared) {
                 ? file.need_integer(schema::KEY_EXPERT_SHARED_FEED_FORWARD_LENGTH, 1, MAX_WIDTH)
                 : n_ff;
     }
-    DFL_CHECK(experts.n_ff > 0 && (!shared || experts.n_ff_shared > 0), DFL_STATUS_FILE,
-              "%s: metadata has no feed-forward length of the experts", file.path().c_str());
+    DFL_CHECK(
+        experts.n_ff > 0 && (!shared || experts.n_ff_shared > 0), DFL_STATUS_FILE,
+        "%s: metadata key expert_feed_forward_length (or that of the shared expert) is missing",
+        file.path().c_str());
     return experts;
 }
 

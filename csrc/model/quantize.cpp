@@ -24,8 +24,8 @@ ggml_type type_from_name(const std::string & name) {
 static uint64_t row_size(ggml_type type, int64_t n_per_row) {
     const int64_t block = ggml_blck_size(type);
     DFL_CHECK(n_per_row > 0 && n_per_row % block == 0, DFL_STATUS_ARGUMENT,
-              "row of %lld values: %s needs a positive multiple of %lld", (long long)n_per_row,
-              ggml_type_name(type), (long long)block);
+              "rows have %lld values, type %s needs a positive multiple of %lld",
+              (long long)n_per_row, ggml_type_name(type), (long long)block);
     return ggml_row_size(type, n_per_row);
 }
 
@@ -44,7 +44,8 @@ void quantize(const std::string & type_name, const float * src, int64_t n_rows, 
               "tensor type %s needs an importance matrix", ggml_type_name(type));
     const bool supported = ggml_is_quantized(type) || type == GGML_TYPE_F16 ||
                            type == GGML_TYPE_BF16 || type == GGML_TYPE_F32;
-    DFL_CHECK(supported, DFL_STATUS_ARGUMENT, "tensor type %s cannot be quantised to",
+    DFL_CHECK(supported, DFL_STATUS_ARGUMENT,
+              "tensor type %s is not a type to which values can be quantised",
               ggml_type_name(type));
 
     ggml_quantize_init(type); // builds ggml's tables once, under ggml's lock

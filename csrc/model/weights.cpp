@@ -90,8 +90,8 @@ const ggml_tensor * WeightLoader::checked(const std::string & name, const std::v
     for (int i = 0; i < GGML_MAX_DIMS; ++i) {
         same = same && meta->ne[i] == (i < static_cast<int>(ne.size()) ? ne[i] : 1);
     }
-    DFL_CHECK(same, DFL_STATUS_FILE, "%s: tensor %s: got %s, expected %s", file_.path().c_str(),
-              name.c_str(), shape_text(meta->ne, ggml_n_dims(meta)).c_str(),
+    DFL_CHECK(same, DFL_STATUS_FILE, "%s: tensor %s has shape %s, expected %s",
+              file_.path().c_str(), name.c_str(), shape_text(meta->ne, ggml_n_dims(meta)).c_str(),
               shape_text(ne.data(), ne.size()).c_str());
     const bool product = op == GGML_OP_MUL_MAT || op == GGML_OP_MUL_MAT_ID;
     DFL_CHECK(product ? is_multipliable(meta->type) : meta->type == GGML_TYPE_F32,
@@ -334,8 +334,9 @@ void WeightLoader::drafter_head() {
         std::memcpy(weights_.head_tokens.data(), tokens, n_rows * sizeof(int64_t));
         for (const int64_t token : weights_.head_tokens) {
             DFL_CHECK(token >= 0 && token < hp_.n_vocab, DFL_STATUS_FILE,
-                      "%s: tensor %s names token %lld, the target has %lld", file_.path().c_str(),
-                      schema::TENSOR_D2T, (long long)token, (long long)hp_.n_vocab);
+                      "%s: tensor %s names token %lld, the target has %lld tokens",
+                      file_.path().c_str(), schema::TENSOR_D2T, (long long)token,
+                      (long long)hp_.n_vocab);
         }
         read_directly_.insert(schema::TENSOR_D2T);
     }
@@ -345,8 +346,8 @@ void WeightLoader::drafter_head() {
         weights_.output = linear(schema::TENSOR_TOKEN_EMBD, 0, hp_.n_embd, hp_.n_vocab);
     }
     DFL_CHECK(weights_.head_tokens.empty() || has(schema::TENSOR_OUTPUT, 0), DFL_STATUS_FILE,
-              "%s: tensor %s maps the rows of a head that is missing", file_.path().c_str(),
-              schema::TENSOR_D2T);
+              "%s: tensor %s maps the rows of an output head, which the file lacks",
+              file_.path().c_str(), schema::TENSOR_D2T);
 }
 
 void WeightLoader::attention(int il, int64_t q_width) {

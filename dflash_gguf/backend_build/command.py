@@ -68,7 +68,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.jobs < 0:
         raise ValueError(f"--jobs is {args.jobs}, must be at least 0")
     if args.arch and args.kind != "cuda":
-        raise ValueError("--arch is for cuda")
+        raise ValueError("--arch is for cuda only, leave it out")
     module = build(args.kind, args.cache, jobs=args.jobs, arch=args.arch, tell=_tell)
     print(module)
     return 0

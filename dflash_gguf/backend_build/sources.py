@@ -67,7 +67,7 @@ def _unpack(sdist: Path, folder: Path) -> Path:
             if member.name.startswith(root + "/") and not member.name.startswith(skipped)
         ]
         if not members:
-            raise Error(f"{sdist.name} holds no vendor/llama.cpp")
+            raise Error(f"{sdist.name} has no vendor/llama.cpp, the sources of ggml")
         if hasattr(tarfile, "data_filter"):
             archive.extractall(folder, members, filter="data")
         else:

@@ -78,11 +78,13 @@ def _run(args: argparse.Namespace) -> int:
         return list_devices(args.backend_module)
     several = args.interactive or (args.file is not None and (args.n_parallel or 1) > 1)
     if args.prompt_cache is not None and several:
-        raise ValueError("--prompt-cache is for one prompt, not for a chat (-i) or a file of them")
+        raise ValueError(
+            "--prompt-cache is for one prompt, not for a chat (-i) or many (--parallel)"
+        )
     if args.compare and args.interactive:
         raise ValueError("--compare is for one prompt, not for a chat (-i)")
     if args.compare and args.file is not None and args.n_parallel > 1:
-        raise ValueError("--compare is for one prompt, not for a file of them (--parallel)")
+        raise ValueError("--compare is for one prompt, not for a file of many (--parallel)")
     _choose_models(args)
     config = decode_config(args)
     settings = load_config(args, training_context(args.model) if args.n_ctx == 0 else None)
@@ -91,10 +93,10 @@ def _run(args: argparse.Namespace) -> int:
     if args.fit:
         settings = fitted(args, settings, config)
     elif args.vram is not None:
-        raise ValueError("--vram goes with --fit or --plan")
+        raise ValueError("--vram needs --fit or --plan, add one")
     text = None if args.interactive or args.tokens is not None else prompt_text(args)
     if several and not args.interactive and not prompt_lines(text or ""):
-        raise ValueError(f"{args.file}: has no prompts, which --parallel takes a line each")
+        raise ValueError(f"{args.file}: holds no prompt; with --parallel, each line is one")
     with _load(args, settings) as decoder:
         if settings.n_ctx is None:
             print(_context(decoder), file=sys.stderr)
@@ -142,7 +144,7 @@ def list_devices(module: str | None = None) -> int:
 def _choose_models(args: argparse.Namespace) -> None:
     """Replaces the name of a bundled model by its files; ValueError for -md without -m."""
     if args.model is None and args.model_draft is not None:
-        raise ValueError(f"-md {args.model_draft} is a drafter for a model: give that one with -m")
+        raise ValueError(f"-md {args.model_draft} is a drafter: give its target model with -m")
     if args.model is not None and not bundled.is_name(args.model):
         return
     bundle = bundled.find(args.model or bundled.DEFAULT)

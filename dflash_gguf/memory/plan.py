@@ -232,7 +232,7 @@ def _items(engine: Engine) -> Iterator[PlanItem]:
         "mask": "attention masks",
         "draft": "drafter's K/V and features",
         "arena": f"compute buffer ({engine.largest_graph}){at_most}",
-        "pool": "device library's pool, about",
+        "pool": "CUDA pool and cuBLAS, about",
     }
     for use in memory:
         where = place if use.place == model.backend else "host"

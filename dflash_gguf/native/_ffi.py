@@ -97,12 +97,17 @@ def _open() -> Any:
     except OSError as error:
         raise Error(f"cannot open the core library: {error}") from error
     if (version := core.dfl_abi_version()) != ABI_VERSION:
-        raise Error(f"libdflash has ABI version {version}, this package needs {ABI_VERSION}")
+        raise Error(
+            f"libdflash has ABI version {version}, this package needs {ABI_VERSION}; "
+            "reinstall dflash-gguf"
+        )
     have, want = (
         ffi.string(f()).decode() for f in (core.dfl_ggml_version, core.dfl_ggml_build_version)
     )
     if have != want:
-        raise Error(f"ggml {have} is loaded, libdflash was built with ggml {want}; reinstall it")
+        raise Error(
+            f"ggml {have} is loaded, libdflash was built with ggml {want}; reinstall dflash-gguf"
+        )
     _keep_alive.append(keep)
     return core
 

@@ -188,7 +188,7 @@ class Engine:
             if item.parents is not None:
                 if len(item.parents) != len(ids):
                     raise ValueError(
-                        f"parents has {len(item.parents)} nodes, must have {len(ids)} (one a token)"
+                        f"parents has {len(item.parents)} nodes, must have {len(ids)}: one a token"
                     )
                 keep.append(ffi.from_buffer("int32_t[]", nodes_of(item.parents, "parents")))
                 to.parents = keep[-1]

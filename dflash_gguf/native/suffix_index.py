@@ -60,9 +60,7 @@ class SuffixIndex:
         """Raises Error unless 0 < accepted <= tried in each row, ValueError for another shape."""
         values = np.ascontiguousarray(values, dtype=np.float64)
         if values.shape != (lib().DFL_SUFFIX_OUTCOMES, 2):
-            raise ValueError(
-                f"outcomes have the shape {list(values.shape)}, must have one pair for each class"
-            )
+            raise ValueError(f"outcomes have the shape {list(values.shape)}, must be [classes, 2]")
         call("suffix_index_set_outcomes", self.handle, ffi.from_buffer("double[]", values))
 
 

@@ -289,7 +289,8 @@ def settings_of(args: argparse.Namespace) -> Settings:
         raise ValueError(f"--timeout is {args.timeout:g}, must be greater than 0")
     if args.sse_ping_interval != -1 and args.sse_ping_interval <= 0:
         raise ValueError(
-            f"--sse-ping-interval is {args.sse_ping_interval:g}, must be greater than 0, or -1"
+            f"--sse-ping-interval is {args.sse_ping_interval:g}, must be greater than 0, "
+            "or -1 (off)"
         )
     if args.queue < 0:
         raise ValueError(f"--queue is {args.queue}, must be at least 0")

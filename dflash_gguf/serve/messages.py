@@ -188,7 +188,9 @@ def length(header: bytes) -> int:
     """Returns a message's length from its 4-byte header. Raises ValueError above MAX_FRAME."""
     n = int.from_bytes(header, "little")
     if n > MAX_FRAME:
-        raise ValueError(f"a frame of {n} bytes, the limit is {MAX_FRAME}")
+        raise ValueError(
+            f"a message of the server's processes has {n} bytes, the limit is {MAX_FRAME}"
+        )
     return n
 
 

@@ -119,7 +119,7 @@ class PromptBuilder:
         if marks is None or not marks.opening:
             raise BadRequestError(
                 "reasoning_content of the last message cannot be continued: "
-                "the template has no thoughts"
+                "the chat template has no reasoning"
             )
         begun = thoughts if marks.is_open else f"{marks.opening}\n{thoughts}"
         return f"{begun}\n{marks.closing}\n\n{words}" if words else begun

@@ -176,7 +176,7 @@ class Top1Acceptance:
         acceptance = cls()
         for tried, taken in zip(*stored, strict=True):
             if not 0.0 <= float(taken) <= float(tried) < 1e6:
-                raise ValueError(f"stored acceptance: {taken} of {tried} candidates")
+                raise ValueError(f"the stored acceptance is invalid: {taken} of {tried} candidates")
             acceptance._tried.append(float(tried))
             acceptance._taken.append(float(taken))
         return acceptance

@@ -172,7 +172,10 @@ class GgufMetadata:
     def _walk_entry(self, begin: int) -> int:
         key_end = self._string_end(begin)
         if key_end - begin - 8 > MAX_KEY_BYTES:
-            raise ValueError(f"{self.path}: a metadata key of {key_end - begin - 8} bytes")
+            raise ValueError(
+                f"{self.path}: a metadata key has {key_end - begin - 8} bytes, "
+                f"the limit is {MAX_KEY_BYTES}"
+            )
         try:
             key = self._data[begin + 8 : key_end].decode()
         except UnicodeDecodeError:

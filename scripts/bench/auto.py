@@ -5,16 +5,18 @@
     scripts/bench/auto.py --pairs MODEL.gguf:DRAFTER.gguf --kinds right-0,right-0.5,right-0.9
     scripts/bench/auto.py --pairs MODEL.gguf:DRAFTER.gguf --at-once 1 2 4 8 16 [--runs 3]
 
-Pairs: bundled ones, `random` (SmolLM2, shuffled drafter), `none` (SmolLM2 alone), and files. Kinds
-of prompts: code, chat, prose, edit (of code in the prompt), forced (edit with a forced answer), and
-right-SHARE (random tokens; that share of the drafter's best candidates is replaced by right ones).
+Pairs of target and drafter: bundled ones, `random` (SmolLM2, drafter of shuffled weights), `none`
+(SmolLM2, no drafter), and files. Kinds of prompts: code, chat, prose, edit (rename a function in
+the prompt), forced (edit, the right answer is forced), and right-SHARE (random tokens; a SHARE of
+the drafter's best candidates is replaced by the right tokens). Settings: auto, copies (`auto` with
+the suffix index alone), drafter (`auto` with the drafter alone), chain-N and tree-N.
 
-Decoders for plain decoding and each of --settings (auto, copies, drafter, chain-N, tree-N) answer
-each prompt in turns. They start without measured costs; --known: with those of an earlier process;
---fresh: anew for each prompt. Prints the ratio to plain speed over all prompts, and as mean with a
-95 % interval; accepted tokens by proposer; `copied`, number and mean ratio of answers of which half
-is in the prompt; `choosing`, the share of time for decisions and lookups. --bound: the ratio of
-copies if acceptance were known. --at-once: the ratio for n answers at once. The last line is JSON.
+Each prompt is answered plainly and with each setting, in turns of 60 ms. Costs are measured anew;
+--known: an earlier process has stored them; --fresh: they are measured anew for each prompt. Prints
+the speed divided by plain speed, of all answers together and as mean with a 95 % interval; number
+and mean ratio of the answers that are half `copied` from the prompt; `choosing`, the share of time
+for decisions and lookups; accepted tokens by proposer. --bound: the ratio of the suffix index if
+acceptance were known in advance. --at-once: n answers at once. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -63,14 +65,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
 SPAN = 8
 """Minimum tokens of a span that counts as copied from the prompt."""
 TURN_S = 0.06
-"""Seconds of an answer's turn."""
+"""Seconds of one decoder's turn, after which the next decoder runs."""
 LOAD_TURN_S = 0.05
-"""Seconds of a turn of several answers at once."""
+"""Seconds of one decoder's turn if several answers run at once."""
 N_CTX = 2048
 N_ANSWER = 96
-"""Tokens of an answer, if several answers run at once."""
+"""Length of an answer in tokens, if several answers run at once."""
 N_EACH = 6
-"""Answers of a run, as a multiple of the answers at once."""
+"""Number of answers in a run, divided by the number of answers at once."""
 TOPICS = (
     "the sea", "a lost letter", "winter", "bread", "an old bridge", "honesty", "trains", "the moon",
     "a garden", "rain", "cats", "a lighthouse", "music", "a long walk", "time", "mountains", "tea",
@@ -128,12 +130,12 @@ def right_edit(number: int, decoder: Decoder) -> list[int]:
 
 
 def force(engine: Any, text: list[int]) -> None:
-    """Makes an engine sample a given text, prompt and answer."""
+    """Forces an engine to sample the tokens of a given text, which begins with the prompt."""
     engine.sample = lambda walks: [text[walk.position :] for walk in walks]
 
 
 def copied_share(prompt: Sequence[int], answer: Sequence[int]) -> float:
-    """Returns the share of an answer's tokens in spans of SPAN tokens of the prompt."""
+    """Returns the share of an answer's tokens that lie in spans of SPAN tokens from the prompt."""
     spans = {tuple(prompt[at : at + SPAN]) for at in range(len(prompt) - SPAN + 1)}
     is_copied = [False] * len(answer)
     for at in range(len(answer) - SPAN + 1):
@@ -143,18 +145,18 @@ def copied_share(prompt: Sequence[int], answer: Sequence[int]) -> float:
 
 
 def bound(prompt: list[int], answer: list[int], costs: CostModel) -> tuple[float, float]:
-    """Returns an answer's seconds, plain and with copies whose acceptance is known."""
+    """Returns an answer's seconds, plain and by suffix drafts without rejected candidates."""
     copies, n, position = SuffixIndex(1 << 16), len(answer) - 1, len(prompt)
     copies.append(prompt)
-    n_right = []  # numbers of accepted copies after each token but the last
+    n_right = []  # number of candidates that would be accepted after each token
     for at in range(n):
         copies.append([answer[at]], is_chosen=True)
         tokens, parents, _, _ = copies.propose(MAX_VERIFY, MAX_VERIFY)
         tree = Tree.of(tokens, parents) if tokens else Tree.of([answer[at]])
         n_right.append(min(len(tree.accepted(answer[at + 1 :])) - 1, n - at - 1))
-    most = 32  # largest pass, as costs of more rows are guesses
+    most = 32  # rows of the largest pass; costs of larger ones are extrapolated
     passes = [costs.pass_s(position, rows) for rows in range(1, most + 1)]
-    best = [0.0] * (n + 1)  # least seconds from each token to the end
+    best = [0.0] * (n + 1)  # minimum seconds from each token to the answer's end
     for at in range(n - 1, -1, -1):
         best[at] = min(passes[k] + best[at + k + 1] for k in range(min(n_right[at], most - 1) + 1))
     return n * passes[0], best[0]
@@ -186,14 +188,14 @@ class Partly(DFlash):
 
 
 class Turns:
-    """Answers of several decoders, which run in turns."""
+    """Answers to one prompt by several decoders, which decode in turns of turn_s seconds."""
 
     def __init__(self, streams: dict[str, Stream], turn_s: float = TURN_S) -> None:
         self._open = dict(streams)
         self._streams, self._turn_s = streams, turn_s
 
     def run(self, first: int) -> dict[str, Result]:
-        """Runs all answers to their ends; `first` rotates their order."""
+        """Decodes all answers to their ends, starting with the decoder of index `first`."""
         order = list(rotated(list(self._streams), first))
         while self._open:
             for name in order:
@@ -221,7 +223,7 @@ def shuffled(source: Path, path: Path) -> Path:
 
 
 def files_of(name: str, folder: Path) -> tuple[Path, Path | None]:
-    """Returns the files of a pair, named or given as TARGET.gguf[:DRAFTER.gguf]."""
+    """Returns target and drafter files by a pair's name or TARGET.gguf[:DRAFTER.gguf]."""
     if ".gguf" in name:
         target, _, drafter = name.partition(":")
         return Path(target), Path(drafter) if drafter else None
@@ -235,7 +237,7 @@ def files_of(name: str, folder: Path) -> tuple[Path, Path | None]:
 
 @dataclass(slots=True)
 class Total:
-    """Sums of one setting over all prompts. ratios: plain seconds by its seconds, per prompt."""
+    """Sums of one setting over all prompts. ratios: plain seconds divided by the setting's."""
 
     tokens: int = 0
     seconds: float = 0.0
@@ -244,7 +246,7 @@ class Total:
     copied: list[float] = field(default_factory=list)
 
     def add(self, result: Result, plain: Result, prompt: Sequence[int]) -> None:
-        """Adds an answer, given the plain answer to the same prompt."""
+        """Adds an answer with this setting, and compares it with the plain answer."""
         self.tokens += result.n_decoded
         self.seconds += result.decode_s
         self.choosing += result.seconds_by_phase.get("choose", 0.0) + result.seconds_by_phase.get(
@@ -256,7 +258,7 @@ class Total:
                 self.copied.append(self.ratios[-1])
 
     def summary(self, plain: Total) -> Figures:
-        """Returns the ratio to plain speed, and the shares `copied` and `choosing`."""
+        """Returns the speed divided by plain speed, `copied` and `choosing` (see the module)."""
         return {
             "all": round(plain.seconds / self.seconds, 4),
             "interval": [round(x, 4) for x in ratio_interval(self.ratios)],
@@ -267,7 +269,7 @@ class Total:
 
 
 class ProposalBackoff:
-    """Decoders of one pair, one for each setting, and prompts of one kind for them."""
+    """Decoders of one target and drafter, one for each setting, and prompts of one kind."""
 
     def __init__(
         self, name: str, kind: str, settings: Sequence[str], args: argparse.Namespace
@@ -290,8 +292,8 @@ class ProposalBackoff:
             for _ in self._settings
         ]
         if self._kind.startswith("right-"):
-            # The addresses of its weights make one of two equal decoders faster. So decoders
-            # swap settings after each prompt, and share learned state.
+            # The addresses of the weights make one of two equal decoders faster. So the decoders
+            # swap their settings after each prompt, and share what they learned.
             first, *others = (decoder._speculative for decoder in self.decoders)
             at = next(i for i, x in enumerate(first.proposers) if isinstance(x, DFlash))
             share = float(self._kind.removeprefix("right-"))
@@ -301,7 +303,7 @@ class ProposalBackoff:
         gc.freeze()
 
     def renew(self) -> None:
-        """Replaces the decoders by new ones without measured costs."""
+        """Replaces all decoders by new ones, which have measured no costs."""
         self._stack.close()
         os.environ["XDG_CACHE_HOME"] = self._stack.enter_context(tempfile.TemporaryDirectory())
         self._open()
@@ -311,7 +313,7 @@ class ProposalBackoff:
         self._stack.close()
 
     def answers(self, number: int) -> tuple[list[int], dict[str, Result]]:
-        """Returns prompt `number`, and its answers by setting, which are made in turns."""
+        """Returns the prompt of a number, and the answers to it by setting."""
         decoders, first, turn_s = self.decoders, number, TURN_S
         how: dict[str, Any] = {"max_tokens": self._args.tokens}
         if self._partly is not None:
@@ -337,7 +339,7 @@ class ProposalBackoff:
 
 
 def measure(name: str, kind: str, args: argparse.Namespace) -> Figures:
-    """Measures one pair and kind of prompts in this process."""
+    """Measures one target and drafter on one kind of prompts, in this process."""
     named = ["auto"] if kind.startswith("right-") else args.settings.split(",")
     asking = ProposalBackoff(name, kind, ["plain", *named], args)
     totals = {setting: Total() for setting in ("plain", *named)}
@@ -381,7 +383,7 @@ def measure(name: str, kind: str, args: argparse.Namespace) -> Figures:
 
 
 class Load:
-    """Load of one decoder with n answers at once, of which the first n end at different times."""
+    """Keeps n answers of a decoder active; the first n have different lengths, as in a server."""
 
     def __init__(self, decoder: dflash_gguf.Decoder, draft: str, prompts: Sequence[str], n: int):
         self._decoder, self._draft = decoder, draft
@@ -393,7 +395,7 @@ class Load:
         self.n_tokens, self.seconds = 0, 0.0
 
     def run(self, most_s: float) -> bool:
-        """Runs rounds for most_s seconds; returns True while n answers are active."""
+        """Decodes for most_s seconds; returns False when fewer than n answers are left."""
         started, now = time.perf_counter(), 0.0
         while self._fill() and now < most_s:
             steps = [(stream, next(stream, None)) for stream in self._live]
@@ -412,7 +414,7 @@ class Load:
 
 
 def prompts_at_once(run: int, n: int, most: int) -> list[str]:
-    """Returns prompts for n answers at once. most: largest n, so that runs share no prompt."""
+    """Returns prompts for a run with n answers at once. most: largest n of all runs."""
     return [
         f"Write a Python function that adds {run * N_EACH * most + i} to a number."
         for i in range(N_EACH * n)
@@ -422,16 +424,16 @@ def prompts_at_once(run: int, n: int, most: int) -> list[str]:
 def speeds_at_once(
     files: tuple[Path, Path | None], options: dict[str, Any], prompts: list[str], n: int, run: int
 ) -> dict[str, float]:
-    """Returns tokens per second by setting, with n answers at once, until fewer are left.
+    """Returns tokens per second of plain decoding and of `auto`, while n answers run at once.
 
-    Both decoders are new: a repeated answer would be copied from the earlier one.
+    Both decoders are new, as the suffix index would copy a repeated answer from the earlier one.
     """
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         loads = {}
         for draft in rotated(("none", "auto"), run):
             os.environ["XDG_CACHE_HOME"] = os.path.join(
                 folder, draft
-            )  # each decoder measures costs
+            )  # each decoder has its own cost file
             decoder = stack.enter_context(dflash_gguf.load(files[0], drafter=files[1], **options))
             loads[draft] = Load(decoder, draft, prompts, n)
         waiting = list(loads)
@@ -441,7 +443,7 @@ def speeds_at_once(
 
 
 def at_once(name: str, n: int, args: argparse.Namespace) -> Figures:
-    """Measures n answers of one pair at once, plain and with `auto`."""
+    """Measures n answers at once of one target and drafter, plain and with `auto`."""
     options = {"n_ctx": args.ctx, "n_parallel": max(args.at_once), "n_threads": args.threads}
     rates: dict[str, list[float]] = {"none": [], "auto": []}
     with tempfile.TemporaryDirectory() as folder:
@@ -461,7 +463,7 @@ def at_once(name: str, n: int, args: argparse.Namespace) -> Figures:
 
 
 def in_new_process(name: str, kind: str, args: argparse.Namespace) -> Figures:
-    """Measures one pair and kind in a process of its own, and prints a line."""
+    """Measures one target and drafter on one kind of prompts in a new process; prints a line."""
     command = [__file__, "--one", name, kind, "--settings", args.settings]
     command += ["--prompts", str(args.prompts), "--tokens", str(args.tokens)]
     command += ["--bound"] if args.bound else []
@@ -481,7 +483,6 @@ def in_new_process(name: str, kind: str, args: argparse.Namespace) -> Figures:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", default=",".join(PAIRS), help="names, or files TARGET[:DRAFTER]")
     parser.add_argument("--kinds", default=",".join(KINDS))

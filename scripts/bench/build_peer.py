@@ -1,8 +1,8 @@
-"""Builds llama.cpp's tools, and peer-rounds on its libraries, for tests and benchmarks.
+"""Builds llama.cpp's tools and peer-rounds (peer/rounds.cpp), for tests and benchmarks.
 
-Compiles only the tools: the llama-cpp-python wheel has the libraries, its sdist the sources, so
-that both engines run the same kernels. The wheel's AMX kernels (GCC 12) crash on quantised weights,
-see can_repack. Prints the folder of the tools as its last line.
+Compiles only the programs, from the sources in llama-cpp-python's sdist, and links the libraries
+of the installed wheel, so that both engines run the same kernels. The last line is the programs'
+folder.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from dflash_gguf.backend_build.sources import DEFAULT_CACHE, fetch, installed_ve
 OURS = "peer-rounds"
 DEFAULT_TARGETS = ("llama-speculative-simple", OURS)
 PEER = Path(__file__).parent / "peer"
-# Folders that llama-server and llama-cli need besides their own.
+# Source folders that llama-server and llama-cli need besides their own.
 SERVER_DIRS = ("tools/ui", "tools/server")
 
 
 def build(targets: Sequence[str] = DEFAULT_TARGETS, cache: Path = DEFAULT_CACHE) -> Path:
-    """Compiles missing `targets`; returns their folder. Several processes may call this at once."""
+    """Compiles missing programs; returns their folder. Several processes may call this at once."""
     site_packages = _site_packages()
     library = site_packages / "lib" / "libllama-common.so"
     if not library.is_file():
@@ -49,7 +49,7 @@ def build(targets: Sequence[str] = DEFAULT_TARGETS, cache: Path = DEFAULT_CACHE)
 
 
 def can_repack() -> bool:
-    """True if llama.cpp may rearrange weights: not with AMX, whose kernels crash."""
+    """True unless the CPU has AMX: the wheel's AMX kernels (GCC 12) crash on repacked weights."""
     try:
         return " amx_int8" not in Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -57,7 +57,7 @@ def can_repack() -> bool:
 
 
 def _site_packages() -> Path:
-    """Returns the folder that holds the wheel's llama_cpp/ and lib/."""
+    """Returns the folder that holds llama_cpp/ and lib/ of the installed llama-cpp-python."""
     spec = importlib.util.find_spec("llama_cpp")
     if spec is None or spec.origin is None:
         raise SystemExit("llama-cpp-python is not installed; install it with pip")
@@ -65,7 +65,7 @@ def _site_packages() -> Path:
 
 
 def _fingerprint(library: Path) -> str:
-    """Returns a hash of the wheel's library, whose path the tools contain, and of peer-rounds."""
+    """Returns a hash of the library that the programs are linked to, and of peer-rounds' source."""
     stat = library.stat()
     facts = hashlib.sha256(f"{library} {stat.st_size} {stat.st_mtime_ns}".encode())
     for file in sorted(PEER.iterdir()):
@@ -100,7 +100,6 @@ def _compile(targets: list[str], sources: Path, site_packages: Path, folder: Pat
 
 
 def main() -> int:
-    """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "targets", nargs="*", default=DEFAULT_TARGETS, help="tools to build; default: %(default)s"

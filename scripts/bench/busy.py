@@ -2,10 +2,10 @@
 
     scripts/bench/busy.py MODEL.gguf [--threads 2] [--seconds 4] [--rounds 3] [--check]
 
-Each busy process has a session of its own: with autogroup scheduling, the default of desktops, it
-gets as much CPU as this whole process, whatever its nice value. The engines decode in turns. Prints
-tokens per second, the share of the idle speed, and the seconds from the busy processes' end to 0.9
-of it.
+Each busy process has a session of its own: with Linux's autogroup scheduling it gets as much CPU
+as this whole process, whatever its nice value. The engines decode in turns. Prints tokens per
+second, the share of the idle speed, and how many seconds after the busy processes' end our engine
+has 0.9 of the idle speed again.
 
 --check exits with 1 if our engine keeps less than 0.7 of its speed beside one busy process or 0.35
 beside two, or recovers in more than 1 s. The last line is one JSON object.
@@ -44,7 +44,7 @@ LOOP = "while True: pass"
 
 
 class Decoding:
-    """An engine that decodes for a given time."""
+    """Decodes random tokens with one engine for a given time."""
 
     def __init__(self, engine: Engine, n_vocab: int) -> None:
         self.engine = engine
@@ -66,7 +66,7 @@ class Decoding:
 
 
 def serve(pipe: Connection, name: str, path: Path, n_threads: int) -> None:
-    """Runs one engine in a child process, which decodes for each duration that it receives."""
+    """Runs one engine in a child process; each number from the pipe is a duration to decode."""
     if name == "ours":
         ours = Ours(path, LoadConfig(n_ctx=N_CTX, n_threads=n_threads, n_gpu_layers=0))
         decoding = Decoding(ours, ours.model.n_vocab)
@@ -90,7 +90,7 @@ class Worker:
         self.pipe.recv()
 
     def run(self, seconds: float) -> list[float]:
-        """Decodes for some seconds; returns the time of each token."""
+        """Decodes for some seconds; returns the seconds from the start to each token."""
         self.pipe.send(seconds)
         return list(self.pipe.recv())
 
@@ -99,7 +99,7 @@ class Worker:
         self.pipe.send(seconds)
 
     def finish(self) -> list[float]:
-        """Waits for the end of `start`; returns the time of each token."""
+        """Waits until `start` has ended; returns the seconds from the start to each token."""
         return list(self.pipe.recv())
 
     def close(self) -> None:
@@ -124,12 +124,12 @@ def busy_loops(n: int) -> Iterator[None]:
 
 
 def rate(done: list[float]) -> float:
-    """Returns tokens per second."""
+    """Returns tokens per second, given the seconds from the start to each token."""
     return len(done) / done[-1]
 
 
 def seconds_until_back(worker: Worker, idle: float) -> float:
-    """Returns the seconds from a busy process's end to BACK_AT of the idle rate."""
+    """Returns the seconds from a busy process's end until the idle speed is reached again."""
     with ExitStack() as stack:
         stack.enter_context(busy_loops(1))
         worker.run(1.0)
@@ -146,7 +146,7 @@ def seconds_until_back(worker: Worker, idle: float) -> float:
 
 
 def bench(path: Path, n_threads: int, seconds: float, n_rounds: int) -> dict[str, Any]:
-    """Measures both engines: tokens per second by number of busy processes, and recovery."""
+    """Measures both engines beside 0, 1 and 2 busy processes, and how fast ours recovers."""
     workers = {name: Worker(name, path, n_threads) for name in ("ours", "llama.cpp")}
     found: dict[str, Any] = {name: {} for name in workers}
     for n_loops in (0, *BARS):
@@ -167,7 +167,6 @@ def bench(path: Path, n_threads: int, seconds: float, n_rounds: int) -> dict[str
 
 
 def main() -> None:
-    """Runs the command line."""
     parser = argparse.ArgumentParser(description="Measure decoding beside busy processes")
     parser.add_argument("model", type=Path, metavar="MODEL.gguf")
     parser.add_argument("-t", "--threads", type=int, default=2)

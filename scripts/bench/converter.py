@@ -41,7 +41,7 @@ CONFIG = {
     "tie_word_embeddings": True,
     "hidden_act": "silu",
 }
-# Runs llama.cpp's converter, whose table of tokenizer hashes lacks the random tokenizer's.
+# Runs llama.cpp's converter, and names a pre-tokenizer, as it does not know the random tokenizer.
 PEER = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -54,7 +54,7 @@ convert_hf_to_gguf.main()
 
 
 def make_checkpoint(directory: Path) -> None:
-    """Writes config.json, model.safetensors and the tokenizer."""
+    """Writes a random checkpoint: config.json, model.safetensors and the tokenizer."""
     import torch
     from safetensors.torch import save_file
 
@@ -114,7 +114,6 @@ def run(command: list[str]) -> tuple[float, float]:
 
 
 def main() -> int:
-    """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--runs", type=int, default=5, help="runs of each converter; default: %(default)s"
@@ -134,7 +133,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "checkpoint"
         folder.mkdir()
-        # Uses a child, as the converters' peak memory includes their parent's at the fork.
+        # Uses a child: a converter's peak memory includes this process's memory at the fork.
         maker = multiprocessing.get_context("spawn").Process(target=make_checkpoint, args=(folder,))
         maker.start()
         maker.join()
@@ -161,7 +160,7 @@ def main() -> int:
 def summary(
     arguments: argparse.Namespace, runs: dict[str, list[tuple[float, float]]]
 ) -> dict[str, object]:
-    """Returns median seconds and peak MB by converter, and their ratios."""
+    """Returns median seconds and peak memory in MB of both converters, and the ratios."""
     wall, peak = (
         {name: statistics.median(value[i] for value in values) for name, values in runs.items()}
         for i in range(2)

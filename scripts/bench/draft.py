@@ -6,14 +6,14 @@
 
 a         Rounds of equal work: 15 tokens drafted, 16 rows verified, 2, 4 and 8 accepted by force.
           `beyond`: milliseconds of a round outside of the drafter's and the target's passes.
-b         Greedy tokens per second over 20 HumanEval and 10 prose prompts, with the draft lengths
-          that were fastest on a few prompts.
-accepted  Accepted tokens by round, in both engines, on greedy answers to HumanEval prompts or a
-          file's. Leaves out rounds after a tie has changed the text, and rounds cut by the answer's
-          end, where the engines fill the drafter's block differently.
+b         Tokens per second of greedy answers to 20 HumanEval and 10 prose prompts; each engine
+          uses the draft length that was its fastest on a few of them.
+accepted  Compares how many tokens each round accepts in both engines, on greedy answers to prompts
+          of HumanEval or a file. Leaves out rounds after the texts differ, and rounds at the
+          answer's end, where the engines fill the drafter's block differently.
 
 Both engines use the same ggml, threads, default weight buffers and flash attention, and take turns.
-Ratios are medians over pairs with 95 % bootstrap intervals. The last line is one JSON object.
+Ratios are medians over paired runs with 95 % bootstrap intervals. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ INSTRUCTION = "Complete the following Python function.\n\n"
 ACCEPTED = (2, 4, 8)
 LENGTHS = (1, 2, 3, 5, 7, 11, 15)
 N_TRIED = 3
-"""Number of prompts on which draft lengths are compared."""
+"""Number of prompts on which part b tries each draft length."""
 PROSE = (
     "Why is the sky blue?",
     "Write a short story about a lighthouse keeper who finds a letter.",
@@ -56,7 +56,7 @@ PROSE = (
 
 
 def part_a(args: argparse.Namespace) -> Figures:
-    """Measures rounds of equal work."""
+    """Measures rounds of equal work in both engines."""
     load = LoadConfig(n_ctx=args.ctx, n_threads=args.threads, n_gpu_layers=0)
     model = native.Model(str(args.target), load)
     sequence = native.Sequence(
@@ -90,7 +90,7 @@ def _tables(
 
 
 def _add_beyond(figures: Figures, bare_draft: float) -> None:
-    """Splits our draft times into `draft` and `inject`; adds `beyond` for both engines."""
+    """Splits our draft time into `draft` and `inject` (K/V of features), and adds `beyond`."""
     ours = figures["ours"]
     ours["inject"] = round(ours["draft"] - bare_draft, 3)
     ours["draft"] = round(bare_draft, 3)
@@ -156,7 +156,7 @@ def _our_way(decoder: dflash_gguf.Decoder, draft: str, length: int | None = None
 def _their_way(peer: Peer) -> Way:
     def run(prompt: list[int], max_tokens: int) -> Run:
         answer = peer.answer(prompt, max_tokens)
-        # Skips llama.cpp's first round, as our engine takes the first token from the prefill.
+        # Skips llama.cpp's first round: its token belongs to the prefill in our engine.
         first = answer.rounds[1][0] if len(answer.rounds) > 1 else 0
         seconds = sum(answer.us["total"][1:]) / 1e6
         return Run(len(answer.tokens) - first, len(answer.rounds) - 1, seconds)
@@ -176,7 +176,7 @@ def _answers(
 
 
 def _tried(args: argparse.Namespace, prompts: Sequence[list[int]], way: Way) -> float:
-    """Returns tokens per second on a few prompts, after a warm-up."""
+    """Returns tokens per second of one way to decode on a few prompts, after a warm-up."""
     step = max(len(prompts) // N_TRIED, 1)
     way(prompts[0], 16)
     runs = [way(prompt, args.max_tokens // 2) for prompt in prompts[::step]]
@@ -189,7 +189,7 @@ def _tried_peer(args: argparse.Namespace, prompts: Sequence[list[int]], n_draft:
 
 
 def _rates(runs: Sequence[Run], plain: Sequence[Run]) -> Figures:
-    """Returns tokens per second, tau, and the ratio to plain decoding."""
+    """Returns tokens per second, tokens a round (tau), and the ratio to plain decoding."""
     by_plain = ratio(*([run.n_tokens / run.seconds for run in x] for x in (runs, plain)))
     n_tokens = sum(run.n_tokens for run in runs)
     return {
@@ -211,7 +211,7 @@ def _print_rates(found: Figures) -> None:
 
 
 def _prompts(decoder: dflash_gguf.Decoder, n: int) -> list[list[int]]:
-    """Returns n prompts in the chat template, every third of them prose."""
+    """Returns token ids of n user turns in the chat template; every third one asks for prose."""
     code = iter(INSTRUCTION + problem["prompt"] for problem in read_problems().values())
     texts = [PROSE[i // 3 % len(PROSE)] if i % 3 == 2 else next(code) for i in range(n)]
     return [decoder.chat_prompt([{"role": "user", "content": text}]) for text in texts]
@@ -239,7 +239,7 @@ def _peer(args: argparse.Namespace, n_draft: int) -> Peer:
 
 @dataclass(slots=True)
 class Tally:
-    """Counts over all answers. compared, equal: compared rounds, and rounds of equal acceptance."""
+    """Counts over all answers. equal: rounds in which both engines accept equally many."""
 
     answers: int = 0
     equal_texts: int = 0
@@ -264,7 +264,7 @@ class Tally:
         found = [] if ours.tokens == theirs.tokens else [f"texts part at token {same}"]
         by_start = {before: (drafted, accepted) for before, drafted, accepted in theirs.rounds}
         for before, drafted, accepted in ours.rounds:
-            # Skips rounds in or before which a tie has changed the text.
+            # Skips rounds in which, or before which, the texts begin to differ.
             other = by_start.get(before)
             if before > same or other is None or min(drafted, other[0]) < n_draft:
                 continue
@@ -288,7 +288,7 @@ class Rounds:
 def our_answer(
     decoder: dflash_gguf.Decoder, prompt: list[int], max_tokens: int, n_draft: int
 ) -> Rounds:
-    """Answers a prompt with chains of n_draft tokens."""
+    """Answers a prompt with our engine and chains of n_draft tokens."""
     decoder.reset()
     tokens: list[int] = []
     rounds: list[tuple[int, int, int]] = []
@@ -300,7 +300,7 @@ def our_answer(
 
 
 def their_answer(peer: Peer, prompt: list[int], first: int, max_tokens: int) -> Rounds:
-    """Answers a prompt after its first token, which our engine takes from the prefill."""
+    """Answers with llama.cpp after our first token, which comes from our prefill, not a round."""
     answer = peer.answer([*prompt, first], max_tokens - 1)
     rounds = [(before + 1, drafted, accepted) for before, drafted, accepted in answer.rounds]
     return Rounds([first, *answer.tokens], rounds)
@@ -336,7 +336,6 @@ PARTS = {"a": part_a, "b": part_b, "accepted": part_accepted}
 
 
 def main() -> None:
-    """Runs the command line."""
     parser = argparse.ArgumentParser(description="Measure drafting beside llama.cpp's draft-dflash")
     parser.add_argument("target", type=Path, metavar="TARGET.gguf")
     parser.add_argument("drafter", type=Path, metavar="DRAFTER.gguf")

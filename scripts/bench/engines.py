@@ -1,7 +1,7 @@
 """Drives our engine and llama.cpp's library in one process, to compare speed and logits.
 
-Both use one ggml, the same threads and flash attention. Times of our engine include Python's checks
-and the argmax.
+Both use one ggml, as many threads, and flash attention. A call of our engine includes Python's
+checks and an argmax.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ llama_cpp.llama_log_set(_print_errors, ctypes.c_void_p(0))
 
 
 class Engine(Protocol):
-    """Sequence of a model, whose calls return when the last token's logits can be read."""
+    """One sequence of a loaded model; calls return when the last token's logits can be read."""
 
     def reset(self) -> None: ...
     def prefill(self, tokens: Tokens) -> None: ...
@@ -46,14 +46,14 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
     def rows(self, tokens: Sequence[int], last: int) -> Logits:
-        """Returns logits of the last tokens of a fresh sequence, float32 [last, n_vocab]."""
+        """Computes tokens in an empty sequence; returns logits of the last ones [last, n_vocab]."""
 
     def next(self, token: int) -> Logits:
         """Appends a token and returns its logits, float32 [n_vocab]."""
 
 
 class Ours:
-    """Sequence of this project's engine."""
+    """One sequence of a model in this project's engine."""
 
     def __init__(self, path: Path, config: LoadConfig) -> None:
         self.model = native.Model(str(path), config)
@@ -142,7 +142,7 @@ class Theirs:
         return self._rows([token])[0]
 
     def batch(self, rows: Sequence[tuple[int, int, int]], wanted: Sequence[bool]) -> None:
-        """Runs (token, position, sequence) rows in one call. wanted: True if logits are needed."""
+        """Computes (token, position, sequence) rows. wanted[i]: True if row i needs logits."""
         batch = self._batch
         batch.n_tokens = len(rows)
         for i, (token, position, sequence) in enumerate(rows):
@@ -153,7 +153,7 @@ class Theirs:
             raise native.Error(f"llama_decode of {len(rows)} tokens returned {status}")
 
     def argmax(self, row: int) -> int:
-        """Returns the token of the largest logit of a row of the last batch."""
+        """Returns the most probable token after a row of the last batch."""
         logits = llama_cpp.llama_get_logits_ith(self.context, row)
         return int(np.ctypeslib.as_array(logits, shape=(self.n_vocab,)).argmax())
 

@@ -1,17 +1,18 @@
-"""Measures the host's time of a round outside of the model: proposals, trees, sampling, text.
+"""Measures the host's part of a round: proposals, trees, sampling, text, but no model.
 
     scripts/bench/host.py [--settings none,chain,tree,auto] [--tokens 2000] [--temperature T]
     scripts/bench/host.py MODEL.gguf [--drafter DRAFTER.gguf] [-n 16] [--rounds 60]
     scripts/bench/synthetic_gguf.py qwen35-27b TARGET.gguf --outtype q4_k_m --header-only
     scripts/bench/host.py TARGET.gguf --backend-module libggml-cuda.so --null-gpu 86
 
-Without a model: a simulated one waits as long as a small model on a CPU computes, and its drafter
-is right with probability --chance. Prints the median host time of a round, and the 10th and 90th
-percentile. With a model: prints the share of a round outside of the core, for n sampled answers.
+Without MODEL.gguf: a simulated model waits as long as a small model on a CPU computes, and its
+drafter is right with probability --chance. Prints the median host time of a round, and the 10th and
+90th percentile. With MODEL.gguf: prints the share of a round outside of the C++ library, for n
+sampled answers.
 
---null-gpu: runs n answers of random lengths on a GPU that computes nothing; passes wait as long as
-on a real GPU. Prints host time of rounds without prompts, the shares of rounds that verified
-drafts, built or captured a graph, and the largest graph's nodes. The last line is one JSON object.
+--null-gpu: runs n answers of random lengths on a CUDA driver that computes nothing; passes wait as
+long as on a real GPU. Prints host time of rounds without prompts, the shares of rounds that
+verified drafts, built or captured a graph, and the largest graph's nodes. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -58,11 +59,11 @@ TREE = 15
 MS = {"pass": 0.7, "row": 0.05, "draft": 0.4}
 MOST_PROMPT, MOST_ANSWER = 600, 200
 MORE_A_ROW = 0.01
-"""Share of a pass's time that each row adds; with 0, `auto` would verify as many rows as it can."""
+"""Share of a pass's time that each row adds; with 0, `auto` would verify as many rows as fit."""
 
 
 class Rows:
-    """Logits of a simulated pass, in which a script's tokens are best."""
+    """Logits of a simulated pass, in which the tokens of a random text, the script, are best."""
 
     def __init__(self, tokens: list[int], noise: NDArray[np.float32]) -> None:
         self._tokens, self._noise = tokens, noise
@@ -74,18 +75,18 @@ class Rows:
         """Does nothing, as simulated rows are always finite."""
 
     def argmax(self, index: int = -1) -> int:
-        """Returns the token of the simulation's script."""
+        """Returns the script's token after a row of the pass."""
         return self._tokens[index]
 
     def logits(self, index: int = -1) -> NDArray[np.float32]:
-        """Returns random logits, with the script's token far above the others."""
+        """Returns random logits for a row of the pass, in which the script's token is far ahead."""
         row = self._noise.copy()
         row[self._tokens[index]] += 8.0
         return row
 
 
 class SimulatedEngine:
-    """An engine without a model: passes wait, and its drafter is right by chance."""
+    """An engine without a model: passes only wait, and drafts are right with a probability."""
 
     max_verify = 256
     max_top_k = n_top = 0
@@ -106,7 +107,7 @@ class SimulatedEngine:
         self._chance = chance
 
     def set_top_k(self, k: int) -> bool:  # noqa: ARG002
-        """Returns False, as an engine on a CPU does."""
+        """Returns False: like an engine on a CPU, this one gives whole rows of logits."""
         return False
 
     def run(self, items: Sequence[BatchEntry]) -> list[Rows]:
@@ -120,7 +121,7 @@ class SimulatedEngine:
         return rows
 
     def sample(self, requests: Sequence[SampleRequest]) -> list[list[int]]:
-        """Samples tokens along trees."""
+        """Returns the tokens that the target samples along each request's tree."""
         return [self._walk(request) for request in requests]
 
     def _walk(self, walk: SampleRequest) -> list[int]:
@@ -140,12 +141,12 @@ class SimulatedEngine:
         return drawn
 
     def draft(self, requests: Sequence[DraftRequest], k: int = 1) -> list[Draft]:
-        """Simulates a pass of the drafter, which ranks the right token first or second."""
+        """Simulates a pass of the drafter, which ranks the script's token first or second."""
         self._wait(MS["draft"])
         return [self._draft(x.sequence.position, x.n_draft, k) for x in requests]
 
     def commit(self, paths: Sequence[tuple[Any, Sequence[int] | int]]) -> None:
-        """Advances sequences by their accepted nodes."""
+        """Advances each sequence by the number of its accepted nodes."""
         for sequence, nodes in paths:
             sequence.position += nodes if isinstance(nodes, int) else len(nodes)
 
@@ -170,7 +171,7 @@ class SimulatedEngine:
         return Draft(tokens, logits, np.full(n, 0.5, np.float32))
 
     def _wait(self, ms: float) -> None:
-        """Waits busily, as a call into the core does."""
+        """Waits in a busy loop, as computing on a CPU keeps a core busy, too."""
         end = time.perf_counter() + ms / 1e3
         while time.perf_counter() < end:
             pass
@@ -220,7 +221,7 @@ class Letters:
 
 
 def simulated(setting: str, n: int, args: argparse.Namespace) -> Figures:
-    """Measures host time beside a simulated model; returns milliseconds and tokens a round."""
+    """Measures rounds with a simulated model; returns host milliseconds and tokens a round."""
     n_tokens = args.tokens
     engine: Any = SimulatedEngine(n, n_tokens, args.vocabulary, args.chance)
     first: Any = SimulatedSequence(engine)
@@ -241,7 +242,7 @@ def simulated(setting: str, n: int, args: argparse.Namespace) -> Figures:
         states.append(scheduler.add_request(request, [DFlash(BLOCK)], rules[setting]))
     rounds, waits = [], []
     while not all(state.output.tokens for state in states):
-        scheduler.step()  # computes prompts
+        scheduler.step()  # first rounds: they compute prompts
     while not any(state.is_finished for state in states):
         for state in states:
             state.steps.clear()
@@ -267,7 +268,7 @@ def simulated(setting: str, n: int, args: argparse.Namespace) -> Figures:
 
 
 class CoreClock:
-    """Seconds that an engine spends in calls into the core."""
+    """Measures the seconds that an engine spends in calls of the C++ library."""
 
     def __init__(self, engine: Any, *names: str) -> None:
         self.seconds = 0.0
@@ -284,12 +285,12 @@ class CoreClock:
         return run
 
     def after(self, name: str, values: Any, result: Any) -> Any:  # noqa: ARG002
-        """Returns a call's result; subclasses wait, or change the result."""
+        """Returns a call's result; subclasses may wait here, or change the result."""
         return result
 
 
 def real(n: int, args: argparse.Namespace) -> Figures:
-    """Measures the share of a round's time outside of the core, with n answers of a model."""
+    """Measures the share of a round's time outside of the C++ library, with n answers."""
     options = {"n_ctx": args.ctx, "n_parallel": n, "n_threads": args.threads}
     with dflash_gguf.load(args.model, drafter=args.drafter, **options) as decoder:
         clock = CoreClock(decoder.engine, "run", "draft", "commit")
@@ -304,7 +305,7 @@ def real(n: int, args: argparse.Namespace) -> Figures:
             )
             for i in range(n)
         ]
-        for stream in streams * 2:  # computes prompts, and builds the first graphs
+        for stream in streams * 2:  # first rounds: they compute prompts and build graphs
             next(stream)
         shares, seconds = [], []
         for _ in range(args.rounds or 60):
@@ -324,10 +325,10 @@ def real(n: int, args: argparse.Namespace) -> Figures:
 
 
 class NullClock(CoreClock):
-    """A core clock for the null GPU: passes wait, and candidates are accepted by chance."""
+    """A CoreClock for the null GPU: passes wait, and candidates are accepted by chance."""
 
     def __init__(self, engine: Any, pass_s: float, draft_s: float, accepted: float) -> None:
-        """pass_s, draft_s: seconds of passes on a real GPU. accepted: probability of acceptance."""
+        """pass_s, draft_s: seconds of a pass and a draft. accepted: probability of acceptance."""
         super().__init__(engine, "run", "draft", "sample", "commit")
         self.pass_s, self.draft_s, self.accepted = pass_s, draft_s, accepted
         self._random = np.random.default_rng(1)
@@ -336,8 +337,8 @@ class NullClock(CoreClock):
         self.n_passes, self.n_filled, self.n_items, self.n_verifies = 0, 0, 0, 0
 
     def after(self, name: str, values: Any, result: Any) -> Any:
-        """Waits after a pass, and makes samples accept candidates."""
-        if name in ("run", "draft"):  # without waits, prompts would dominate rounds
+        """Waits after a pass or draft; replaces sampled tokens by accepted candidates."""
+        if name in ("run", "draft"):  # without waits, most rounds would compute prompts
             started = time.perf_counter()
             time.sleep(self._waits(name, values))
             self.waited += time.perf_counter() - started
@@ -357,7 +358,7 @@ class NullClock(CoreClock):
         return self.pass_s * (1.0 + MORE_A_ROW * sum(len(item.tokens) for item in items))
 
     def _drawn(self, walk: Any, drawn: list[int]) -> list[int]:
-        """Returns the first children that are accepted, then the core's token."""
+        """Returns a random number of tokens along the tree's first path, then a sampled token."""
         item = self._verified.get(walk.sequence)
         if item is None or self.accepted == 0.0 or not drawn:
             return drawn
@@ -371,7 +372,7 @@ class NullClock(CoreClock):
 
 
 def on_null_gpu(n: int, args: argparse.Namespace) -> Figures:
-    """Measures rounds of n answers that start and end at different times, on the null GPU."""
+    """Measures rounds on the null GPU; n answers start and end at different times."""
     n_rounds = args.rounds or 2000
     random = np.random.default_rng(0)
     options = {"n_ctx": args.ctx, "n_parallel": n, "cache_type_k": "q8_0"}
@@ -448,7 +449,7 @@ def on_null_gpu(n: int, args: argparse.Namespace) -> Figures:
 
 
 def restart_on_null_gpu(args: argparse.Namespace) -> None:
-    """Restarts this script, since the loader finds the null GPU's libraries only at a start."""
+    """Restarts this script with LD_LIBRARY_PATH naming the null GPU's libraries."""
     folder = str(null_gpu.build(args.cache.resolve(), args.null_gpu))
     paths = os.environ.get("LD_LIBRARY_PATH", "")
     if folder not in paths:
@@ -458,7 +459,6 @@ def restart_on_null_gpu(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "model", nargs="?", type=Path, metavar="MODEL.gguf", help="default: a simulated model"

@@ -2,9 +2,9 @@
 
     scripts/bench/kv_loss.py MODEL.gguf [--pairs q8_0/q8_0 ...] [--text FILE] [-md DRAFTER]
 
-Scores the second half of chunks of 512 tokens of HumanEval, or of a file. kl_difference: mean of
+Compares the second half of each chunk of 512 tokens of HumanEval or a file. kl_difference: mean of
 our divergence minus llama.cpp's, and its standard error. Both engines rotate K/V by a Hadamard
-transform before quantising, so they should agree; LLAMA_ATTN_ROT_DISABLE=1 disables llama.cpp's.
+transform before quantising, so they should agree; LLAMA_ATTN_ROT_DISABLE=1 stops llama.cpp's.
 With a drafter: also tokens a round of greedy continuations. The last line is one JSON object.
 """
 
@@ -36,7 +36,7 @@ MakeEngine = Callable[[str, str], Engine]
 
 
 def chunks_of(path: Path, text: str, n: int) -> list[list[int]]:
-    """Returns the token ids of the first n whole chunks of a text."""
+    """Returns the token ids of the first n chunks of CHUNK tokens of a text."""
     tokenizer = Tokenizer.from_file(path)
     if tokenizer is None:
         raise ValueError(f"{path}: the file has no tokenizer")
@@ -57,14 +57,14 @@ def humaneval_text() -> str:
 
 
 def scored_rows(engine: Engine, chunks: list[list[int]]) -> list[Logits]:
-    """Returns logits of the second half of each chunk."""
+    """Returns the logits of all tokens in the second half of each chunk."""
     return [engine.rows(chunk, CHUNK // 2) for chunk in chunks]
 
 
 def losses(
     expected: list[Logits], found: list[Logits]
 ) -> tuple[dict[str, float], NDArray[np.float64]]:
-    """Compares logits with f16 K/V's; returns means, and the divergence at each position."""
+    """Compares logits with those of f16 K/V; returns means, and the KL of each position."""
     divergences = [divergence(a, b) for a, b in zip(expected, found, strict=True)]
     same = [a.argmax(-1) == b.argmax(-1) for a, b in zip(expected, found, strict=True)]
     by_position = np.concatenate(divergences)
@@ -78,7 +78,7 @@ def mean_and_error(values: NDArray[np.float64]) -> list[float]:
 
 
 def tokens_a_round(path: Path, drafter: Path, pair: str, chunks: list[list[int]]) -> float:
-    """Returns the mean tokens a round of continuations of each chunk's first half."""
+    """Continues the first half of each chunk by drafts; returns the mean tokens a round."""
     type_k, type_v = pair.split("/")
     n_tokens = n_rounds = 0
     with load(
@@ -148,7 +148,6 @@ def cache_pair(value: str) -> str:
 
 
 def main() -> None:
-    """Runs the command line."""
     parser = argparse.ArgumentParser(description="Measure the loss by quantised K/V")
     parser.add_argument("model", type=Path, metavar="MODEL.gguf")
     parser.add_argument("--pairs", nargs="+", type=cache_pair, default=PAIRS, metavar="K/V")

@@ -3,8 +3,8 @@
     scripts/bench/logits.py MODEL.gguf... [--prompts 164] [--greedy 20]
 
 Measures the KL divergence from llama.cpp at the last 32 positions of every prompt, and how often
-the first tokens agree. Where greedy texts differ, the gap of the two tokens' logits shows whether
-there was a tie. Both engines use f16 K/V, flash attention and equal micro-batches.
+the most probable tokens agree. Where greedy texts differ, prints the gap between the two tokens'
+logits: a small gap is a tie. Both engines use f16 K/V, flash attention and equal micro-batches.
 
 Exits with 1 if the mean divergence is above 1e-4 for float files or 5e-3 for quantised ones, or a
 gap is 0.05 or more for float files. The last line is one JSON object.
@@ -31,7 +31,7 @@ from dflash_gguf.text.tokenizer import Tokenizer
 LAST = 32
 N_CTX = 1024
 MEAN_LIMIT = {True: 1e-4, False: 5e-3}
-"""Limits of the mean divergence, for float files (True) and quantised files."""
+"""Limits of the mean KL divergence, for float files (True) and quantised files (False)."""
 TIE = 0.05
 FLOATS = {"F32", "F16", "BF16"}
 
@@ -55,7 +55,7 @@ def log_softmax(logits: Logits) -> NDArray[np.float64]:
 
 
 def divergence(reference: Logits, found: Logits) -> NDArray[np.float64]:
-    """Returns KL(reference || found) of every row, in nats."""
+    """Returns KL(reference || found) of every row of logits, in nats."""
     p, q = log_softmax(reference), log_softmax(found)
     return (np.exp(p) * (p - q)).sum(axis=-1)
 
@@ -66,7 +66,7 @@ def holds_floats_only(path: Path) -> bool:
 
 
 def compare_rows(ours: Engine, theirs: Engine, prompts: list[list[int]]) -> dict[str, Any]:
-    """Returns divergence and agreement over the last positions of every prompt."""
+    """Returns KL divergence and agreement of both engines on the last tokens of prompts."""
     divergences, agree = [], []
     for tokens in prompts:
         found, expected = (engine.rows(tokens, min(LAST, len(tokens))) for engine in (ours, theirs))
@@ -85,7 +85,7 @@ def compare_rows(ours: Engine, theirs: Engine, prompts: list[list[int]]) -> dict
 def first_difference(
     ours: Engine, theirs: Engine, prompt: list[int], n: int
 ) -> tuple[int, float] | None:
-    """Returns position and logit gap of the first difference in greedy texts, None if equal."""
+    """Returns the first differing position of greedy texts and its logit gap, or None."""
     rows = [engine.rows(prompt, 1)[0] for engine in (ours, theirs)]
     for position in range(n):
         tokens = [int(row.argmax()) for row in rows]
@@ -98,7 +98,7 @@ def first_difference(
 def compare(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Compares both engines on one file; returns all figures."""
     ours = Ours(path, LoadConfig(n_ctx=N_CTX, n_threads=args.threads, n_gpu_layers=0))
-    # Plain CPU buffers use other kernels than ours, which makes the test stricter.
+    # Without repacking, llama.cpp uses other kernels than ours, which makes the test stricter.
     theirs = Theirs(path, N_CTX, ours.sequence.engine.n_threads, repack=False)
     result: dict[str, Any] = {"model": path.name, "float": holds_floats_only(path)}
     result |= compare_rows(ours, theirs, humaneval_prompts(path, args.prompts))
@@ -111,13 +111,13 @@ def compare(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     result["greedy_parted"] = [x for x in parted if x is not None]
     in_limits = result["kl_mean"] <= MEAN_LIMIT[result["float"]]
     ties = all(gap < TIE for _, gap in result["greedy_parted"])
-    # Quantised kernels differ by more than rounding, so text may differ without a tie.
+    # Kernels of quantised weights differ by more than rounding, so texts differ without ties.
     result["ok"] = in_limits and (ties or not result["float"])
     return result
 
 
 def print_row(x: dict[str, Any]) -> None:
-    """Prints one line for a file, and one for every text that differs."""
+    """Prints one line for a model, and one for every greedy text that differs."""
     print(
         f"{x['model']:28} KL mean {x['kl_mean']:.1e} p99 {x['kl_p99']:.1e} max {x['kl_max']:.1e}   "
         f"same top {100 * x['same_top']:.2f} %   greedy {x['greedy_equal']}/{x['greedy_texts']}   "
@@ -129,7 +129,6 @@ def print_row(x: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Runs the command line."""
     parser = argparse.ArgumentParser(
         description="Compare distributions and greedy text with llama.cpp"
     )

@@ -1,13 +1,13 @@
-"""Measures many sequences at once: plain rounds, answers beside a server, a long prompt.
+"""Measures many sequences at once: plain rounds, answers, or answers beside a long prompt.
 
     scripts/bench/many.py MODEL.gguf [-n 1 8] [--rounds 40] [--runs 3]
     scripts/bench/many.py MODEL.gguf --drafter DRAFTER.gguf --server 3 7
     scripts/bench/many.py MODEL.gguf -c 26000 --prompt 8192 [--streams 4] [--drafter DRAFTER.gguf]
 
-Rounds: all sequences take one greedy token each in one pass, in turns with llama.cpp's library.
---server: n answers at once, plain and with `auto`, in turns with llama.cpp's server, plain and with
-draft-dflash of each length. Both print median tokens per second of all sequences. --prompt:
-slowdown of answers beside a long prompt. The last line is one JSON object.
+Default: rounds in which each of n sequences takes one greedy token in a common pass, in turns with
+llama.cpp's library. --server: n answers at once, plain and with `auto`, in turns with llama.cpp's
+server, plain and with draft-dflash of each length. Both print median tokens per second of all
+sequences. --prompt: slowdown of answers beside a long prompt. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ N_PROMPT = 128
 N_WARM = 60
 PLAIN_PEER = "llama-server"
 LONG_TURN_S = 0.5
-"""Seconds of a turn of answers beside a long prompt: several prefill chunks and rounds."""
+"""Seconds of a decoder's turn with --prompt: several prefill chunks and rounds."""
 
 
 class Ours:
@@ -95,7 +95,7 @@ class Theirs(engines.Theirs):
 
 
 def rounds(args: argparse.Namespace) -> list[Figures]:
-    """Measures plain rounds; returns tokens per second of all sequences, by their number."""
+    """Measures plain rounds; returns tokens per second for each number of sequences."""
     ours = Ours(args.model, max(args.n), args.ctx, args.threads)
     args.threads = ours.engine.n_threads
     sides: dict[str, Ours | Theirs] = {"ours": ours}
@@ -151,7 +151,7 @@ def servers(args: argparse.Namespace) -> Iterator[dict[str, Running]]:
 
 
 def by_server(server: Running, prompts: Series[str], n: int) -> tuple[float, list[str]]:
-    """Answers all prompts, n requests at once; returns the seconds and the texts."""
+    """Sends all prompts to a server, n requests at once; returns the seconds and the texts."""
     asked = [Prompt(str(i), text) for i, text in enumerate(prompts)]
     requests = bodies(asked, None, N_ANSWER, 0.0, 0)
     with ThreadPoolExecutor(n) as pool:
@@ -167,7 +167,7 @@ def by_server(server: Running, prompts: Series[str], n: int) -> tuple[float, lis
 
 
 def answers(args: argparse.Namespace) -> list[Figures]:
-    """Measures whole answers, plain and with drafts, in our engine and in llama.cpp's servers."""
+    """Measures --server: whole answers, plain and drafted, of our engine and llama.cpp's."""
     args.threads = args.threads or len(os.sched_getaffinity(0))
     with servers(args) as peers:
         for server in peers.values():
@@ -176,7 +176,7 @@ def answers(args: argparse.Namespace) -> list[Figures]:
 
 
 def answers_of(n: int, args: argparse.Namespace, peers: dict[str, Running]) -> Figures:
-    """Measures n answers at once, in our engine and in all servers."""
+    """Measures n answers at once, in our engine and in each of llama.cpp's servers."""
     options = {"n_ctx": args.ctx, "n_parallel": max(args.n), "n_threads": args.threads}
     rates: dict[str, list[float]] = {name: [] for name in ("none", "auto", *peers)}
     n_equal = dict.fromkeys(peers, 0)
@@ -213,12 +213,12 @@ def answers_of(n: int, args: argparse.Namespace, peers: dict[str, Running]) -> F
 def beside(args: argparse.Namespace) -> Figures:
     """Measures how much a long prompt and the answers beside it slow each other.
 
-    Longer answers are slower, so answers are compared with the same tokens of answers without the
-    prompt. Three decoders take turns: with answers and prompt, with answers, with the prompt.
+    Answers slow down as they grow, so they are compared with the same tokens of answers without the
+    prompt. Three decoders take turns: one has answers and prompt, one answers, one the prompt.
     """
     options = {"n_ctx": args.ctx, "n_parallel": args.streams + 1, "n_threads": args.threads}
     prompt = np.random.default_rng(0).integers(0, args.vocabulary, args.prompt).tolist()
-    n_filled = {"beside": 0, "alone": 0}  # computed prompt tokens
+    n_filled = {"beside": 0, "alone": 0}  # computed tokens of the long prompt
 
     def begun(decoder: dflash_gguf.Decoder) -> list[dflash_gguf.Stream]:
         streams = [
@@ -281,7 +281,6 @@ def beside(args: argparse.Namespace) -> Figures:
 
 
 def main() -> None:
-    """Runs the command line."""
     parser = argparse.ArgumentParser(description="Measure many sequences at once")
     parser.add_argument("model", type=Path, metavar="MODEL.gguf")
     parser.add_argument("--drafter", type=Path, metavar="DRAFTER.gguf")

@@ -1,10 +1,10 @@
-"""Measures the speed, acceptance and losslessness of a pair on held-out prompts of Python code.
+"""Measures a target and its drafter on Python code: speed, acceptance, and equal text.
 
     python scripts/bench/pair.py [-m MODEL.gguf -md DRAFTER.gguf] [--prompts 50]
     python scripts/bench/pair.py -m smollm2 --chat "Complete the following Python function."
     python scripts/bench/pair.py --list prompts.jsonl   # writes the prompts, for dflash-bench -f
 
-Answers every prompt plainly, with chains, with trees and with --draft auto, greedily and sampled.
+Answers every prompt with plain decoding, chains, trees and --draft auto, greedily and sampled.
 Counts answers that differ from the plain ones. The last line is one JSON object.
 """
 
@@ -32,7 +32,6 @@ KINDS = ("none", "chain", "tree", "auto")
 
 
 def parse() -> argparse.Namespace:
-    """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "-m", "--model", default=bundled.DEFAULT, help="a GGUF file, or the name of a bundled pair"
@@ -66,7 +65,7 @@ def parse() -> argparse.Namespace:
 
 @dataclass(slots=True)
 class Total:
-    """Sums over all answers with one kind of draft."""
+    """Sums over all answers of one draft mode (none, chain, tree or auto)."""
 
     seconds: float = 0.0
     tokens: int = 0
@@ -75,7 +74,7 @@ class Total:
     seconds_by_phase: dict[str, float] = field(default_factory=dict)
 
     def add(self, result: dflash_gguf.Result, plain: dflash_gguf.Result) -> None:
-        """Adds an answer, given the plain answer to the same prompt."""
+        """Adds an answer, and compares it with the plain answer to the same prompt."""
         self.seconds += sum(s for name, s in result.seconds_by_phase.items() if name != "prefill")
         self.tokens += result.n_decoded
         self.rounds += result.rounds
@@ -84,7 +83,7 @@ class Total:
             self.seconds_by_phase[name] = self.seconds_by_phase.get(name, 0.0) + seconds
 
     def summary(self) -> dict[str, Any]:
-        """Returns tokens per second, tau, and milliseconds per round by phase."""
+        """Returns tokens per second, tokens a round (tau), and milliseconds a round by phase."""
         phases = {name: s for name, s in self.seconds_by_phase.items() if name != "prefill"}
         return {
             "tokens_per_s": round(self.tokens / self.seconds, 1),
@@ -97,7 +96,7 @@ class Total:
 def compare(
     decoder: dflash_gguf.Decoder, prompts: list[list[int]], config: dflash_gguf.DecodeConfig
 ) -> tuple[dict[str, Any], list[dflash_gguf.Result]]:
-    """Answers all prompts with all kinds of drafts in turns; returns figures and plain answers."""
+    """Answers all prompts in all draft modes by turns; returns figures and plain answers."""
     totals = {kind: Total() for kind in KINDS}
     coming = {kind: iter(prompts) for kind in KINDS}
 
@@ -118,7 +117,6 @@ def compare(
 
 
 def main() -> None:
-    """Runs the command line."""
     args = parse()
     config = dflash_gguf.DecodeConfig(max_tokens=args.tokens, seed=1)
     sampled = dflash_gguf.DecodeConfig(

@@ -4,15 +4,14 @@
     scripts/bench/plain.py MODEL.gguf --prompt 1024 8192 --ubatch 128 512 2048 --decode 0
     scripts/bench/plain.py MODEL.gguf... --read-loop
 
-A pair runs both engines in turns in one process, so that they share ggml, an OpenMP pool and other
-load. Each pair has a fresh process, as the addresses of the weights change a process's speed by a
-few per cent. Both have the same threads, weight buffers, f16 K/V and flash attention. Prints tokens
-per second, and the median ratio ours/theirs with its 95 % bootstrap interval. The last line is one
-JSON object.
+Each of --pairs processes runs both engines in turns, so that they share ggml, an OpenMP pool and
+other load; the addresses of the weights change a process's speed by a few per cent. Both have the
+same threads, weight buffers, f16 K/V and flash attention. Prints tokens per second, and the median
+ratio ours/theirs with its 95 % bootstrap interval. The last line is one JSON object.
 
 --ik: also runs ik's llama-bench, with rearranged weights (-rtr 1) and without; the faster counts.
---read-loop: compares bytes per second of decoding with a loop that reads 512 MiB on as many
-threads; the ratio is 1 at memory speed, if the weights are much larger than the caches.
+--read-loop: compares the weights that decoding reads, in bytes per second, with a loop that only
+reads 512 MiB on as many threads; the ratio is 1 if decoding waits for nothing but memory.
 """
 
 from __future__ import annotations
@@ -42,15 +41,15 @@ from dflash_gguf.config import LoadConfig
 PHASES = ("prefill", "decode")
 LOOP_BYTES = 512 << 20
 LONG_PROMPT = 1024
-"""Prompt tokens above which a pair computes the prompt once instead of twice."""
+"""Prompt tokens above which a process computes the prompt once instead of twice."""
 
 Speeds = dict[str, dict[str, float]]
-"""Tokens per second by phase and engine."""
+"""Tokens per second by phase (prefill, decode), then by engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Settings of one pair. n_segment: tokens before engines change; index: the pair's number."""
+    """Settings of one process. n_segment: tokens of a decoding turn; index: process number."""
 
     path: Path
     n_prompt: int
@@ -63,7 +62,7 @@ class Work:
 
 
 def run_pair(work: Work) -> tuple[Speeds, int]:
-    """Measures one pair in this process; returns the speeds and the number of threads."""
+    """Measures both engines in this process; returns the speeds and the number of threads."""
     n_ctx = work.n_prompt + work.n_decode
     config = LoadConfig(
         n_ctx=n_ctx, n_ubatch=work.n_ubatch, n_threads=work.n_threads, n_gpu_layers=0
@@ -89,7 +88,7 @@ def run_pair(work: Work) -> tuple[Speeds, int]:
 def prefill_seconds(
     engines: Mapping[str, Engine], prompt: Tokens, n_runs: int, first: int = 0
 ) -> dict[str, float]:
-    """Returns each engine's seconds of n_runs prefills from an empty cache, in turns."""
+    """Runs n_runs prefills of each engine in turns; returns the seconds of each engine."""
 
     def run(engine: Engine) -> float:
         engine.reset()
@@ -102,7 +101,7 @@ def prefill_seconds(
 def decode_seconds(
     engines: Mapping[str, Engine], answer: list[int], n_segment: int, first: int
 ) -> dict[str, float]:
-    """Returns each engine's seconds of decoding `answer`, in turns of n_segment tokens."""
+    """Decodes given tokens by turns of n_segment tokens; returns the seconds of each engine."""
     at = dict.fromkeys(engines, 0)
 
     def run(name: str) -> float:
@@ -126,13 +125,13 @@ def ik_speeds(bench: Path, work: Work, n_threads: int, *, repack: bool) -> dict[
     run = subprocess.run(command, capture_output=True, text=True)
     if run.returncode:
         sys.exit(f"error: {' '.join(command)}: {run.stderr.strip().splitlines()[-1:]}")
-    # Skips messages about rearranged weights before the JSON.
+    # Skips messages about rearranged weights, which precede the JSON.
     tests = json.loads(run.stdout[run.stdout.index("[\n") :])
     return {"decode" if test["n_gen"] else "prefill": float(test["avg_ts"]) for test in tests}
 
 
 def bench(work: Work, args: argparse.Namespace) -> Figures:
-    """Measures one file, prompt length and micro-batch size, each pair in a fresh process."""
+    """Measures one file, prompt length and micro-batch size, in several new processes."""
     index, n_threads = -1, work.n_threads or 0
 
     def pair() -> dict[str, dict[str, float]]:
@@ -167,7 +166,7 @@ def bench(work: Work, args: argparse.Namespace) -> Figures:
 
 
 def summary(speeds: dict[str, list[float]]) -> Figures:
-    """Returns a phase's median tokens per second by engine, and ratios of ours to theirs."""
+    """Returns one phase's median tokens per second by engine, and our ratios to the others."""
     found: Figures = {
         "tokens_per_s": {name: round(float(np.median(x)), 2) for name, x in speeds.items()}
     }
@@ -179,7 +178,7 @@ def summary(speeds: dict[str, list[float]]) -> Figures:
 
 
 def print_row(result: Figures) -> None:
-    """Prints one line for each phase."""
+    """Prints one line each for prefill and decoding."""
     for phase in (name for name in PHASES if name in result):
         x = result[phase]
         line = f"{result['model']:32} {result['threads']} threads   {phase:8}"
@@ -229,7 +228,7 @@ class ReadLoop:
 
 
 def bench_read_loop(work: Work, n_pairs: int) -> Figures:
-    """Measures decoding of one model in turns with a read loop."""
+    """Measures decoding of one model in turns with a loop that only reads memory."""
     n_prompt = min(work.n_prompt, 128)
     n_ctx = n_prompt + n_pairs * work.n_segment
     ours = Ours(work.path, LoadConfig(n_ctx=n_ctx, n_threads=work.n_threads, n_gpu_layers=0))
@@ -259,7 +258,7 @@ def bench_read_loop(work: Work, n_pairs: int) -> Figures:
 
 
 def print_share(result: Figures) -> None:
-    """Prints one line about a model and the read loop."""
+    """Prints a model's decoding speed in GB/s beside that of the read loop."""
     low, high = result["interval"]
     print(
         f"{result['model']:32} {result['threads']} threads   decode "
@@ -270,7 +269,6 @@ def print_share(result: Figures) -> None:
 
 
 def main() -> None:
-    """Runs the command line."""
     parser = argparse.ArgumentParser(
         description="Measure prefill and plain decoding beside llama.cpp"
     )

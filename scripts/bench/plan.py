@@ -5,14 +5,15 @@
     scripts/bench/plan.py --null-gpu 90 --backend-module $(dflash-backend build cuda --arch 90-real)
         [--cases SHAPE:CONTEXT:KV...] [--limit 0.01]
 
-Loads a model, fills its context and verifies as many rows as possible, so that every page of every
-buffer is touched. Prints planned and allocated bytes by item, and the growth of the process's
-anonymous memory (Linux, interpreter included) or the drop of a GPU's free memory.
+Loads a model, fills its context and verifies as many rows as possible, so that all allocated memory
+is written. Prints planned and allocated bytes by item, and the growth of the process's anonymous
+memory (Linux, interpreter included) or the drop of a GPU's free memory.
 
---null-gpu: loads targets and drafters of published shapes, without weights, on the null GPU
-(gpu/null_gpu.py; needs CUDA's headers). Compares the memory taken with the plan that `dflash-run
---plan --vram` makes without a GPU and with the backend's plan, both without the 0.5 GiB of a real
-driver. Fails if a plan is off by more than --limit. The last line is JSON.
+--null-gpu: loads targets and drafters of published shapes, without weights, on a CUDA driver that
+computes nothing (gpu/null_gpu.py; needs CUDA's headers). Compares the allocated bytes with the plan
+of `dflash-run --plan --vram`, made without a GPU, and with the plan of the GPU's backend, both
+without the 0.5 GiB of a real driver. Fails if the former is off by more than --limit. The last line
+is JSON.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ SCRIPTS = Path(__file__).resolve().parent
 N_ROWS = 64
 VRAM = 80 << 30
 OUTTYPES = {"gpt-oss-20b": "q8_0"}
-"""Weight types of targets other than q4_0; experts of gpt-oss stay in MXFP4."""
+"""Weight types of targets that are not q4_0; gpt-oss has its experts in MXFP4 besides."""
 CASES = (
     *(f"gpt-oss-20b:{n}:q8_0" for n in (32768, 131072)),
     *("gemma-4-31b:32768:q8_0", "gemma-4-31b:32768:f16", "gemma-4-31b:131072:q4_0"),
@@ -94,7 +95,7 @@ def run(command: list[str], **environment: str) -> str:
 
 
 def check(case: str, module: str, libraries: Path, folder: Path) -> dict[str, Any]:
-    """Plans and loads one case; returns the memory taken and its ratios to both plans."""
+    """Plans and loads one of --cases; returns the allocated GiB, and the ratios to both plans."""
     try:
         shape, context, kv = case.split(":")
         n_ctx = int(context)
@@ -117,7 +118,7 @@ def check(case: str, module: str, libraries: Path, folder: Path) -> dict[str, An
 
 
 def compare(args: argparse.Namespace) -> None:
-    """Plans and loads one model; prints planned and taken memory."""
+    """Plans and loads one model; prints planned and allocated bytes."""
     on_gpu = args.backend_module is not None
     config = LoadConfig(
         n_ctx=args.ctx_size,
@@ -148,7 +149,7 @@ def compare(args: argparse.Namespace) -> None:
         found = allocated.pop((item.name, item.where), 0)
         print(f"{item.name:40} {item.where:6} {item.bytes:14,} {found:14,}")
     needed = plan.needed_bytes
-    if not on_gpu:  # prompts are cached only after an answer has begun
+    if not on_gpu:  # without an answer, the prefix cache is empty
         needed -= sum(x.bytes for x in plan.items if x.name.startswith("prompts to"))
     if on_gpu:
         print(f"{'planned in all, and drop of free GPU memory':47} {needed:14,} {held:14,}")
@@ -168,7 +169,7 @@ def compare(args: argparse.Namespace) -> None:
 
 
 def compare_without_gpu(args: argparse.Namespace) -> None:
-    """Plans and loads all cases on the null GPU; SystemExit if a plan is off."""
+    """Plans and loads all --cases on the null GPU; SystemExit if a plan is off by --limit."""
     if not Path(args.backend_module).is_file():
         raise SystemExit(f"error: {args.backend_module}: no such file")
     found = []
@@ -194,7 +195,6 @@ def compare_without_gpu(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Runs the command line."""
     parser = argparse.ArgumentParser(description="Compare memory plans with allocations")
     parser.add_argument("model", nargs="?", metavar="MODEL.gguf")
     parser.add_argument("-md", "--model-draft", metavar="DRAFTER.gguf")

@@ -1,4 +1,4 @@
-"""Measures cached prefixes: reuse beside computation, turns of a chat, and prefix files.
+"""Measures cached prefixes: reuse instead of computation, a chat's turns, and prefix files.
 
     python scripts/bench/prefixes.py MODEL [-md DRAFTER] [--tokens 8192] [--turns 10]
 
@@ -21,11 +21,10 @@ from turns import facts
 import dflash_gguf
 
 ASKED, ANSWERED = 60, 20
-"""Tokens of the question and of the answer in each turn of the chat."""
+"""Tokens of the user's message and of the answer in each turn of the chat."""
 
 
 def main() -> None:
-    """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("model")
     parser.add_argument("-md", "--drafter")
@@ -44,7 +43,7 @@ def main() -> None:
 
 
 def found_prefix(decoder: dflash_gguf.Decoder, tokens: list[int]) -> dict[str, float]:
-    """Returns the seconds of a computed prompt, of a cached one and of a one-token pass."""
+    """Returns seconds to the first token after a computed and a cached prompt, and of a pass."""
     settings: dict[str, Any] = {"max_tokens": 2, "ignore_eos": True, "draft": "none"}
     computed = decoder.generate(tokens, **settings)
     hits = [decoder.generate(tokens, **settings) for _ in range(5)]
@@ -60,7 +59,7 @@ def found_prefix(decoder: dflash_gguf.Decoder, tokens: list[int]) -> dict[str, f
 
 
 def files(decoder: dflash_gguf.Decoder, tokens: list[int]) -> dict[str, float]:
-    """Returns MB/s of saving and loading a prefix file, and of plain writing and reading."""
+    """Returns MB/s of saving and loading a prefix, and of writing and reading such a file."""
     with tempfile.TemporaryDirectory(dir=".") as folder:
         path, plain = Path(folder) / "p.dfl", Path(folder) / "plain"
         seconds = {"save": 1e9, "write": 1e9, "load": 1e9, "read": 1e9}
@@ -91,7 +90,7 @@ def write(path: Path, data: bytes) -> None:
 
 
 def turns(decoder: dflash_gguf.Decoder, n: int, rng: np.random.Generator) -> list[dict[str, float]]:
-    """Runs a chat; returns the computed tokens and seconds to the first token of each turn."""
+    """Runs a chat; returns each turn's computed prompt tokens and seconds to the first token."""
     text: list[int] = []
     found = []
     for turn in range(n):

@@ -1,6 +1,7 @@
-"""Runs rounds of equal work in our engine and in llama.cpp's draft-dflash.
+"""Times drafting rounds of equal work in our engine and in llama.cpp's draft-dflash.
 
-llama.cpp runs in peer-rounds (peer/rounds.cpp), a process that answers prompts of token ids.
+llama.cpp runs in a process of its own, peer-rounds (peer/rounds.cpp). In both, the target is forced
+to choose given tokens, so that each round accepts equally many.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ GREEDY = ("--samplers", "top_k", "--top-k", "1")
 
 @dataclass(frozen=True, slots=True)
 class PeerAnswer:
-    """Answer of peer-rounds. rounds: (tokens before, drafted, accepted). us: times by phase."""
+    """Answer of peer-rounds. rounds: (tokens before it, drafted, accepted). us: microseconds."""
 
     tokens: list[int]
     rounds: list[tuple[int, int, int]]
@@ -56,12 +57,12 @@ class Peer:
     ) -> None:
         """n_draft: tokens drafted each round. options: further llama.cpp arguments.
 
-        tools: folder of peer-rounds, or None. device, module: ggml's GPU and its backend, None for
-        the CPU.
+        tools: folder of peer-rounds, None to build it. device: ggml's name of a GPU, None for the
+        CPU; module: file of its backend.
         """
         place = ["-ngl", "0", "-ngld", "0"]
         if device is not None:
-            # llama.cpp loads backend modules only if a device is named.
+            # llama.cpp loads the backend of GGML_BACKEND_PATH only if a device is named.
             place = ["--device", device, "-devd", device, "-ngl", "99", "-ngld", "99"]
             place += ["--fit", "off"]
         program = (tools or build([OURS])) / OURS
@@ -101,7 +102,7 @@ class Peer:
         text: Sequence[int] | None = None,
         accept: int | None = None,
     ) -> PeerAnswer:
-        """Answers a prompt; text and accept force tokens, as peer/rounds.cpp describes."""
+        """Answers a prompt. text, accept: forced tokens, and forced acceptance; see rounds.cpp."""
         job: dict[str, Any] = {"prompt": list(prompt), "n_predict": n_predict}
         if text is not None:
             job["text"] = list(text)
@@ -122,15 +123,18 @@ class Peer:
 
 
 PHASES = ("draft", "inject", "verify", "commit", "host", "round")
-"""Phases of a round. inject: the drafter reads new rows, for our engine part of draft. host: the
-rest."""
+"""Phases of a round. inject: the drafter computes its K/V from the target's hidden states, which
+our engine does in draft. host: all other time."""
 
 Milliseconds = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Forced:
-    """Work for both engines. text: forced tokens of the answer; accept: accepted tokens a round."""
+    """Rounds for both engines. text: tokens that the target is forced to choose as its answer.
+
+    n_draft, accept: drafted and accepted tokens of each round.
+    """
 
     prompt: list[int]
     text: list[int]
@@ -141,33 +145,33 @@ class Forced:
     def random(
         cls, n_vocab: int, n_prompt: int, n_rounds: int, n_draft: int, accept: int, seed: int
     ) -> Forced:
-        """Draws random tokens for n_rounds full rounds."""
+        """Draws a random prompt, and random forced tokens for n_rounds rounds of n_draft tokens."""
         n_text = 1 + n_rounds * (accept + 1) + n_draft
-        # Excludes the lowest and highest token ids, which may be special tokens.
+        # Excludes the lowest and highest ids, which may be special tokens.
         ids = np.random.default_rng(seed).integers(300, min(n_vocab, 40000), n_prompt + n_text)
         return cls(ids[:n_prompt].tolist(), ids[n_prompt:].tolist(), n_draft, accept)
 
     def candidates(self, n_chosen: int) -> list[int]:
-        """Returns candidates after n_chosen tokens of the text: `accept` right ones, then wrong."""
+        """Returns a draft after n_chosen tokens: `accept` right candidates, the others wrong."""
         wanted = self.text[n_chosen : n_chosen + self.n_draft]
         return [w if i < self.accept else (w + 1) % 8 for i, w in enumerate(wanted)]
 
 
 class Engine(Protocol):
-    """An engine that runs forced rounds."""
+    """An engine that runs rounds with forced tokens."""
 
     def rounds(self, work: Forced) -> Milliseconds:
-        """Returns milliseconds of full rounds by phase, [n_rounds, len(PHASES)]."""
+        """Returns milliseconds [n_rounds, len(PHASES)] of all rounds that draft n_draft tokens."""
 
 
 class Theirs:
-    """llama.cpp's draft-dflash in a peer process."""
+    """llama.cpp's draft-dflash, in a peer-rounds process."""
 
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
 
     def rounds(self, work: Forced) -> Milliseconds:
-        """Runs the forced rounds after the first token, which our engine takes from the prefill."""
+        """Runs the rounds; the first forced token joins the prompt, as our prefill returns it."""
         prompt, text = [*work.prompt, work.text[0]], work.text[1:]
         answer = self._peer.answer(prompt, len(text), text=text, accept=work.accept)
         us = {name: np.array(values, dtype=np.float64) for name, values in answer.us.items()}
@@ -181,13 +185,13 @@ def _table(phases: Mapping[str, NDArray[np.float64]], total: NDArray[np.float64]
 
 
 def medians(runs: Sequence[Milliseconds]) -> dict[str, float]:
-    """Returns the median milliseconds of a round by phase, over all runs."""
+    """Returns the median milliseconds of each phase over the rounds of all runs."""
     row = np.median(np.concatenate(runs), axis=0)
     return dict(zip(PHASES, np.round(row, 3).tolist(), strict=True))
 
 
 def equal_work(tables: Sequence[Sequence[Milliseconds]]) -> dict[str, Any]:
-    """Returns both engines' median milliseconds by phase, and the ratio of paired runs."""
+    """Returns both engines' median milliseconds by phase, and our ratio to llama.cpp's rounds."""
     by_pair = [[np.median(run[:, -1]) for run in side] for side in tables]
     return {"ours": medians(tables[0]), "llama.cpp": medians(tables[1]), **ratio(*by_pair)}
 
@@ -197,8 +201,8 @@ def forced_round(
 ) -> int:
     """Verifies a tree and commits the path of forced tokens, whatever the target's choices are.
 
-    chosen: forced tokens by depth; the target chooses deeper ones. clock: times "verify", "choose"
-    and "commit". Returns the target's token after the path's last node.
+    chosen: forced token after each depth of the tree; the target chooses after deeper nodes. clock:
+    times "verify", "choose" and "commit". Returns the target's token after the path's last node.
     """
     last = tree.tokens[0]
 
@@ -224,13 +228,13 @@ def forced_round(
 
 
 class Ours:
-    """Engine of this project, called as the decode loop calls it."""
+    """This project's engine, called as its own decode loop calls it."""
 
     def __init__(self, sequence: native.Sequence) -> None:
         self.sequence = sequence
 
     def rounds(self, work: Forced) -> Milliseconds:
-        """Runs the forced rounds of `work` on an emptied sequence."""
+        """Empties the sequence, prefills the prompt and runs the rounds."""
         sequence, n_chosen = self.sequence, 1
         sequence.reset()
         sequence.prefill(work.prompt).argmax()
@@ -252,7 +256,7 @@ class Ours:
         return 1e3 * np.array(rows)
 
     def bare_draft_ms(self, last_token: int, n_draft: int, n_runs: int = 25) -> float:
-        """Times drafts without new rows, each after a verify that evicts the drafter's weights."""
+        """Returns milliseconds of a draft alone, without K/V of new tokens (inject)."""
         times = []
         for _ in range(n_runs):
             self.sequence.verify([last_token] * (n_draft + 1))

@@ -3,9 +3,9 @@
     scripts/bench/serve.py MODEL.gguf [--drafter DRAFTER.gguf] [--at-once 1 8 16] [--turns 10]
 
 Throughput: greedy answers of equal length, several at once, in turns by `generate_batch` and by
-requests to each server; also CPU time per token of our HTTP process. Chat: milliseconds to the
-first token of each turn of a growing conversation, and computed prompt tokens. Both servers have
-the same file, threads, context and -np. The last line is one JSON object.
+requests to each server; also CPU time per token of our server's HTTP process. Chat: milliseconds to
+the first token of each turn of a growing conversation, and computed prompt tokens. Both servers
+have the same file, threads, context and -np. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ class Running(ServerClient):
         super().__init__(url, None)
         self.pid = pid
         self.cpu_s, self.n_tokens = 0.0, 0
-        """CPU seconds of the server process, and the tokens that it sent in that time."""
+        """CPU seconds of the server process during measurements, and the tokens sent meanwhile."""
 
 
 @contextlib.contextmanager
 def served(command: Sequence[str], port: int) -> Iterator[Running]:
-    """Runs a server within a with block, which starts when the model is loaded."""
+    """Runs a server for a with block, and waits before it until the model is loaded."""
     process = subprocess.Popen(
         [*command, "--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
@@ -96,13 +96,13 @@ def cpu_s(pid: int) -> float:
 
 
 def prompt(number: int, n_words: int = 40) -> str:
-    """Returns n_words words, in an order that depends on the number."""
+    """Returns a prompt of n_words words, different for each number."""
     shuffled = [WORDS[(number * 7 + i * (number + 3)) % len(WORDS)] for i in range(n_words)]
     return f"Story {number}: " + " ".join(shuffled)
 
 
 def rate(server: Running, prompts: list[str], n: int, n_tokens: int, seed: int) -> float:
-    """Returns tokens per second of all answers, with n requests at once."""
+    """Returns tokens per second of a server's answers together, with n requests at once."""
     requests = bodies(
         [Prompt(str(i), text) for i, text in enumerate(prompts)], None, n_tokens, 0.0, seed
     )
@@ -116,7 +116,7 @@ def rate(server: Running, prompts: list[str], n: int, n_tokens: int, seed: int) 
 
 
 def batch_rate(decoder: dflash_gguf.Decoder, prompts: list[str], n: int, n_tokens: int) -> float:
-    """Returns tokens per second of `generate_batch`, with n answers at once."""
+    """Returns tokens per second of `Decoder.generate_batch`, with n answers at once."""
     began = time.perf_counter()
     n_done = 0
     todo = list(prompts)
@@ -130,7 +130,7 @@ def batch_rate(decoder: dflash_gguf.Decoder, prompts: list[str], n: int, n_token
 def throughput(
     sources: dict[str, Any], args: argparse.Namespace, n: int
 ) -> dict[str, dict[str, float]]:
-    """Returns each source's median tokens per second, and the ratio of ours to it."""
+    """Returns median tokens per second of servers and decoder, and our server's ratio to each."""
     runs = {name: itertools.count() for name in sources}
 
     def speed(name: str) -> float:
@@ -155,7 +155,7 @@ def throughput(
 
 
 def chat(server: ServerClient, n_turns: int, n_words: int, n_tokens: int) -> list[dict[str, float]]:
-    """Returns first-token milliseconds, computed and cached tokens of each turn of a chat."""
+    """Returns each chat turn's milliseconds to the first token, and its computed tokens."""
     text, found = "", []
     for turn in range(n_turns):
         text += f"\nUser: {prompt(turn + 1, n_words)}\nAssistant:"
@@ -175,7 +175,6 @@ def chat(server: ServerClient, n_turns: int, n_words: int, n_tokens: int) -> lis
 
 
 def main() -> None:
-    """Runs the command line."""
     parser = argparse.ArgumentParser(description="Measure dflash-serve beside llama.cpp's server")
     parser.add_argument("model", type=Path, metavar="MODEL.gguf")
     parser.add_argument(

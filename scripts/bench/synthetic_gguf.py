@@ -3,9 +3,9 @@
     scripts/bench/synthetic_gguf.py qwen35-27b TARGET.gguf --outtype q4_k_m
     scripts/bench/synthetic_gguf.py qwen35-27b-dflash DRAFTER.gguf --target TARGET.gguf
 
-Blocks are valid, and their scales keep activations finite. A target has an invented vocabulary, a
-drafter its target's; llama.cpp loads both. --header-only leaves out the weights: the file has its
-full length but takes no disk space, which is enough for `dflash-run --plan`.
+Quantised blocks are valid, and their scales keep activations finite. A target has an invented
+vocabulary, a drafter its target's; llama.cpp loads both. --header-only leaves out the weights: the
+file has its full length but takes no disk space, which is enough for `dflash-run --plan`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from synthetic_vocabulary import copied_vocabulary, invented_vocabulary
 from synthetic_weights import Pools, is_small, small_values
 
 Piece = tuple[int, NDArray[np.uint8]]
-"""Offset in the file, and the bytes of tensors to write there."""
+"""A byte offset in the file, and the bytes to write there: a tensor or a part of it."""
 
 
 def write_model(
@@ -45,14 +45,14 @@ def write_model(
     target: Path | None = None,
     header_only: bool = False,
 ) -> None:
-    """Writes a complete file or none. target: a drafter's target. header_only: no weights."""
+    """Writes a complete file or none. target: for a drafter, the file of its target."""
     meta = metadata(shape, name, outtype)
     if target is None:
         invented_vocabulary(meta, shape.n_vocab)
     else:
         copied_vocabulary(meta, target)
     plans = [
-        # A plan needs rows, but their values are unused: a view of one zero takes no memory.
+        # Only type and size of a TensorPlan are used, so a view of one zero replaces its values.
         TensorPlan(n, s, (np.broadcast_to(np.float32(0), (math.prod(s[:-1]), s[-1])),))
         for n, s in tensors(shape)
     ]
@@ -72,7 +72,7 @@ def write_model(
             file.write(header)
             file.truncate(starts[-1])
             if not header_only:
-                # Checks for a full disk, which writes through a memory map cannot report.
+                # Checks the free space first, as a memory map cannot report a full disk.
                 if shutil.disk_usage(path.parent).free < starts[-1]:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 file.flush()
@@ -100,7 +100,7 @@ def _pieces(
 
 
 def _fill(descriptor: int, pieces: Iterator[Piece]) -> None:
-    """Writes pieces on all cores by a memory map, as plain writes to one file are serial."""
+    """Copies bytes into a memory map of the file on all cores; plain writes would be serial."""
     with mmap.mmap(descriptor, 0) as mapped, ThreadPoolExecutor(os.cpu_count()) as threads:
         whole = np.frombuffer(mapped, np.uint8)
         copies = [
@@ -109,11 +109,10 @@ def _fill(descriptor: int, pieces: Iterator[Piece]) -> None:
         ]
         for copy in copies:
             copy.result()
-        del whole, copies, copy  # the map cannot close while views of it exist
+        del whole, copies, copy  # a memory map with views cannot be closed
 
 
 def main() -> None:
-    """Runs the command line."""
     parser = argparse.ArgumentParser(description="Write a GGUF with random weights")
     parser.add_argument("preset", choices=PRESETS)
     parser.add_argument("outfile", type=Path, metavar="OUT.gguf")

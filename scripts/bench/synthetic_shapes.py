@@ -10,14 +10,17 @@ from dflash_gguf.convert.schema import Arch, Key, Tensor
 from dflash_gguf.convert.types import FILE_TYPES
 
 HAVE_SECTIONS = (Arch.QWEN35, Arch.QWEN35MOE)
-"""Architectures with M-RoPE, whose positions have several coordinates."""
+"""Architectures with multi-section RoPE (M-RoPE)."""
 NORM_BEHIND = (Arch.GEMMA3, Arch.GEMMA4)
-"""Architectures with a norm after each sublayer."""
+"""Architectures with a norm after attention and after the feed-forward network."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """Sizes of experts. n_ff_shared: 0 without a shared expert; in_blocks: published in MXFP4."""
+    """Sizes of a mixture of experts. n_ff_shared: 0 without a shared expert.
+
+    in_blocks: True if the experts are published in MXFP4.
+    """
 
     n: int
     n_used: int
@@ -28,7 +31,7 @@ class Mixture:
 
 @dataclass(frozen=True, slots=True)
 class Sliding:
-    """Sliding-window layers: all but each `period`-th. Fields of 0: as in full layers."""
+    """Sizes of sliding-window layers, all but each `period`-th. 0: the size of full layers."""
 
     window: int
     period: int
@@ -39,12 +42,12 @@ class Sliding:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes of a model. n_k_heads, n_v_heads: heads of linear attention, 0 for none.
+    """Sizes of a model. n_k_heads, n_v_heads: heads of Gated DeltaNet layers, 0 for none.
 
-    taps: target layers whose inputs a drafter reads. multi_rope: a drafter with M-RoPE. biased:
-    attention has biases. yarn: factor, and context length before scaling. n_per_layer: width of
-    embeddings that each layer has of its own, 0 for none. n_shared: last layers that read other
-    layers' K/V; wide: such layers have feed-forward parts of twice the width.
+    taps: target layers whose inputs a drafter reads. multi_rope: True for a drafter with M-RoPE.
+    biased: True if attention has biases. yarn: factor, and context length before scaling.
+    n_per_layer: width of Gemma's per-layer embeddings, 0 for none. n_shared: number of last layers,
+    which read other layers' K/V; wide: True if their feed-forward networks have twice the width.
     """
 
     arch: str
@@ -80,7 +83,7 @@ class Shape:
         return self.sliding is not None and (block + 1) % self.sliding.period != 0
 
     def kv_heads(self, block: int) -> tuple[int, int]:
-        """Returns the number of a layer's key heads, and their size."""
+        """Returns the number of a layer's K/V heads, and the size of a head."""
         if self.sliding is None or not self.slides(block):
             return self.n_head_kv, self.head_dim
         return self.sliding.n_head_kv or self.n_head_kv, self.sliding.head_dim or self.head_dim
@@ -90,11 +93,11 @@ class Shape:
         return block >= self.n_layer - self.n_shared
 
     def ff(self, block: int) -> int:
-        """Returns the width of a layer's dense feed-forward part."""
+        """Returns the width of a layer's dense feed-forward network."""
         return self.n_ff * (2 if self.wide and self.shares(block) else 1)
 
     def cut(self, n_layer: int) -> Shape:
-        """Returns the shape of the first layers; the share of layers without own K/V is kept."""
+        """Returns a shape of fewer layers, with the same share of layers that read others' K/V."""
         return replace(self, n_layer=n_layer, n_shared=self.n_shared * n_layer // self.n_layer)
 
 
@@ -123,7 +126,7 @@ def _gpt_oss(n_layer: int, n_experts: int) -> Shape:
 def _gemma4(
     n_layer: int, n_embd: int, n_ff: int, heads: tuple[int, int, int], experts: Mixture | None
 ) -> Shape:
-    """heads: numbers of query heads, of key heads in full layers, and in sliding layers."""
+    """heads: numbers of query heads, of K/V heads in full and in sliding-window layers."""
     return Shape(
         Arch.GEMMA4,
         n_layer,
@@ -156,8 +159,7 @@ def _gemma4_e(
     )
 
 
-# Sizes of the models' config.json files. Most drafters have 5 layers as z-lab's do, their target's
-# width and Qwen3's heads.
+# Sizes from the models' config.json files.
 PRESETS = {
     "smollm2": Shape(Arch.LLAMA, 30, 576, 1536, 9, 3, 64, 49152, 8192, 1e5, 1e-5, True, 64),
     "llama-8b": Shape(
@@ -265,8 +267,8 @@ PRESETS = {
     "gemma-4-e4b": _gemma4_e(42, 2560, 2, n_shared=18, period=6, wide=False),
 }
 
-# Models of 3 or 4 layers by architecture, to test devices: rows are whole blocks of every type, and
-# heads of attention and delta rule have published sizes.
+# Models of 3 or 4 layers, to test devices: rows of matrices are whole quantised blocks of any type,
+# and heads have the sizes of published models.
 TINY = Shape(Arch.LLAMA, 3, 256, 512, 4, 2, 64, 512, 8192, 1e5, 1e-5, False, 64)
 TINY_HYBRID = replace(
     TINY,
@@ -387,7 +389,7 @@ BLOCK_SIZE = 16
 
 
 def metadata(shape: Shape, name: str, outtype: str) -> Metadata:
-    """Returns the metadata that a loader needs."""
+    """Returns the GGUF metadata that loaders need for a shape."""
     meta = Metadata(shape.arch)
     meta.string(Key.GENERAL_ARCHITECTURE, shape.arch)
     meta.string(Key.GENERAL_NAME, f"random {name}")
@@ -540,7 +542,7 @@ def _feed_forward(shape: Shape, block: int) -> Iterator[tuple[str, tuple[int, ..
 
 
 def tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yields names and row-major shapes of all tensors in file order."""
+    """Yields the name and the row-major shape of each tensor, in the order of the file."""
     if shape.taps:
         yield Tensor.FC, (shape.n_embd, len(shape.taps) * shape.n_embd)
         yield Tensor.ENC_OUTPUT_NORM, (shape.n_embd,)
@@ -557,7 +559,8 @@ def tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield Tensor.PER_LAYER_MODEL_PROJ, (width, shape.n_embd)
         yield Tensor.PER_LAYER_PROJ_NORM, (shape.n_per_layer,)
     hybrid = shape.n_v_heads > 0
-    behind = hybrid or shape.arch == Arch.GPT_OSS  # name of the FFN norm: POST_ATTENTION_NORM
+    # True if the norm before the feed-forward network has the name POST_ATTENTION_NORM.
+    behind = hybrid or shape.arch == Arch.GPT_OSS
     for bid in range(shape.n_layer):
         recurrent = hybrid and (bid + 1) % shape.attention_interval != 0
         layer = [(Tensor.ATTN_NORM, (shape.n_embd,))]

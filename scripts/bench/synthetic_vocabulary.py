@@ -1,4 +1,4 @@
-"""Adds vocabularies to models of random weights: an invented one, or a copy of the target's."""
+"""Adds a vocabulary to a model of random weights: invented, or a copy of its target's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NORMAL, CONTROL = 1, 3  # values of llama_token_type (llama.h)
 
 
 def invented_vocabulary(meta: Metadata, n_vocab: int) -> None:
-    """Adds a vocabulary: 256 bytes, one merge, numbered words, mask and end tokens."""
+    """Adds the tokens of 256 bytes, one merge, numbered words, a mask token and an end token."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     tokens = [chr(byte) for byte in printable]
@@ -29,7 +29,7 @@ def invented_vocabulary(meta: Metadata, n_vocab: int) -> None:
 
 
 def copied_vocabulary(meta: Metadata, target: Path) -> None:
-    """Copies the target's vocabulary; if it has no mask token, the last token becomes one."""
+    """Copies the target's vocabulary; without a mask token there, the last token becomes it."""
     with GgufMetadata(target) as file:
         for name, entry in file.entries.items():
             if not name.startswith("tokenizer.") or name == Key.TOKENIZER_CHAT_TEMPLATE:

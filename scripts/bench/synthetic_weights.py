@@ -1,4 +1,4 @@
-"""Makes random weights: valid blocks of any ggml type, with about the spread of real weights."""
+"""Makes random weights: valid blocks of ggml types, about as spread as real weights."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dflash_gguf.convert.schema import Tensor
 from dflash_gguf.convert.types import BLOCKS
 from numpy.typing import NDArray
 
-WEIGHT_SCALE = 0.02  # standard deviation of matrices, approximately
+WEIGHT_SCALE = 0.02  # approximate standard deviation of the weights of matrices
 POOL_BYTES = 32 << 20
 NEAR_ONE = ("norm.weight", "norm_1.weight", "norm_2.weight", ".scale", "scale.weight")
-"""Suffixes of the names of tensors whose values are near 1."""
+"""Ends of the names of tensors whose random values shall be near 1."""
 
-# Byte offsets of a block's float16 scales, and scales that give deviation 1 if all other bits are
-# random. The second one, of the minimum, makes the mean 0.
+# Byte offsets of a block's float16 scales, and values of these scales for which random other bits
+# give weights of standard deviation 1. The second scale, of the minimum, makes their mean 0.
 _SCALES = {
     "q4_0": {0: 1 / 4.6},
     "q4_1": {0: 1 / 4.6, 2: -7.5 / 4.6},
@@ -31,7 +31,7 @@ _SCALES = {
 def random_pool(type_name: str, random: np.random.Generator) -> NDArray[np.uint8]:
     """Returns random blocks of a ggml type, uint8 [n_blocks, block_bytes]."""
     size = BLOCKS[type_name][1]
-    # Makes the number of blocks odd, so that successive rows cut from the pool differ.
+    # An odd number of blocks, so that successive rows of a matrix, cut from the pool, differ.
     n_blocks = POOL_BYTES // size | 1
     if type_name in _SCALES:
         pool = random.integers(0, 256, (n_blocks, size), dtype=np.uint8)
@@ -39,7 +39,7 @@ def random_pool(type_name: str, random: np.random.Generator) -> NDArray[np.uint8
             scale = np.array([factor * WEIGHT_SCALE], np.float16).view(np.uint8)
             pool[:, offset : offset + 2] = scale
         return pool
-    if type_name == "mxfp4":  # standard deviation: 2.8 times byte 0's power of 2
+    if type_name == "mxfp4":  # standard deviation: 2.8 * 2 ** (byte 0 - 127)
         pool = random.integers(0, 256, (n_blocks, size), dtype=np.uint8)
         pool[:, 0] = 127 - 7
         return pool
@@ -50,19 +50,19 @@ def random_pool(type_name: str, random: np.random.Generator) -> NDArray[np.uint8
 
 
 def rope_divisors(n: int) -> NDArray[np.float32]:
-    """Returns Gemma's RoPE divisors for n pairs, of which only a quarter rotates."""
+    """Returns Gemma's RoPE divisors for n pairs of dimensions; only a quarter of them rotates."""
     return np.where(np.arange(n) < n // 4, 1, 1e30).astype(np.float32)
 
 
 def is_small(name: str, sizes: tuple[int, ...]) -> bool:
-    """True if a float32 tensor is made element by element: vectors, convolutions, routers."""
+    """True if a float32 tensor is not cut from a pool: vectors, convolutions, routers."""
     return len(sizes) == 1 or name.endswith(("ssm_conv1d.weight", "ffn_gate_inp.weight"))
 
 
 def small_values(
     name: str, sizes: tuple[int, ...], random: np.random.Generator
 ) -> NDArray[np.uint8]:
-    """Returns bytes of a float32 tensor: norms and scales near 1, decays negative."""
+    """Returns a float32 tensor as bytes: norms and scales near 1, decays negative."""
     if name.endswith(NEAR_ONE):
         values = random.uniform(0.9, 1.1, sizes)
     elif name == Tensor.ROPE_FREQS:
@@ -75,15 +75,15 @@ def small_values(
 
 
 class Pools:
-    """Pools of random blocks by type, made when first needed."""
+    """Pools of random blocks, one for each ggml type, made when the type is first needed."""
 
     def __init__(self, random: np.random.Generator) -> None:
-        """random: generator that draws the blocks, and offsets in a pool."""
+        """random: generator of the blocks, and of the offsets where tensors begin in a pool."""
         self._random = random
         self._pools: dict[str, NDArray[np.uint8]] = {}
 
     def pieces(self, type_name: str, n_bytes: int) -> Iterator[NDArray[np.uint8]]:
-        """Yields n_bytes of blocks in pieces, from a random offset in the pool."""
+        """Yields blocks of n_bytes in all: views of the pool, from a random offset on."""
         if type_name not in self._pools:
             self._pools[type_name] = random_pool(type_name, self._random).reshape(-1)
         pool, size = self._pools[type_name], BLOCKS[type_name][1]

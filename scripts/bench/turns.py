@@ -1,6 +1,6 @@
-"""Runs the sides of a comparison in turns and summarises the results, for all benchmarks.
+"""Runs compared programs or settings in turns and summarises the results, for all benchmarks.
 
-Other load on the machine then slows all sides alike: it widens a ratio's interval, but does not
+Other load on the machine then slows all of them alike: it widens a ratio's interval, but does not
 shift the ratio.
 """
 
@@ -28,7 +28,7 @@ Figures = dict[str, Any]
 
 
 def rotated(names: Sequence[str], turn: int) -> Iterator[str]:
-    """Yields all names, starting with another one in each turn."""
+    """Yields all names once; each turn starts with the next name."""
     for i in range(len(names)):
         yield names[(turn + i) % len(names)]
 
@@ -36,7 +36,7 @@ def rotated(names: Sequence[str], turn: int) -> Iterator[str]:
 def in_turns(
     sides: Mapping[str, Callable[[], T]], n_rounds: int, first: int = 0
 ) -> dict[str, list[T]]:
-    """Calls every side once a round, in rotating order; returns the results by side."""
+    """Calls every function once a round, in rotating order; returns the results by name."""
     results: dict[str, list[T]] = {name: [] for name in sides}
     for turn in range(n_rounds):
         for name in rotated(list(sides), first + turn):
@@ -61,20 +61,20 @@ def median_interval(values: Any) -> tuple[float, float, float]:
 
 
 def ratio(ours: Any, theirs: Any) -> Figures:
-    """Returns the median ratio of paired values, ours by theirs, with its 95 % interval."""
+    """Returns the median ratio ours / theirs of paired values, with its 95 % interval."""
     median, low, high = median_interval(np.divide(ours, theirs))
     return {"ratio": round(median, 4), "interval": [round(low, 4), round(high, 4)]}
 
 
 def in_process(function: Callable[..., T], *arguments: Any) -> T:
     """Calls a function in a fresh process, as the addresses of weights affect its speed."""
-    # Uses spawn, as a forked child would inherit a dead OpenMP pool.
+    # Uses spawn, as the OpenMP threads of this process do not exist in a forked child.
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as child:
         return child.submit(function, *arguments).result()
 
 
 def in_script(command: Sequence[str], n_runs: int = 1) -> Any:
-    """Runs a script n_runs times in a cache of its own; returns the JSON of the last line."""
+    """Runs a script n_runs times with a new cache folder; returns its last line's JSON."""
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "XDG_CACHE_HOME": folder}
         for _ in range(n_runs):
@@ -91,7 +91,7 @@ def in_script(command: Sequence[str], n_runs: int = 1) -> Any:
 
 
 def facts() -> Figures:
-    """Returns the commit, ggml's version, the CPU and the kernels of a measurement."""
+    """Returns the commit, ggml's version, CPU and CPU kernels, for a benchmark's report."""
     kernels = native.cpu_kernel_sets()[0]
     versions = {"commit": commit(), "ggml": native.ggml_version()}
     return {**versions, "cpu": cpu_name(), "kernels": kernels}
@@ -108,7 +108,7 @@ def cpu_name() -> str:
 
 
 def commit() -> str | None:
-    """Returns the checked-out commit, with + if files differ from it; None outside a checkout."""
+    """Returns the commit of this checkout, with + if files were changed; else None."""
     folder = Path(__file__).resolve().parent
     run = subprocess.run(
         ["git", "describe", "--always", "--dirty=+"], cwd=folder, capture_output=True, text=True

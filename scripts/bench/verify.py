@@ -1,8 +1,8 @@
-"""Measures the cost of verifying n rows, as a chain and as a tree, in plain decoding steps.
+"""Measures the time of verifying n rows as a chain and as a tree, in units of a plain step.
 
     scripts/bench/verify.py MODEL.gguf... [--rows 1 2 3 4 8 16 24 32 64] [--rounds 9]
 
-Each round times a plain step and all verifies with their commits, in random order, from the same
+Each round times a plain step and all verifies with their commits, in random order, after the same
 256 tokens. Prints medians; tree/chain is the median of the rounds' ratios. The last line is JSON.
 """
 
@@ -30,13 +30,13 @@ Step = tuple[str, int]  # kind of step ("plain", "chain" or "tree") and number o
 
 
 def tree_parents(n: int) -> list[int]:
-    """Returns the parents of n nodes: 2/3 form a chain, the others are siblings of its nodes."""
+    """Returns parents of n tree nodes: 2/3 form a chain, the rest are siblings of its nodes."""
     n_spine = n - n // 3
     return [*range(-1, n_spine - 1), *range(n - n_spine)]
 
 
 def run(sequence: native.Sequence, step: Step, tokens: list[int]) -> float:
-    """Returns the seconds of one step, and restores the sequence."""
+    """Returns the seconds of a plain step or verify, and restores the sequence after it."""
     kind, n = step
     start = sequence.snapshot()
     if kind == "plain":
@@ -55,7 +55,7 @@ def run(sequence: native.Sequence, step: Step, tokens: list[int]) -> float:
 
 
 def open_sequence(path: Path, n_threads: int | None, most_rows: int) -> native.Sequence:
-    """Loads a model without a drafter, with memory for verifies of most_rows rows."""
+    """Loads a model without a drafter and reserves memory for verifies of most_rows rows."""
     config = LoadConfig(n_ctx=N_CTX, n_threads=n_threads, n_gpu_layers=0)
     sequence = native.Sequence(native.Engine(native.Model(str(path), config)))
     sequence.engine.reserve_verify(most_rows)
@@ -63,7 +63,7 @@ def open_sequence(path: Path, n_threads: int | None, most_rows: int) -> native.S
 
 
 def bench(path: Path, args: argparse.Namespace) -> Figures:
-    """Measures one model, prints a table and returns the medians."""
+    """Measures verifies of one model, prints a table and returns the medians."""
     rows = args.rows
     sequence = open_sequence(path, args.threads, max(rows))
     random = np.random.default_rng(1)
@@ -111,7 +111,6 @@ def print_table(result: Figures) -> None:
 
 
 def main() -> None:
-    """Runs the command line."""
     parser = argparse.ArgumentParser(
         description="Measure the cost of verifying n rows as chain and tree"
     )

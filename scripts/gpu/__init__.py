@@ -1,1 +1,1 @@
-"""Parts of bench_gpu.py: generator functions that yield figures as soon as they are measured."""
+"""Parts of bench_gpu.py: generator functions that yield each JSON line once it is measured."""

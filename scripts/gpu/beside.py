@@ -1,7 +1,7 @@
 """Measures our engine and llama.cpp on the same device, one after the other.
 
-A GPU may hold the weights only once, so our engine is freed before llama.cpp loads. Our figures are
-yielded before that, in a line without a ratio.
+A GPU may have memory for the weights only once, so our engine is freed before llama.cpp loads. Our
+figures come first, in lines without a ratio.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ ACCEPTED = (2, 4, 8)
 N_DRAFT = 15
 N_RUNS = 5
 MOST_PROMPT_TOKENS = 16384
-"""Maximum prompt tokens over all runs of one prompt length; at least one run is made."""
+"""Maximum prompt tokens of all prefills of one length together, if there are several."""
 
 
 def plain(setting: Setting) -> Iterator[Figures]:
-    """Measures decoding token by token in both engines: median tokens per second of the runs."""
+    """Measures plain decoding; yields the median tokens per second of our engine, then of both."""
     sizes = setting.sizes
     prompt, answer = _random(setting, sizes.n_prompt, 1), _random(setting, sizes.n_decode, 2)
 
@@ -63,7 +63,7 @@ def plain(setting: Setting) -> Iterator[Figures]:
 
 
 def prefill(setting: Setting) -> Iterator[Figures]:
-    """Measures prefill by prompt length; long prompts have fewer runs, as they vary less."""
+    """Measures prefill of each prompt length; long prompts have fewer runs, as they vary less."""
     lengths = setting.sizes.prompts
     found: dict[int, list[float]] = {n: [] for n in lengths}
     for open_ in _engines(setting, max(lengths)):
@@ -80,7 +80,7 @@ def prefill(setting: Setting) -> Iterator[Figures]:
 
 
 def chain(setting: Setting) -> Iterator[Figures]:
-    """Measures rounds of 15 drafted tokens and 16 verified rows, with forced acceptance."""
+    """Measures rounds of 15 drafted tokens, of which 2, 4 or 8 are accepted by force."""
     sizes = setting.sizes
     device = setting.found_device()
     n_ctx = sizes.n_prompt + 64 + sizes.n_rounds * (max(ACCEPTED) + 1)
@@ -117,7 +117,7 @@ def chain(setting: Setting) -> Iterator[Figures]:
 
 
 def _engines(setting: Setting, n_ctx: int) -> tuple[Callable[[], Engine], Callable[[], Engine]]:
-    """Returns functions that open our engine and llama.cpp's."""
+    """Returns two functions, which load the target in our engine and in llama.cpp."""
     n_layers = 0 if setting.found_device().type == "cpu" else -1
     n_threads = setting.threads or _n_cpus()
     config = setting.load_config(n_ctx=n_ctx, n_ubatch=N_UBATCH)
@@ -128,7 +128,7 @@ def _engines(setting: Setting, n_ctx: int) -> tuple[Callable[[], Engine], Callab
 
 
 def _rates(tokens_per_s: Sequence[float]) -> Figures:
-    """Returns the tokens per second of our engine, or of both engines and their ratio."""
+    """Returns fields for the tokens per second of our engine or of both, and their ratio."""
     names = ("ours_tokens_per_s", "llama.cpp_tokens_per_s")
     figures: Figures = {x: round(y, 2) for x, y in zip(names, tokens_per_s, strict=False)}
     if len(tokens_per_s) == len(names):

@@ -1,4 +1,4 @@
-"""Builds the GPU's backend module and llama.cpp's drafting loop, unless they exist."""
+"""Builds the GPU's backend module, and peer-rounds with llama.cpp's drafting loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpu.setting import Figures, Setting
 
 
 def module(setting: Setting) -> Iterator[Figures]:
-    """Builds the backend that --build names, unless a module that loads exists; yields its path."""
+    """Builds the backend module that --build names unless one loads; yields its path."""
     if setting.build is None:
         raise ValueError("no backend to build; name its kind with --build")
     started = time.perf_counter()
@@ -32,7 +32,7 @@ def module(setting: Setting) -> Iterator[Figures]:
 
 
 def tools(setting: Setting) -> Iterator[Figures]:
-    """Builds peer-rounds, unless --tools names its folder; yields the folder."""
+    """Builds peer-rounds, or takes the folder of --tools; yields the folder."""
     started = time.perf_counter()
     folder = setting.tools or build_peer.build([build_peer.OURS], setting.cache)
     yield {"folder": str(folder), "seconds": round(time.perf_counter() - started, 1)}

@@ -22,20 +22,20 @@ from dflash_gguf import native
 from .setting import Figures
 
 ERROR = re.compile(r"GGML_ASSERT|error", re.IGNORECASE)
-"""Pattern of the stderr lines in which ggml names a failure."""
+"""Pattern of the lines on stderr with which ggml reports a failure."""
 PATIENCE_S = 3.0
-"""Seconds between SIGTERM and SIGKILL, in which a build tool ends its compilers, which are in other
-process groups."""
+"""Seconds between SIGTERM and SIGKILL, so that a build tool can end its compilers, which are in
+process groups of their own."""
 
 
 def report(name: str, lines: Iterator[Figures]) -> None:
-    """Prints the figures of a part as JSON lines, in the part's own process."""
+    """Prints the lines of a part as JSON; an error ends this process with a message."""
     try:
         for figures in lines:
             print(json.dumps({"part": name, **figures}), flush=True)
     except (native.Error, ConvertError, ValueError, OSError) as error:
         sys.exit(f"error: {error}")
-    except SystemExit as error:  # build scripts exit with a message
+    except SystemExit as error:  # raised by build functions, with a message
         sys.exit(f"error: {error.code}")
 
 
@@ -70,7 +70,7 @@ class Child:
         self._lines.put(None)
 
     def lines(self) -> Iterator[str]:
-        """Yields stdout lines until the process ends, then sets `error` and `seconds`."""
+        """Yields stdout lines until the end or the time limit; then sets `error`, `seconds`."""
         is_late = False
         try:
             while True:
@@ -82,7 +82,7 @@ class Child:
                         break
                     is_late = True
                     self._end()
-                    self._limit_s += PATIENCE_S + 5.0  # extra time to read lines
+                    self._limit_s += PATIENCE_S + 5.0  # time to read the last lines
                     continue
                 if line is None:
                     break

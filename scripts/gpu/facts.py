@@ -15,7 +15,7 @@ QUERY = ("name", "driver_version", "memory.used", "memory.total", "clocks.sm", "
 
 
 def nvidia(device: str) -> dict[str, str]:
-    """Returns facts of nvidia-smi about a CUDA device, or {} if there are none."""
+    """Returns what nvidia-smi reports about a CUDA device, or {} if it reports nothing."""
     found = re.fullmatch(r"CUDA(\d+)", device, re.IGNORECASE)
     if found is None:
         return {}
@@ -37,7 +37,7 @@ def used_bytes(device: str) -> int | None:
 
 
 def measure(setting: Setting) -> Iterator[Figures]:
-    """Yields one line. context_bytes: GPU memory that the driver takes before any allocation."""
+    """Yields one line; its context_bytes: GPU memory that the driver takes at the start."""
     before = used_bytes(setting.device or "CUDA0")
     device = setting.found_device()
     after = used_bytes(device.name)

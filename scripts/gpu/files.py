@@ -1,4 +1,4 @@
-"""Writes random models of published shapes, for the parts that need them."""
+"""Writes random models with the shapes of published ones, for bench_gpu.py's parts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OUTTYPE = "q4_k_m"
 
 
 def write_pair(folder: Path, preset: str, outtype: str, seed: int = 1) -> tuple[Path, Path]:
-    """Writes a random target of a preset and its drafter; returns both paths."""
+    """Writes a random target and its drafter; returns both paths. preset: name of a shape."""
     target, drafter = folder / f"{preset}.gguf", folder / f"{preset}-dflash.gguf"
     _write(target, drafter, preset, outtype, seed)
     return target, drafter
@@ -30,7 +30,7 @@ def _write(
 
 
 def measure(setting: Setting) -> Iterator[Figures]:
-    """Writes the random target and drafter, unless both exist or --model replaces them."""
+    """Writes the random target and drafter, unless they exist or --model names a target."""
     if setting.target_file is not None:
         yield {"written": [], "bytes": 0, "seconds": 0.0}
         return

@@ -17,7 +17,7 @@ GRAPH_LINES = {
     "CUDA graph update failed": "failed",
     "disabling CUDA graphs": "disabled",
 }
-"""Names of log lines of ggml's CUDA backend about captured graphs (ggml-cuda.cu, 0.25.3)."""
+"""Texts in ggml's log about captured CUDA graphs (ggml-cuda.cu, 0.25.3), and report fields."""
 
 TYPE_F32 = 0  # value of GGML_TYPE_F32
 _LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
@@ -46,7 +46,7 @@ def _library() -> Any:
 
 
 def copied_gb_per_s(device: str, n_bytes: int, n_runs: int = 9) -> float:
-    """Returns the highest rate of n_runs copies of n_bytes, in GB/s read plus written."""
+    """Returns a device's copy bandwidth in GB/s, read plus written: the best of n_runs copies."""
     lib = _library()
     pointer = ctypes.c_void_p
     context = pointer(lib.ggml_init(_InitParams(1 << 20, None, True)))
@@ -76,7 +76,7 @@ def copied_gb_per_s(device: str, n_bytes: int, n_runs: int = 9) -> float:
 
 
 class GraphCounter:
-    """Counts the captured graphs that ggml's CUDA backend logs within a with block."""
+    """Counts log lines about captured graphs within a with block, by the names of GRAPH_LINES."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""Counts the bytes that a round must move, which bound its time by the device's bandwidth."""
+"""Counts the bytes that a round must read and write, which bound its time by the bandwidth."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from dflash_gguf import native
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Bytes that a sequence's rounds read or write, by kind.
+    """Bytes that a round of one sequence reads or writes.
 
-    cache: K/V of the positions so far. state: recurrent states. trace: node updates of one row.
-    draft: the drafter's weights, its cache and the output head. state, trace: bytes of one read or
-    write.
+    weights: the target's. cache: its K/V of the positions so far. state: one read or write of all
+    recurrent states. trace: one read or write of one row's node updates. draft: the drafter's
+    weights, its K/V and the output head.
     """
 
     weights: int
@@ -27,7 +27,7 @@ class Moved:
 
     @classmethod
     def of(cls, sequence: native.Sequence) -> Moved:
-        """Counts the bytes at the sequence's position, without activations and with all experts."""
+        """Counts the bytes at a sequence's position, without activations, with all experts."""
         engine = sequence.engine
         model, drafter = engine.model, engine.drafter
         draft = 0
@@ -48,16 +48,16 @@ class Moved:
 
     @property
     def plain(self) -> int:
-        """Bytes of a plain step, which reads and writes the recurrent states."""
+        """Bytes of a plain step; it reads and writes the recurrent states."""
         return self.weights + self.cache + 2 * self.state
 
     def drafted(self, n_rows: int) -> int:
-        """Returns the bytes of a drafted round of n rows; verify and commit read the states."""
+        """Returns the bytes of a round that verifies n_rows; its commit reads the states again."""
         return self.draft + self.weights + self.cache + 3 * self.state + 2 * self.trace * n_rows
 
 
 def head_bytes(path: str, *, tied: bool) -> int:
-    """Returns the bytes of a file's output head, 0 if none. tied: embeddings may be the head."""
+    """Returns the bytes of a file's output head, or 0. tied: token embeddings count as a head."""
     tensors = read_header(Path(path)).tensors
     for name in ("output.weight", "token_embd.weight")[: 2 if tied else 1]:
         if name in tensors:
@@ -66,5 +66,5 @@ def head_bytes(path: str, *, tied: bool) -> int:
 
 
 def share_of_limit(n_bytes: int, gb_per_s: float, milliseconds: float) -> float:
-    """Returns the time that n_bytes need at full bandwidth, as a share of the measured time."""
+    """Returns the time of moving n_bytes at full bandwidth, as a share of a measured time."""
     return n_bytes / (gb_per_s * 1e6) / milliseconds

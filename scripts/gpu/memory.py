@@ -1,4 +1,4 @@
-"""Measures a long, filled context: the memory plan, the memory held, and rounds there."""
+"""Measures a long, filled context: the memory plan, the allocated memory, and rounds."""
 
 from __future__ import annotations
 
@@ -34,11 +34,10 @@ KERNELS_OF = "tiny-qwen35"
 
 
 def measure(setting: Setting) -> Iterator[Figures]:
-    """Yields the plan, the speed of the prefill, rounds of each kind, and the memory held.
+    """Yields the plan, the prefill's speed, plain and drafted rounds, and the allocated memory.
 
-    context_bytes: driver memory of this process. held_bytes: drop of free device memory since
-    before the load, without kernels, which a small pair loads first; on the CPU, growth of the
-    process.
+    context_bytes: GPU memory that the driver takes for this process. held_bytes: drop of free GPU
+    memory since kernels were loaded; on the CPU, growth of the process.
     """
     sizes = replace(setting.sizes, n_warm=N_WARM, n_rounds=N_ROUNDS)
     at_first = used_bytes(setting.device or "CUDA0")
@@ -74,7 +73,7 @@ def measure(setting: Setting) -> Iterator[Figures]:
 
 
 def _load_kernels(setting: Setting) -> None:
-    """Runs rounds of a small pair, so that kernels are loaded before memory is compared."""
+    """Runs rounds of a small model, so that the driver loads kernels before memory is measured."""
     with tempfile.TemporaryDirectory() as folder:
         target, drafter = write_pair(Path(folder), KERNELS_OF, OUTTYPE)
         small = replace(setting, target_file=target, drafter_file=drafter)
@@ -86,7 +85,7 @@ def _load_kernels(setting: Setting) -> None:
 
 
 class _Held:
-    """Growth of a GPU's used memory, or of this process on a CPU, since construction."""
+    """Measures how much a GPU's used memory (CPU: this process) grows after its creation."""
 
     def __init__(self, device: native.Device) -> None:
         self._device = device
@@ -98,7 +97,7 @@ class _Held:
         return -next(x.free_bytes for x in native.devices() if x.name == self._device.name)
 
     def more(self) -> int:
-        """Returns the bytes that are used beyond those at construction."""
+        """Returns the growth in bytes so far."""
         return self._held() - self._at_first
 
 
@@ -107,7 +106,7 @@ def _items(items: object) -> dict[str, int]:
 
 
 def _fill(sequence: native.Sequence, n: int) -> Iterator[Figures]:
-    """Prefills n random tokens in N_PIECES pieces, and yields the speed of each piece."""
+    """Prefills n random tokens in N_PIECES chunks, and yields the speed of each chunk."""
     tokens = random_tokens(sequence, n, seed=1)
     piece = -(-n // N_PIECES)
     for start in range(0, n, piece):

@@ -1,10 +1,10 @@
 // The null GPU: a CUDA driver, runtime and cuBLAS with memory, streams and graphs, but no
 // arithmetic.
 //
-// null_gpu.py compiles this source three times; runtime and cuBLAS link the driver, which has the
-// counters. In copies to the host, 32-bit word i is 1 + i % 1024: valid and different token ids,
-// and no probability of 0, for whose logarithm a drafter would be given up. GPU memory is mapped
-// without access rights, so that a host access ends the process.
+// null_gpu.py compiles this source to three libraries; runtime and cuBLAS link the driver, which
+// has the counters. In copies to the host, 32-bit word i is 1 + i % 1024: valid and different token
+// ids, and no probability of 0, whose logarithm would make a request drop its drafter. GPU memory
+// is mapped without access rights, so that a host access ends the process.
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
@@ -21,14 +21,14 @@
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-// Counters that null_gpu.py reads in this order.
+// Counters of calls and bytes. null_gpu.py lists their names in the same order.
 struct NullGpuCounts {
     std::atomic<int64_t> used_bytes;
     std::atomic<int64_t> peak_bytes;
     std::atomic<int64_t> allocations;
     std::atomic<int64_t> pinned_bytes;
-    std::atomic<int64_t> kernels;          // kernels launched outside of captures
-    std::atomic<int64_t> captured_kernels; // kernels recorded in graphs
+    std::atomic<int64_t> kernels;          // kernels launched outside of graph captures
+    std::atomic<int64_t> captured_kernels; // kernels recorded in captured graphs
     std::atomic<int64_t> captures;
     std::atomic<int64_t> graph_launches;
     std::atomic<int64_t> graph_updates;
@@ -74,7 +74,7 @@ EXPORT CUresult cuDeviceGet(CUdevice * device, int ordinal) {
 }
 
 EXPORT CUresult cuDeviceGetAttribute(int * value, CUdevice_attribute, CUdevice) {
-    *value = 1; // ggml asks only for support of virtual memory
+    *value = 1; // the only attribute that ggml reads: support of virtual memory
     return CUDA_SUCCESS;
 }
 
@@ -119,7 +119,7 @@ EXPORT CUresult cuMemMap(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHand
 }
 
 EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle) {
-    return CUDA_SUCCESS; // memory is freed with its mapping
+    return CUDA_SUCCESS; // cuMemUnmap has freed the memory
 }
 
 EXPORT CUresult cuMemSetAccess(CUdeviceptr, size_t, const CUmemAccessDesc *, size_t) {
@@ -146,7 +146,7 @@ static cudaError_t launched() {
     return cudaSuccess;
 }
 
-// Makes a unique handle, which is never dereferenced.
+// Makes a unique handle (stream, event, graph), which is never dereferenced.
 template <typename T>
 static cudaError_t make(T * handle) {
     static std::atomic<uintptr_t> next{4096};
@@ -160,7 +160,7 @@ static void * reserve(size_t bytes) {
     return found == MAP_FAILED ? nullptr : found;
 }
 
-// Maximum bytes written per row of a copy to the host: real GPUs copy without host time.
+// Maximum bytes of a copy to the host that are written per row, as writing takes host time.
 static constexpr size_t MOST_WRITTEN = 64 << 10, N_DIFFERENT = 1024;
 
 static cudaError_t copied(void * to, size_t pitch, size_t width, size_t height,
@@ -240,7 +240,7 @@ EXPORT cudaError_t cudaSetDevice(int) { return cudaSuccess; }
 
 EXPORT cudaError_t cudaSetDeviceFlags(unsigned) { return cudaSuccess; }
 
-static constexpr int MULTIPROCESSORS = 82; // number in an RTX 3090
+static constexpr int MULTIPROCESSORS = 82; // as in an RTX 3090
 static constexpr bool IS_HOPPER = NULL_GPU_CAPABILITY == 90;
 static constexpr int SHARED_PER_BLOCK = (IS_HOPPER ? 227 : 99) << 10;
 
@@ -489,7 +489,7 @@ EXPORT cudaError_t cudaGraphExecDestroy(cudaGraphExec_t) { return cudaSuccess; }
 
 #ifdef NULL_GPU_CUBLAS
 
-// Declares cuBLAS functions without their arguments, so that cuBLAS's header is not needed.
+// Defines a cuBLAS function without its arguments, so that cuBLAS's header is not needed.
 #define NULL_CUBLAS(name)                                                                          \
     EXPORT int name() {                                                                            \
         ++null_gpu_counts()->cublas_calls;                                                         \

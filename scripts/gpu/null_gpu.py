@@ -1,4 +1,4 @@
-"""Builds and reads the null GPU, a CUDA GPU that computes nothing, for machines without a GPU.
+"""Builds the null GPU, CUDA libraries that compute nothing, and reads its counters.
 
 ggml's CUDA backend runs on it unmodified: it allocates memory, captures graphs and launches them.
 Allocated bytes, calls and host time are real; results and GPU time are not.
@@ -34,7 +34,7 @@ COUNTS = (
     "copies_to_host",
     "bytes_to_host",
 )
-"""Counters of the null GPU, in the order of NullGpuCounts in null_gpu.cpp."""
+"""Names of the null GPU's counters, in the order of NullGpuCounts in null_gpu.cpp."""
 CALLS = (
     "allocations",
     "kernels",
@@ -46,11 +46,11 @@ CALLS = (
     "copies_to_host",
     "bytes_to_host",
 )
-"""Counters that are reported per round."""
+"""Counters that `calls_a_round` reports."""
 
 
 def build(cache: Path, capability: str) -> Path:
-    """Compiles the libraries if they are outdated; returns their folder, for LD_LIBRARY_PATH.
+    """Compiles the null GPU's libraries if needed; returns their folder, for LD_LIBRARY_PATH.
 
     capability: compute capability like "86", for which the backend module was compiled. Raises
     SystemExit with a message if the capability is invalid, or CUDA's headers or the compiler fail.
@@ -78,7 +78,7 @@ def build(cache: Path, capability: str) -> Path:
         flags += ["-isystem", str(header.parent), f"-Wl,-soname,{name}"]
         flags += [f"-DNULL_GPU_{part}", f"-DNULL_GPU_CAPABILITY={capability}"]
         linked = []
-        if part != "DRIVER":  # runtime and cuBLAS need versioned symbols, and the driver
+        if part != "DRIVER":  # versioned symbols, linked to the driver
             versions = folder / f"{part}.map"
             versions.write_text(f"{name} {{ *; }};\n", encoding="utf-8")
             flags += [f"-Wl,--version-script={versions}", "-Wl,-rpath,$ORIGIN"]
@@ -92,7 +92,7 @@ def build(cache: Path, capability: str) -> Path:
 
 
 def counts() -> dict[str, int] | None:
-    """Returns this process's counters of the null GPU, or None if no null GPU is loaded."""
+    """Returns the null GPU's counters by name, or None if this process has no null GPU."""
     try:
         driver = ctypes.CDLL(DRIVER, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
         found = driver.null_gpu_counts
@@ -105,7 +105,7 @@ def counts() -> dict[str, int] | None:
 def calls_a_round(
     before: dict[str, int] | None, after: dict[str, int] | None, n_rounds: int
 ) -> dict[str, dict[str, float]]:
-    """Returns {"calls_a_round": mean calls by counter}, or {} without a null GPU."""
+    """Returns {"calls_a_round": mean growth of each counter a round}, or {} without a null GPU."""
     if before is None or after is None:
         return {}
     return {"calls_a_round": {x: round((after[x] - before[x]) / n_rounds, 2) for x in CALLS}}
@@ -114,7 +114,7 @@ def calls_a_round(
 def kernels_a_graph(
     before: dict[str, int] | None, after: dict[str, int] | None
 ) -> dict[str, float]:
-    """Returns {"kernels_a_graph": mean kernels of captured graphs}, or {} without a null GPU."""
+    """Returns {"kernels_a_graph": mean kernels of captured graphs}, or {} if none was captured."""
     if before is None or after is None or after["captures"] == before["captures"]:
         return {}
     n_graphs = after["captures"] - before["captures"]

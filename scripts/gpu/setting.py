@@ -1,4 +1,4 @@
-"""Defines the setting that all parts of a measurement share."""
+"""Defines the device, files and sizes that all parts of bench_gpu.py share."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ Figures = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Amounts of work of a measurement. preset: shape of the target.
+    """Amounts of work of the GPU measurement. preset: name of the target's shape.
 
-    n_prompt: tokens before timed ones. n_decode: timed tokens of plain decoding. n_warm: untimed
-    rounds that build graphs. n_long: context length. chains, budgets: candidates. prompts: prefill
-    lengths.
+    n_prompt: tokens before timed ones. n_decode: timed tokens of plain decoding. n_rounds: timed
+    rounds. n_warm: untimed rounds before them, which build graphs. n_long: context of the part
+    `memory`. chains, budgets: candidates of chains and of trees in the part `sweep`. prompts:
+    prefill lengths. copied_bytes: size of a copy that measures bandwidth.
     """
 
     preset: str
@@ -66,12 +67,13 @@ QUICK = Sizes(
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Device, files and sizes of a measurement.
+    """Device, files and sizes of the GPU measurement.
 
     device: ggml's name, "CPU", or None for the first GPU. module: path of a backend module. folder:
-    place for random models. tools: folder of peer-rounds, None to build it. build: kind of backend
-    to compile. cache: place for compiled files and sources. target_file, drafter_file: models that
-    replace random ones. null_gpu: compute capability of the null GPU that replaces the GPU.
+    folder of random models. tools: folder of peer-rounds, None to build it. build: backend to
+    compile, "cuda" or "vulkan". cache: folder of compiled files and sources. target_file,
+    drafter_file: files in place of random models. null_gpu: compute capability of the null GPU that
+    replaces the GPU.
     """
 
     device: str | None
@@ -105,12 +107,12 @@ class Setting:
 
     @property
     def target(self) -> Path:
-        """Path of the target."""
+        """File of the target: the given or the random one."""
         return self.target_file or self.folder / f"{self._name}.gguf"
 
     @property
     def drafter(self) -> Path:
-        """Path of the drafter."""
+        """File of the drafter: the given or the random one."""
         return self.drafter_file or self.folder / f"{self._name}-dflash.gguf"
 
     @property
@@ -120,16 +122,16 @@ class Setting:
 
     @property
     def _name(self) -> str:
-        """Name of the random target's file; a null GPU's target has no weights."""
+        """Name of the random target's file, which has no weights for a null GPU."""
         return f"{self.sizes.preset}-empty" if self.null_gpu else self.sizes.preset
 
     @property
     def on_cpu(self) -> bool:
-        """True if the CPU is measured."""
+        """True if the CPU is measured, to try the script."""
         return (self.device or "").upper() == "CPU"
 
     def load_config(self, **fields: Any) -> LoadConfig:
-        """Returns a configuration with all layers on the device, and the given fields."""
+        """Returns a LoadConfig with all layers on the device, and the given fields."""
         place: Mapping[str, Any] = (
             {"n_gpu_layers": 0} if self.on_cpu else {"device": self.device, "n_gpu_layers": None}
         )

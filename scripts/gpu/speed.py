@@ -19,10 +19,10 @@ from gpu.limits import Moved, share_of_limit
 from gpu.setting import Figures, Setting, Sizes
 
 PHASES = ("draft", "tree", "verify", "choose", "commit", "round")
-"""Phases of a round. tree: the host builds the tree; choose: the target's tokens are read along the
-path."""
+"""Phases of a round. tree: the host builds the tree. choose: the host reads the target's tokens
+along the accepted path."""
 N_WATCHED = 4
-"""Number of rounds in which captured graphs are counted, after the timed rounds."""
+"""Number of rounds after the timed ones, in which captured graphs are counted."""
 
 Milliseconds = NDArray[np.float64]
 
@@ -52,7 +52,7 @@ def random_tokens(sequence: native.Sequence, n: int, seed: int) -> list[int]:
 
 
 class Driver:
-    """Runs rounds of one kind on a sequence."""
+    """Runs rounds on a sequence: all plain, all with chains or all with trees of one size."""
 
     def __init__(self, sequence: native.Sequence, kind: str, size: int = 0) -> None:
         """kind: "plain", "chain" or "tree". size: number of candidates a round."""
@@ -63,7 +63,7 @@ class Driver:
             sequence.engine.reserve_verify(size + 1)
 
     def run(self, n_rounds: int) -> Milliseconds:
-        """Runs n rounds; returns their milliseconds by phase, float64 [n_rounds, len(PHASES)]."""
+        """Runs rounds; returns the milliseconds of each phase, [n_rounds, len(PHASES)]."""
         step = self._plain if self.kind == "plain" else self._drafted
         return 1e3 * np.array([step() for _ in range(n_rounds)])
 
@@ -92,16 +92,16 @@ class Driver:
 
 
 def most_tokens(sizes: Sizes) -> int:
-    """Returns the largest number of positions that one `measure_rounds` can take."""
+    """Returns the maximum tokens that a call of `measure_rounds` appends to a sequence."""
     return (sizes.n_warm + sizes.n_rounds + N_WATCHED) * (acceptance.N_POSITIONS + 1)
 
 
 def measure_rounds(driver: Driver, sizes: Sizes, gb_per_s: float) -> Figures:
-    """Returns mean milliseconds of a round by phase, its bytes and its graphs.
+    """Returns a round's mean milliseconds by phase, its moved bytes, and counts of graphs.
 
-    submit_ms: handing graphs to the device, which is host time with captured graphs. wait_ms:
-    waiting for the device. outside_ms: the rest. built: graphs built meanwhile. read_bytes: copied
-    to the host.
+    submit_ms: time of handing graphs to the device. wait_ms: time of waiting for the device.
+    outside_ms: all other time. built: graphs built in the timed rounds. read_bytes: bytes copied to
+    the host in a round.
     """
     sequence, n_rounds = driver.sequence, sizes.n_rounds
     engine = sequence.engine
@@ -143,6 +143,6 @@ _CLOCKS = ("submit_ns", "wait_ns")
 
 
 def settings_of(setting: Setting, budgets: Sequence[int]) -> list[tuple[str, int]]:
-    """Returns the kinds and sizes of a sweep's rounds; budgets: numbers of tree candidates."""
+    """Returns the drafts to compare: ("plain", 0), and ("chain" or "tree", candidates) pairs."""
     chains = [("chain", n) for n in setting.sizes.chains]
     return [("plain", 0), *chains, *(("tree", n) for n in budgets)]

@@ -1,4 +1,4 @@
-"""Measures plain steps, chains and trees of every size at published acceptance."""
+"""Measures plain steps, chains and trees of many sizes at published acceptance."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpu.speed import Driver, measure_rounds, most_tokens, open_pair, random_tok
 
 
 def measure(setting: Setting) -> Iterator[Figures]:
-    """Yields one line for each kind and size of round."""
+    """Yields one line each for plain rounds, chains and trees of each size."""
     sizes = setting.sizes
     bandwidth = copied_gb_per_s(setting.found_device().name, sizes.copied_bytes)
     n_ctx = sizes.n_prompt + most_tokens(sizes) + max(sizes.budgets) + 1
@@ -23,7 +23,7 @@ def measure(setting: Setting) -> Iterator[Figures]:
 
 
 def draw_curve(lines: list[Figures], path: Path, title: str) -> None:
-    """Draws tokens per second and tokens per round by kind and size of draft, as an image."""
+    """Writes a plot of tokens per second and tokens a round over the sizes of drafts."""
     from dflash_gguf.bench.plot import draw
 
     names = {"plain": "none"}

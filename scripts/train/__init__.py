@@ -1,1 +1,1 @@
-"""Training of drafters and of a tiny target: two scripts, and the modules that they share."""
+"""Training of drafters and of a tiny target: two scripts and their common modules."""

@@ -1,7 +1,7 @@
-"""Measures drafts by the reference's tokens a round, and prompt lookup for comparison.
+"""Measures tokens a round (tau) of drafts, and of prompt lookup for comparison.
 
-Greedy rounds follow from the finished answer: a draft is accepted up to its first token that
-differs. Source: z-lab/dflash, model.py, dflash_generate.
+Replays greedy rounds over finished answers: a draft is accepted up to its first token that differs
+from the answer. Source: z-lab/dflash, model.py, dflash_generate.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 
 from dflash_gguf.speculative.tree import Tree
 
-# Function from (answer's index, position of the last known token) pairs to drafts.
+# A function that takes (answer's index, position of its last known token) and returns drafts.
 Draft = Callable[[Sequence[tuple[int, int]]], Sequence[Sequence[int]]]
 
 
 @dataclass(slots=True)
 class Acceptance:
-    """Counts over rounds. accepted[k]: number of drafts whose first k + 1 tokens were right."""
+    """Counts over rounds. accepted[k]: number of drafts whose first k + 1 tokens were accepted."""
 
     rounds: int = 0
     tokens: int = 0
@@ -29,7 +29,7 @@ class Acceptance:
         return self.tokens / self.rounds if self.rounds else 0.0
 
     def add(self, n_accepted: int, n_new: int) -> None:
-        """Adds a round of n_new tokens, of which n_accepted were drafted."""
+        """Adds a round that appended n_new tokens to an answer, n_accepted of them drafted."""
         self.rounds += 1
         self.tokens += n_new
         self.accepted += [0] * (n_accepted - len(self.accepted))
@@ -72,7 +72,7 @@ def prompt_lookup(known: Sequence[int], n_draft: int, longest: int = 3) -> list[
 
 
 def repeated_share(answers: Sequence[Sequence[int]], size: int = 8) -> float:
-    """Returns the share of all runs of `size` tokens that occur earlier in the same answer."""
+    """Returns the share of all `size`-grams that occurred before in the same answer."""
     n_all = n_repeated = 0
     for tokens in answers:
         seen: set[tuple[int, ...]] = set()

@@ -69,7 +69,7 @@ def generate(
     answers: dict[int, Answer] = {}
     reported = time.monotonic()
     inside = torch.get_num_threads()
-    # Samples one batch at a time: all share a random generator, so order must not vary.
+    # Samples one batch at a time, as all share a random generator, in a fixed order.
     at_a_time = 1 if temperature > 0 else n_threads
     torch.set_num_threads(max(inside, n_threads // at_a_time))
     with ThreadPoolExecutor(at_a_time) as pool:
@@ -93,7 +93,7 @@ def _left_padded(prompts: Sequence[Sequence[int]], pad_token: int) -> tuple[Tens
 
 
 def without_loops(answer: Answer, size: int = 12) -> Answer:
-    """Cuts an answer after the third copy of any `size` tokens: loops teach a drafter nothing."""
+    """Cuts an answer where `size` tokens occur a third time: loops teach a drafter nothing."""
     counts: dict[tuple[int, ...], int] = {}
     for end in range(answer.n_prompt + size, len(answer.tokens) + 1):
         run = answer.tokens[end - size : end]
@@ -104,7 +104,7 @@ def without_loops(answer: Answer, size: int = 12) -> Answer:
 
 
 def save_answers(path: Path, answers: Sequence[Answer]) -> None:
-    """Writes answers as JSON; the file appears when it is complete."""
+    """Writes answers as JSON, to a temporary file that is then renamed to `path`."""
     beside = path.with_name(path.name + ".part")
     beside.write_text(json.dumps([[a.n_prompt, a.tokens] for a in answers]), encoding="utf-8")
     beside.replace(path)

@@ -1,4 +1,4 @@
-"""Gets the prompts that a training's arguments name, and the target's answers to them."""
+"""Gets the prompts of a training by its arguments, and the target's answers to them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .target import for_answers
 
 
 def texts_of(args: argparse.Namespace, target: Any, tokenizer: Any) -> tuple[list[str], list[str]]:
-    """Returns training and held-out prompts, in the chat template; ValueError if too few."""
+    """Returns training and held-out prompts as user turns, or plain; ValueError if too few."""
     if args.python:
         training, held_out = prompts.from_python(args.seed)
     else:
@@ -41,7 +41,7 @@ def texts_of(args: argparse.Namespace, target: Any, tokenizer: Any) -> tuple[lis
 
 
 def make_answers(args: argparse.Namespace, target: Any, tokenizer: Any) -> None:
-    """Writes answers.json and held-out.json, of which the latter has greedy answers only."""
+    """Writes the answers to train on (answers.json) and greedy held-out ones (held-out.json)."""
     training, held_out = (
         _ids(args, tokenizer, texts) for texts in texts_of(args, target, tokenizer)
     )
@@ -56,12 +56,12 @@ def make_answers(args: argparse.Namespace, target: Any, tokenizer: Any) -> None:
     in_order = [without_loops(answers[i]) for i in range(len(training))]
     save_answers(args.out / "answers.json", in_order)
     save_answers(args.out / "held-out.json", _answers(args, target, tokenizer, held_out, 0.0))
-    for path in args.out.glob("drawn-*.jsonl"):  # answers saved in case of an interruption
+    for path in args.out.glob("drawn-*.jsonl"):  # answers that engine.py saved for interrupted runs
         path.unlink()
 
 
 def spread(n: int, share: float) -> list[int]:
-    """Returns a share of 0..n-1, evenly spaced."""
+    """Returns evenly spaced numbers of 0..n-1, as many as a share of n."""
     return [i for i in range(n) if int((i + 1) * share) > int(i * share)]
 
 
@@ -69,7 +69,7 @@ def _ids(args: argparse.Namespace, tokenizer: Any, texts: Sequence[str]) -> list
     ids = [tokenizer(text, add_special_tokens=args.plain).input_ids for text in texts]
     if args.plain:
         ids = [row[-args.prompt_tokens :] for row in ids if row]
-    else:  # a cut chat turn would break the template
+    else:  # leaves out long chat turns: a cut would break the template
         ids = [row for row in ids if 0 < len(row) <= args.prompt_tokens]
     if not ids:
         raise ValueError(f"no prompt has 1 to {args.prompt_tokens} tokens; raise --prompt-tokens")

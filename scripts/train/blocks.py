@@ -1,8 +1,9 @@
 """Makes the blocks that a drafter is trained on, and their attention masks.
 
-A block is an anchor, a token given to the drafter, and mask tokens for the positions after it,
-which are predicted in one pass. All blocks of a sequence share one pass over its features. Source:
-DFlash (arXiv 2602.06036), section on training; z-lab/dflash, model.py.
+A block begins with an anchor, a token of the answer that the drafter is given; mask tokens follow,
+whose positions the drafter predicts in one pass. All blocks of a sequence share one pass over its
+features (hidden states of the target). Source: DFlash (arXiv 2602.06036), section on training;
+z-lab/dflash, model.py.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from torch import Tensor
 class Blocks:
     """Blocks of several sequences, n for each sequence, each of `size` positions.
 
-    tokens: input ids, anchors and masks, int64 [sequences, n * size]. wanted: the right ids after
-    each anchor, int64 [sequences, n, size - 1]. positions: of features, then blocks, int64
-    [sequences, n_tokens + n * size]. mask: visible features (before the anchor) and positions (the
-    own block), bool [sequences, 1, n * size, n_tokens + n * size].
+    tokens: ids of anchors and mask tokens, int64 [sequences, n * size]. wanted: the answer's ids
+    after each anchor, int64 [sequences, n, size - 1]. positions: RoPE positions of features, then
+    of blocks, int64 [sequences, n_tokens + n * size]. mask: True where a row attends, to features
+    before its anchor and to its block, bool [sequences, 1, n * size, n_tokens + n * size].
     """
 
     tokens: Tensor
@@ -39,7 +40,7 @@ class Blocks:
 
 
 def make_blocks(tokens: Tensor, anchors: Tensor, size: int, mask_token: int) -> Blocks:
-    """Returns blocks at anchors, int64 [sequences, n], in tokens, int64 [sequences, n_tokens]."""
+    """Returns the blocks at positions `anchors` [sequences, n] of tokens [sequences, n_tokens]."""
     n_sequences, n_tokens = tokens.shape
     n = anchors.shape[1]
     places = anchors[:, :, None] + torch.arange(size)
@@ -62,10 +63,10 @@ def make_blocks(tokens: Tensor, anchors: Tensor, size: int, mask_token: int) -> 
 def draw_anchors(
     first: Tensor, last: Tensor, n: int, size: int, generator: torch.Generator
 ) -> Tensor:
-    """Draws n random anchors for each answer, [sequences, n], whose blocks end inside the answer.
+    """Draws n random positions [sequences, n] in each answer where whole blocks fit.
 
-    first, last: first and last position of each answer of at least `size` tokens, int64
-    [sequences].
+    first, last: first and last position of each answer, int64 [sequences]; it has at least `size`
+    tokens.
     """
     room = (last - (size - 1) - first + 1).clamp(min=1)
     uniform = torch.rand((len(first), n), generator=generator)
@@ -73,5 +74,5 @@ def draw_anchors(
 
 
 def place_weights(size: int, decay: float) -> Tensor:
-    """Returns loss weights [size - 1] exp(-k / decay), as a wrong token ends the draft."""
+    """Returns loss weights exp(-k / decay) of a block's positions: early errors cost most."""
     return torch.exp(-torch.arange(size - 1) / decay)

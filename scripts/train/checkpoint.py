@@ -11,7 +11,7 @@ import torch
 
 
 def save_state(path: Path, state: dict[str, Any]) -> None:
-    """Writes the state to a temporary file, then renames the file to `path`."""
+    """Writes a training's state to a temporary file, then renames the file to `path`."""
     beside = path.with_name(path.name + ".part")
     torch.save(state, beside)
     os.replace(beside, path)
@@ -26,7 +26,7 @@ def load_state(path: Path) -> dict[str, Any] | None:
 
 
 def pick(n: int, seed: int, start: int, count: int) -> list[int]:
-    """Returns items of an endless list of shuffles of 0..n-1, the same list after a restart."""
+    """Returns a part of an endless sequence of shuffles of 0..n-1, which the seed determines."""
     found: list[int] = []
     while len(found) < count:
         place = start + len(found)

@@ -1,7 +1,7 @@
 """Reads training text from the standard library of the running Python.
 
-A document is a module, or a function of it moved to the left margin. Modules are held out by a hash
-of their names, so that none of their text is trained on.
+A document is a module's source, or one function of it without indentation. Some modules, chosen by
+a hash of their names, are held out: none of their text is trained on.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Module:
 
 
 def standard_library() -> list[Module]:
-    """Returns the modules of Python's library; FileNotFoundError if it has no sources."""
+    """Returns all modules of Python's standard library; FileNotFoundError without sources."""
     root = Path(sysconfig.get_paths()["stdlib"])
     found = []
     for path in sorted(root.rglob("*.py")):
@@ -68,25 +68,25 @@ def functions(module: Module) -> list[str]:
         end = node.end_lineno or node.lineno
         if end - node.lineno + 1 in FUNCTION_LINES:
             text = textwrap.dedent("".join(lines[node.lineno - 1 : end])).rstrip() + "\n"
-            # Skips methods that dedent cannot move, since a string in them has unindented lines.
+            # Skips methods with a string of unindented lines, which dedent cannot move.
             if not text[0].isspace():
                 found.append(text)
     return found
 
 
 def documents(modules: list[Module]) -> list[str]:
-    """Returns each module's text, and each of its functions."""
+    """Returns the training documents: each module's source, and each of its functions."""
     return [text for module in modules for text in (module.text, *functions(module))]
 
 
 def prompts(modules: list[Module]) -> list[str]:
-    """Returns the beginnings of all functions: the line of `def`, and the docstring if any."""
+    """Returns a prompt for each function: the lines of `def`, and the docstring if any."""
     found = [_head(text) for module in modules for text in functions(module)]
     return [head for head in found if head]
 
 
 def _head(text: str) -> str:
-    """Returns the beginning of a function, or "" if the function has no other lines."""
+    """Returns a function's `def` and docstring, or "" if the function has no other lines."""
     body = getattr(ast.parse(text).body[0], "body", [])
     if len(body) < 2:
         return ""

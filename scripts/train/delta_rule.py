@@ -1,9 +1,9 @@
 """Computes Qwen3.5's Gated DeltaNet in a form that trains several times faster on a CPU.
 
-transformers' fallback loops over the rows of every chunk in Python. Here a chunk is one triangular
-solve, and the convolution a sum of shifted inputs. The inverse as a product of powers would be
-faster, but loses all precision if keys are similar. Source: transformers, modeling_qwen3_5.py,
-torch_chunk_gated_delta_rule and causal_conv1d_fn.
+transformers' fallback loops over the rows of every chunk in Python. Here a chunk of 64 tokens takes
+one triangular solve, and the convolution is a sum of shifted inputs. Computing the inverse as a
+product of powers would be faster, but loses all precision if keys are similar. Source:
+transformers, modeling_qwen3_5.py, torch_chunk_gated_delta_rule and causal_conv1d_fn.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def shifted_conv(
 
 @contextmanager
 def fast_delta_rule() -> Iterator[None]:
-    """Makes transformers' Qwen3.5 use the functions above, within a with block."""
+    """Makes transformers' Qwen3.5 use this module's functions within a with block."""
     with (
         patch.object(modeling_qwen3_5, "torch_chunk_gated_delta_rule", chunked_delta_rule),
         patch.object(modeling_qwen3_5, "causal_conv1d_fn", shifted_conv),

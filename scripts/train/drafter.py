@@ -1,4 +1,4 @@
-"""Makes a new drafter for a target, and computes the drafter's blocks."""
+"""Makes a new drafter for a target, and computes its logits in training."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def new_drafter(
     seed: int,
     n_ff: int | None = None,
 ) -> DFlashDraftModel:
-    """Returns a random drafter. n_ff: None for the target's width. ValueError for too many taps."""
+    """Returns a random drafter; ValueError for too many taps. n_ff: None: as the target's."""
     config = target_config.get_text_config()
     n_target = config.num_hidden_layers
     taps = _taps(n_target, n_taps)
@@ -54,7 +54,7 @@ def new_drafter(
 
 
 def _taps(n_target: int, n_taps: int) -> list[int]:
-    """Returns the reference's taps; in targets too small for them, taps spread over the layers."""
+    """Returns the layers that z-lab's drafters read; in small targets, evenly spread layers."""
     if not 1 <= n_taps < n_target:
         raise ValueError(
             f"{n_taps} taps do not fit into a target of {n_target} layers; give fewer --taps"
@@ -66,7 +66,7 @@ def _taps(n_target: int, n_taps: int) -> list[int]:
 
 
 def even_start(drafter: DFlashDraftModel, head: Tensor) -> None:
-    """Scales a new drafter's output norm so that logits differ by about 1, to save updates."""
+    """Sets a new drafter's output norm so that logits spread by about 1: training is shorter."""
     drafter.norm.weight.data.fill_(1.0 / float(head.float().norm(dim=1).mean()))
 
 
@@ -97,9 +97,9 @@ class BlockModel(torch.nn.Module):
         self.register_buffer("head", head, persistent=False)
 
     def forward(self, blocks: Blocks, features: Tensor, head: Tensor | None = None) -> Tensor:
-        """Returns logits of all positions after anchors, [sequences, blocks, size - 1, n_vocab].
+        """Returns logits of the blocks' positions after anchors [sequences, n, size - 1, n_vocab].
 
-        head: rows of the target's head, to compute only the logits of these vocabulary entries.
+        head: rows of the target's output head, for logits of these vocabulary entries alone.
         """
         rows = self.head if head is None else head
         hidden = self.drafter(

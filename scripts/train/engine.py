@@ -15,11 +15,11 @@ import dflash_gguf
 from .answers import LOG_EVERY_S, Answer
 
 N_AT_ONCE = 16
-"""Number of answers that run at once."""
+"""Number of answers that are generated at once."""
 ROUND_UP = 64
 """K/V cells that the last page of an answer may leave unused."""
 N_KEPT = 128
-"""Number of answers after which results are saved."""
+"""Number of answers after which finished ones are saved."""
 
 
 def generate(
@@ -34,7 +34,7 @@ def generate(
 ) -> list[Answer]:
     """Continues every prompt by up to `n_new` tokens; a stop token ends an answer and stays in it.
 
-    folder: place where finished answers are saved, so that an interrupted run continues.
+    folder: folder where finished answers are saved, so that an interrupted run continues.
     """
     n_ctx = N_AT_ONCE * (max(map(len, prompts), default=1) + n_new + ROUND_UP)
     config = dflash_gguf.DecodeConfig(
@@ -68,15 +68,15 @@ def generate(
 
 
 class Kept:
-    """Saved answers, one JSON line for each, in the order of their prompts."""
+    """A file of finished answers, one JSON line for each, in the order of their prompts."""
 
     def __init__(self, folder: Path, what: Any) -> None:
-        """Names the file by a hash of `what`, which is everything on which the answers depend."""
+        """Names the file by a hash of `what`, all values on which the answers depend."""
         digest = hashlib.sha256(repr(what).encode()).hexdigest()
         self._path = folder / f"drawn-{digest[:16]}.jsonl"
 
     def answers(self) -> list[Answer]:
-        """Returns the saved answers, and removes an incomplete last line from the file."""
+        """Returns the saved answers; cuts off a last line that an interruption left incomplete."""
         if not self._path.is_file():
             return []
         *lines, cut = self._path.read_text(encoding="utf-8").split("\n")

@@ -1,4 +1,4 @@
-"""Computes the hidden states that a drafter reads, once, and stores them on disk."""
+"""Computes the features, hidden states of the target that a drafter reads, in a file."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .answers import Answer
 
 
 class Features:
-    """Features of all tokens of some answers, a file of bfloat16 [tokens, taps * hidden]."""
+    """The features of all tokens of some answers, a file of bfloat16 [tokens, taps * hidden]."""
 
     def __init__(self, path: Path, answers: Sequence[Answer], width: int) -> None:
-        """Maps a file that `write` made. width: taps * hidden."""
+        """Maps a file that `write` made. width: taps * hidden, the size of a token's features."""
         self.answers = answers
         self.offsets = offsets(answers)
         size = self.offsets[-1] * width
@@ -27,7 +27,7 @@ class Features:
         self.rows = stored.view(-1, width)
 
     def tokens(self, chosen: Sequence[int], room: int = 0) -> Tensor:
-        """Returns token ids [answers, longest + room], padded with 0."""
+        """Returns token ids of the chosen answers [answers, longest + room], padded with 0."""
         longest = max(len(self.answers[i].tokens) for i in chosen) + room
         tokens = torch.zeros(len(chosen), longest, dtype=torch.int64)
         for row, i in enumerate(chosen):
@@ -45,7 +45,7 @@ class Features:
 
 
 def offsets(answers: Sequence[Answer]) -> list[int]:
-    """Returns the first row of each answer in the file, then the number of rows."""
+    """Returns each answer's first row in the features' file, then the number of all rows."""
     found = [0]
     for answer in answers:
         found.append(found[-1] + len(answer.tokens))
@@ -62,7 +62,7 @@ def write(
     n_threads: int = 1,
     log_every_s: float = 30.0,
 ) -> None:
-    """Stores outputs of the target's layers `layer_ids`; `path` appears when complete."""
+    """Writes the outputs of the target's layers `layer_ids`; `path` exists when complete."""
     starts = offsets(answers)
     width = len(layer_ids) * target.config.get_text_config().hidden_size
     beside = path.with_name(path.name + ".part")
@@ -79,7 +79,7 @@ def write(
         for row, i in enumerate(chosen):
             tokens[row, : len(answers[i].tokens)] = torch.tensor(answers[i].tokens)
         with torch.inference_mode():
-            # Padding needs no mask: attention is causal, and padding follows the answer.
+            # No attention mask: attention is causal, and padding follows the answer.
             states = target.get_decoder()(
                 tokens.to(target.device), use_cache=False, output_hidden_states=True
             ).hidden_states

@@ -23,7 +23,7 @@ from .words import Softmax, Words
 
 SAVE_SECONDS = 120.0
 LOG_STEPS = 20
-# Part of a batch: indices of answers, and the answers' blocks.
+# A part of a step's work for one thread: indices of answers, and the answers' blocks.
 Piece = tuple[list[int], Blocks]
 
 
@@ -31,8 +31,8 @@ Piece = tuple[list[int], Blocks]
 class Recipe:
     """Hyper-parameters of a training. A batch has n_blocks blocks of each of n_sequences answers.
 
-    decay: of loss weights, see place_weights. falling: last steps, with falling learning rates.
-    n_words: softmax entries, 0 for all. piece: answers that a thread computes at once.
+    decay: see place_weights. falling: number of last steps, in which learning rates fall. n_words:
+    vocabulary entries in a step's softmax, 0 for all. piece: answers that a thread takes at once.
     """
 
     n_steps: int
@@ -52,7 +52,7 @@ class Recipe:
 
 @dataclass(slots=True)
 class History:
-    """Log of a training: [step, loss, accuracy of each block position...] and [step, tau]."""
+    """Log of a training: [step, loss, accuracy of each block position...] and [step, tau] rows."""
 
     losses: list[list[float]] = field(default_factory=list)
     taus: list[list[float]] = field(default_factory=list)
@@ -70,7 +70,7 @@ class Fit:
         folder: Path,
         device: torch.device,
     ) -> None:
-        """Continues the training in `folder`, if any; ValueError if all answers are too short."""
+        """Continues a training saved in `folder`; ValueError if all answers are too short."""
         self.model, self.recipe, self.device = model.to(device), recipe, device
         self.data, self.held_out = data, held_out
         self.size = model.drafter.block_size
@@ -121,7 +121,7 @@ class Fit:
                 saved = time.monotonic()
 
     def evaluate(self) -> Acceptance:
-        """Returns the acceptance of greedy drafts on the held-out answers."""
+        """Returns the acceptance of the drafter's greedy drafts on the held-out answers."""
         self.model.eval()
         with torch.inference_mode(), precision(self.device):
             found = measure([(a.tokens, a.n_prompt) for a in self.held_out.answers], self.draft)
@@ -129,7 +129,7 @@ class Fit:
         return found
 
     def draft(self, places: Sequence[tuple[int, int]]) -> list[list[int]]:
-        """Returns greedy drafts after (held-out answer, position of its last known token) pairs."""
+        """Returns the greedy draft after each (held-out answer, position of its last token)."""
         found: list[list[int]] = []
         for begin in range(0, len(places), 16):
             chosen = places[begin : begin + 16]
@@ -141,12 +141,12 @@ class Fit:
         return found
 
     def _one_step(self) -> Tensor:
-        """Makes one update; returns the loss and the accuracy of every block position."""
+        """Runs one training step; returns the loss and the accuracy of every block position."""
         recipe = self.recipe
         generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + self.step)
         start = self.step * recipe.n_sequences
         order = pick(len(self.usable), recipe.seed, start, recipe.n_sequences)
-        # Sorts by length, as all answers of a piece are padded to the longest one.
+        # Sorts by length, as answers that are computed together are padded to the longest one.
         chosen = sorted(
             (self.usable[i] for i in order), key=lambda i: len(self.data.answers[i].tokens)
         )

@@ -1,6 +1,6 @@
 """Reads the tokenizer of a GGUF as a transformers tokenizer, with the file's pre-tokenizer.
 
-transformers' reader splits every text as GPT-2 does, and mistakes the end token of some files.
+transformers' own reader splits every text as GPT-2 does, and reads a wrong end token in some files.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dflash_gguf.text.gguf_metadata import GgufMetadata
 
 from .vocabulary import SPLIT
 
-# Patterns of the models' tokenizer.json, by llama.cpp's name of the pre-tokenizer.
+# Split patterns of models' tokenizer.json, by llama.cpp's name of the pre-tokenizer.
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = r"|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -28,7 +28,7 @@ _SPLITS = {
     ),
 }
 _TAKES_WHOLE_WORDS = ("llama-bpe",)
-"""Pre-tokenizers whose words are single tokens if the vocabulary has them, even without merges."""
+"""Pre-tokenizers for which a word in the vocabulary is one token, even without merges."""
 _CONTROL, _USER_DEFINED = 3, 4  # values of tokenizer.ggml.token_type
 
 

@@ -1,4 +1,4 @@
-"""Computes how many sequences a thread can hold at a time."""
+"""Computes how many sequences fit the memory of a training thread at a time."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import torch
 from dflash_gguf.native import devices
 
 SHARE = 0.3
-"""Share of the free memory that logits may take."""
+"""Share of the free memory that logits may take in training."""
 LOGIT_COPIES = 4
-"""Copies of logits in memory: raw, float32, softmax and gradient."""
+"""Copies of logits in memory in a training step: raw, float32, softmax and gradient."""
 CPU_PIECE_BYTES = 64 << 20
-"""Bytes of memory to use per CPU thread, so that pieces fit the caches."""
+"""Bytes that count as free memory for each CPU thread: so few that logits fit its caches."""
 
 
 def free_bytes(device: torch.device) -> int:

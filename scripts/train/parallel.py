@@ -1,4 +1,4 @@
-"""Computes the gradients of several pieces of a batch at once, each on a thread of its own.
+"""Computes the gradients of a batch in parallel: each thread takes other sequences of the batch.
 
 Small matrices gain little from threads inside an operation. Sums have a fixed order, so that a
 training is reproducible.
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 Piece = TypeVar("Piece")
-# Function that returns a piece's summed loss, and numbers to sum for the log.
+# A function that returns the summed loss of a part of the batch, and numbers to sum for the log.
 Loss = Callable[[Piece], tuple[Tensor, Tensor]]
 
 
@@ -23,12 +23,12 @@ def precision(device: torch.device) -> AbstractContextManager[object]:
     """Returns a bfloat16 autocast if the device computes that faster than float32."""
     if device.type == "cpu" and not torch.cpu._is_avx512_bf16_supported():
         return nullcontext()
-    # Threads must not share autocast's cache of converted weights.
+    # No cache: threads must not share autocast's converted weights.
     return torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False)
 
 
 class Workers:
-    """Threads that compute gradients of one module's parameters."""
+    """Threads that compute the gradients of one module's parameters."""
 
     def __init__(self, module: nn.Module, n_threads: int) -> None:
         """n_threads: 1 to compute on the calling thread, e.g. for a GPU."""
@@ -37,14 +37,14 @@ class Workers:
         self.pool = ThreadPoolExecutor(n_threads)
 
     def alone(self, work: Callable[[], None]) -> None:
-        """Calls `work` while torch's operations may use all threads."""
+        """Calls `work`, in which each of torch's operations may use all threads."""
         before = torch.get_num_threads()
         torch.set_num_threads(max(before, self.n_threads))
         work()
         torch.set_num_threads(before)
 
     def gradients(self, pieces: Sequence[Piece], loss: Loss[Piece], scale: float) -> Tensor:
-        """Sets `.grad` to the gradient of the summed losses times `scale`; returns summed logs."""
+        """Sets `.grad` of all parameters for the summed loss times `scale`; returns summed logs."""
 
         def share(first: int) -> tuple[list[Tensor], Tensor]:
             total: list[Tensor] = []

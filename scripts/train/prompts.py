@@ -15,7 +15,7 @@ MARK = "\N{BLACK STAR}message\N{BLACK STAR}"
 
 
 def from_python(seed: int) -> tuple[list[str], list[str]]:
-    """Returns prompts to train on and held-out ones, from functions of different modules."""
+    """Returns training and held-out prompts, from functions of different Python modules."""
     modules = corpus.standard_library()
     training = [module for module in modules if not module.held_out]
     draw = random.Random(seed)

@@ -9,8 +9,8 @@ from torch import nn
 class Optimizers:
     """Muon for the matrices of the layers, AdamW for all other parameters.
 
-    Rates rise over `warmup` steps, stay, and fall to 0 over the last `decay` steps. So n_steps can
-    change before the fall begins, without an effect on earlier steps.
+    Learning rates rise over `warmup` steps, stay, and fall to 0 over the last `decay` steps. So
+    n_steps can change before the fall begins, without an effect on earlier steps.
     """
 
     def __init__(
@@ -23,7 +23,7 @@ class Optimizers:
         muon_rate: float,
         adam_rate: float,
     ) -> None:
-        """muon_rate, adam_rate: learning rates between rise and fall."""
+        """muon_rate, adam_rate: learning rates of Muon and AdamW between rise and fall."""
         self.n_steps, self.warmup, self.decay = n_steps, warmup, decay
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         matrices = [p for name, p in named if p.ndim == 2 and "embed" not in name]
@@ -43,23 +43,23 @@ class Optimizers:
         ]
 
     def factor(self, step: int) -> float:
-        """Returns the factor of the learning rates at a step counted from 0."""
+        """Returns the factor of both learning rates at a step, counted from 0."""
         rising = (step + 1) / self.warmup if self.warmup else 1.0
         falling = (self.n_steps - step) / (self.decay + 1)
         return max(0.0, min(1.0, rising, falling))
 
     def step(self, step: int) -> None:
-        """Applies the gradients of a step."""
+        """Updates the weights by their gradients, with the learning rates of a step."""
         for optimizer, rate in self.parts:
             for group in optimizer.param_groups:
                 group["lr"] = rate * self.factor(step)
             optimizer.step()
 
     def state_dict(self) -> list[dict[str, object]]:
-        """Returns the state from which `load_state_dict` continues."""
+        """Returns the optimizers' state, for `load_state_dict`."""
         return [optimizer.state_dict() for optimizer, _ in self.parts]
 
     def load_state_dict(self, states: list[dict[str, object]]) -> None:
-        """Continues from a state of `state_dict`."""
+        """Restores the optimizers' state that `state_dict` returned."""
         for (optimizer, _), state in zip(self.parts, states, strict=True):
             optimizer.load_state_dict(state)

@@ -15,7 +15,7 @@ from .gguf_tokenizer import read_tokenizer
 def load_target(path: Path, device: str, folder: Path) -> tuple[Any, Any]:
     """Returns model and tokenizer, in float32 on a CPU and in bfloat16 on a GPU.
 
-    folder: place for a GGUF's config and tokenizer. Raises ValueError or OSError for a bad target.
+    folder: receives a GGUF's config and tokenizer. Raises ValueError or OSError for a bad target.
     """
     kind = torch.float32 if device == "cpu" else torch.bfloat16
     if path.suffix != ".gguf":
@@ -34,7 +34,7 @@ def load_target(path: Path, device: str, folder: Path) -> tuple[Any, Any]:
 
 
 def for_answers(target: Any) -> Any:
-    """Returns a bfloat16 copy of the target on CPUs that run it faster; answers may differ."""
+    """Returns a bfloat16 copy of the target if the CPU computes it faster; answers may differ."""
     if target.device.type == "cpu" and torch.cpu._is_avx512_bf16_supported():
         return deepcopy(target).to(torch.bfloat16)
     return target

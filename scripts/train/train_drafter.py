@@ -35,7 +35,6 @@ FREE = ("steps", "falling", "threads", "device")
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Parses the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
@@ -108,7 +107,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def remember(args: argparse.Namespace) -> None:
-    """Writes a training's arguments into its folder; ValueError if it has other ones."""
+    """Writes the arguments to the output folder; ValueError if it was begun with other ones."""
     mine = {k: str(v) for k, v in vars(args).items() if k not in (*FREE, "out")}
     path = args.out / "arguments.json"
     if path.exists():
@@ -134,7 +133,7 @@ def mask_token_of(tokenizer: Any, text: str | None) -> int:
 
 
 def prepare(args: argparse.Namespace) -> tuple[BlockModel, cached.Features, cached.Features]:
-    """Returns the model, training features and held-out features, made now or found on disk."""
+    """Returns the model, and features of training and held-out answers; makes missing files."""
     target, tokenizer = load_target(args.target, args.device, args.out / "target")
     mask_token = mask_token_of(tokenizer, args.mask_token)
     drafter = new_drafter(
@@ -176,7 +175,7 @@ def prepare(args: argparse.Namespace) -> tuple[BlockModel, cached.Features, cach
 
 
 def report(fit: Fit) -> dict[str, Any]:
-    """Returns the model card's figures, with prompt lookup's tau on the same answers."""
+    """Returns figures for the model card; prompt lookup's tau on the same answers is among them."""
     answers = [(a.tokens, a.n_prompt) for a in fit.held_out.answers]
     ours = fit.evaluate()
     lookup = measure(
@@ -202,7 +201,7 @@ def run(args: argparse.Namespace) -> None:
         raise ValueError(f"--sampled {args.sampled}: a share lies between 0 and 1")
     args.out.mkdir(parents=True, exist_ok=True)
     remember(args)
-    # parallel.py runs one thread per piece of a batch, so operations must not start threads.
+    # parallel.py has threads of its own, so torch's operations must not start further ones.
     torch.set_num_threads(1)
     model, data, held_out = prepare(args)
     device = torch.device(args.device)

@@ -32,12 +32,11 @@ from train.parallel import Workers, precision
 from train.schedule import Optimizers
 from train.vocabulary import END, save_tokenizer, train_tokenizer
 
-PIECE = 2  # sequences that a thread computes at once, so that they fit its cache
+PIECE = 2  # sequences that a thread computes at once, few enough for its cache
 SAVE_SECONDS = 120.0
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path, metavar="OUT_DIR")
     parser.add_argument("--steps", type=int, default=500, help="number of updates")
@@ -66,7 +65,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def new_model(args: argparse.Namespace) -> Qwen3_5ForCausalLM:
-    """Returns a random model with long DeltaNet decays, as DeltaNet's authors initialise them."""
+    """Returns a random model, whose DeltaNet decays are initialised as DeltaNet's authors do."""
     config = Qwen3_5TextConfig(
         vocab_size=args.vocab,
         hidden_size=args.hidden,
@@ -105,7 +104,7 @@ def new_model(args: argparse.Namespace) -> Qwen3_5ForCausalLM:
 
 
 def prepare_data(args: argparse.Namespace) -> tuple[Tensor, Tensor, float]:
-    """Returns training and held-out sequences [n, --tokens + 1], and held-out bytes per token."""
+    """Returns token ids to train on and held-out ones, [n, --tokens + 1], and bytes per token."""
     modules = standard_library()
     training = documents([module for module in modules if not module.held_out][: args.modules])
     held_out = [module.text for module in modules if module.held_out]
@@ -116,7 +115,7 @@ def prepare_data(args: argparse.Namespace) -> tuple[Tensor, Tensor, float]:
     end = tokenizer.token_to_id(END)
 
     def pack(texts: list[str]) -> Tensor:
-        """Joins texts in random order, with END after each, and cuts them into sequences."""
+        """Joins tokenized texts in random order, END after each; cuts them into sequences."""
         order = pick(len(texts), args.seed, 0, len(texts))
         flat: list[int] = []
         for encoding in tokenizer.encode_batch([texts[i] for i in order]):
@@ -165,7 +164,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def loss_of(model: Qwen3_5ForCausalLM, sequences: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the summed cross-entropy of sequences in nats, and a detached copy for the log."""
+    """Returns the summed cross-entropy of sequences in nats, and a copy without gradient."""
     with precision(sequences.device):
         logits = model(sequences[:, :-1], use_cache=False).logits
     wanted = sequences[:, 1:].flatten()
@@ -174,7 +173,7 @@ def loss_of(model: Qwen3_5ForCausalLM, sequences: Tensor) -> tuple[Tensor, Tenso
 
 
 def train(args: argparse.Namespace, model: Qwen3_5ForCausalLM, data: Tensor) -> list[float]:
-    """Runs the remaining steps; returns the losses. ArithmeticError if a loss is not finite."""
+    """Runs the remaining steps; returns all losses. ArithmeticError if a loss is not finite."""
     optimizers = Optimizers(
         model,
         n_steps=args.steps,

@@ -8,17 +8,17 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-PRE = "qwen35"  # llama.cpp's name of the pre-tokenizer SPLIT
+PRE = "qwen35"  # llama.cpp's name of the pre-tokenizer with the pattern SPLIT
 SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
     r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 END = "<|endoftext|>"
-MASK = "<|mask|>"  # input of the drafter only; no text of the target has it
+MASK = "<|mask|>"  # the drafter's mask token, which the target never writes
 
 
 def train_tokenizer(texts: Iterable[str], n_vocab: int) -> Tokenizer:
-    """Returns a tokenizer of n_vocab tokens, of which the last two are END and MASK."""
+    """Returns a tokenizer of n_vocab tokens; the last two are the end and the mask token."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -39,7 +39,7 @@ def train_tokenizer(texts: Iterable[str], n_vocab: int) -> Tokenizer:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Writes tokenizer.json and tokenizer_config.json."""
+    """Writes tokenizer.json and tokenizer_config.json into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {

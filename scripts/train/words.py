@@ -1,7 +1,7 @@
-"""Selects the vocabulary entries of an update's softmax, as all entries cost more than the drafter.
+"""Selects vocabulary entries for a training step's softmax: all would cost more than the drafter.
 
-Frequent tokens of the answers and the wanted tokens are always in; a new random sample in every
-update stands for all others.
+Frequent tokens of the answers, and the tokens to predict, are always in; a random sample, new in
+every step, stands for all others.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-FREQUENT = 0.75  # share of frequent tokens in n_words
+FREQUENT = 0.75  # share of the answers' most frequent tokens in n_words
 
 
 @dataclass(frozen=True, slots=True)
 class Softmax:
-    """Vocabulary entries of one update.
+    """The vocabulary entries in the softmax of one training step.
 
-    ids: sorted, int64 [n]. shift: float32 [n], added to logits: log of the number of entries for
-    which each stands. head: rows of the target's head, [n, hidden]; None before `to`.
+    ids: sorted token ids, int64 [n]. shift: float32 [n], added to logits: log of the number of
+    tokens for which an entry stands. head: rows of the target's output head, [n, hidden]; None
+    before `to`.
     """
 
     ids: Tensor
@@ -30,21 +31,21 @@ class Softmax:
     head: Tensor | None = None
 
     def to(self, device: torch.device, head: Tensor) -> Softmax:
-        """Returns the entries on a device, with their rows of the target's whole head."""
+        """Returns the entries on a device, with their rows of the target's output head."""
         ids = self.ids.to(device)
         rows = head if len(ids) == len(head) else head[ids]
         return Softmax(ids, self.shift.to(device), rows)
 
     def places(self, wanted: Tensor) -> Tensor:
-        """Returns the indices of tokens in `ids`, which must contain them."""
+        """Returns the indices in `ids` of the tokens to predict, all of which are there."""
         return torch.searchsorted(self.ids, wanted)
 
 
 class Words:
-    """Draws the vocabulary entries of each update."""
+    """Draws the vocabulary entries of each training step."""
 
     def __init__(self, answers: Iterable[Iterable[int]], n_vocab: int, n_words: int) -> None:
-        """n_words: entries of an update besides wanted tokens; 0 for the whole vocabulary."""
+        """n_words: entries of a step besides the tokens to predict; 0 for the whole vocabulary."""
         self.n_vocab = n_vocab
         self.whole = n_words <= 0 or n_words >= n_vocab
         n_frequent = int(n_words * FREQUENT)
@@ -53,7 +54,7 @@ class Words:
         self.n_drawn = n_words - len(self.frequent)
 
     def draw(self, wanted: Tensor, generator: torch.Generator) -> Softmax:
-        """Returns the entries of an update that predicts the tokens `wanted`, of any shape."""
+        """Returns the entries of a step that predicts the token ids `wanted`, of any shape."""
         if self.whole:
             return Softmax(torch.arange(self.n_vocab), torch.zeros(self.n_vocab))
         sure = torch.zeros(self.n_vocab, dtype=torch.bool)

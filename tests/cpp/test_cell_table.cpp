@@ -178,7 +178,8 @@ void full_table_says_so() {
     CellTable table(64);
     CHECK(table.take(0, 60).size() == 60);
     CHECK(table.take(0, 0).empty());
-    CHECK(contains(error_of([&] { table.take(0, 5); }), "5 rows do not fit: 4 of 64"));
+    CHECK(contains(error_of([&] { table.take(0, 5); }),
+                   "5 rows do not fit into the K/V cache: 4 of 64"));
 }
 
 void touched_are_those_that_were_ever_taken() {
@@ -284,7 +285,7 @@ class Sharing {
         if (!table_.can_release_from(sequence, position)) {
             const int64_t before = table_.n_unclaimed();
             CHECK(contains(error_of([&] { table_.release_from(sequence, position); }),
-                           "takes a page of cells, and none of 16 is free"));
+                           "takes a page of K/V cells, and none of 16 is free"));
             CHECK(table_.n_unclaimed() == before);
             return;
         }

@@ -132,8 +132,8 @@ void open_verifies_wait(const std::shared_ptr<const Model> & model, DeltaForm fo
     prefill(second, tokens.data() + 3, 2);
     verify(first, tokens.data() + 3, nullptr, 4);
     verify(second, tokens.data() + 5, nullptr, 3);
-    CHECK(contains(error_of([&] { first.argmax(0); }), "these rows are gone"));
-    CHECK(contains(error_of([&] { engine->reserve_verify(30); }), "waits for its commit"));
+    CHECK(contains(error_of([&] { first.argmax(0); }), "these logits are gone"));
+    CHECK(contains(error_of([&] { engine->reserve_verify(30); }), "commit it first"));
     commit(first, nullptr, 4);
     commit(second, nullptr, 1);
     Logits found(N_VOCAB), expected(N_VOCAB);

@@ -116,7 +116,7 @@ void the_last_cells(const std::shared_ptr<const Model> & model) {
     for (int i = 0; i < 6; ++i) {
         CHECK(equal(row(full, i), row(roomy, i)));
     }
-    CHECK(contains(error_of([&] { row(roomy, 6); }), "these rows are gone"));
+    CHECK(contains(error_of([&] { row(roomy, 6); }), "these logits are gone"));
     for (Sequence * sequence : {&full, &roomy}) {
         commit(*sequence, path.data(), path.size());
     }

@@ -452,9 +452,9 @@ def test_gemma4_configs_as_published_give_the_same_metadata(tmp_path: Path) -> N
 
 GEMMA4_FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "activation": ({"hidden_activation": "silu"}, "hidden_activation 'silu' is not supported"),
-    "both directions": ({"use_bidirectional_attention": "all"}, "is not a text generator"),
+    "both directions": ({"use_bidirectional_attention": "all"}, "only text generators can be run"),
     "layer kinds": ({"layer_types": ["full_attention"] * 3}, "for each of 4 layers"),
-    "no full layer": ({"layer_types": ["sliding_attention"] * 4}, "name no layer full_attention"),
+    "no full layer": ({"layer_types": ["sliding_attention"] * 4}, "at least one full_attention"),
     "shared": ({"num_kv_shared_layers": 3}, "num_kv_shared_layers is 3 of 4, which leaves no"),
     "rope": (
         {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}},

@@ -233,7 +233,7 @@ TARGETS: dict[str, tuple[str, Damage, str]] = {
     "unknown layer type": (
         "hybrid",
         lambda p: edit_config(p, layer_types=["ring_attention"] * 4),
-        "layer type 'ring_attention' is not supported",
+        "layer type 'ring_attention' is not linear_attention or full_attention",
     ),
     "layer types of another length": (
         "hybrid",
@@ -270,7 +270,7 @@ DRAFTERS: dict[str, tuple[Damage, str]] = {
     ),
     "last layer": (
         lambda p: set_drafter(p, target_layer_ids=[0, 4]),
-        "has 5 layers: 0 to 3 can be read",
+        "has 5 layers; give layers of 0 to 3",
     ),
     "layer ids are no integers": (
         lambda p: set_drafter(p, target_layer_ids=["0"]),

@@ -123,12 +123,12 @@ DAMAGES: dict[str, tuple[str, Callable[[Parts], object], str]] = {
     "transposed": (
         "llama",
         reshape("blk.0.ffn_up.weight", 96, 160),
-        r"blk.0.ffn_up.weight: got \[160, 96\], expected \[96, 160\]",
+        r"blk.0.ffn_up.weight has shape \[160, 96\], expected \[96, 160\]",
     ),
     "one row short": (
         "qwen35",
         reshape("blk.0.ssm_conv1d.weight", 127, 4),
-        r"ssm_conv1d.weight: got \[4, 127\], expected \[4, 128\]",
+        r"ssm_conv1d.weight has shape \[4, 127\], expected \[4, 128\]",
     ),
     "norm in half precision": (
         "llama",
@@ -174,7 +174,7 @@ DAMAGES: dict[str, tuple[str, Callable[[Parts], object], str]] = {
     "another number of experts": (
         "gpt-oss",
         put("gpt-oss.expert_count", 6),
-        r"blk.0.ffn_gate_inp.weight: got \[96, 8\], expected \[96, 6\]",
+        r"blk.0.ffn_gate_inp.weight has shape \[96, 8\], expected \[96, 6\]",
     ),
     "dense layers where experts are told of": (
         "gemma4moe",
@@ -184,7 +184,7 @@ DAMAGES: dict[str, tuple[str, Callable[[Parts], object], str]] = {
     "gate without up": (
         "gemma4moe",
         reshape("blk.2.ffn_gate_up_exps.weight", 6, 64, 96),
-        r"blk.2.ffn_gate_up_exps.weight: got \[96, 64, 6\], expected \[96, 128, 6\]",
+        r"blk.2.ffn_gate_up_exps.weight has shape \[96, 64, 6\], expected \[96, 128, 6\]",
     ),
     "tokens that do not fit the embeddings": (
         "llama",
@@ -254,7 +254,7 @@ def test_cache_types_that_do_not_work_are_listed_with_those_that_do(tmp_path: Pa
 def test_bad_tokens_leave_the_sequence_as_it_was(tiny_gguf: Tiny, kind: str) -> None:
     sequence = start(tiny_gguf(kind))
     sequence.prefill(PROMPT[:20])
-    with pytest.raises(Error, match="there are no tokens to run"):
+    with pytest.raises(Error, match="the list of tokens is empty"):
         sequence.prefill([])
     with pytest.raises(Error, match="token id 421 is outside the vocabulary of 421"):
         sequence.prefill([1, VOCAB_SIZE])
@@ -292,7 +292,7 @@ def test_rows_are_valid_until_the_next_pass(tiny_gguf: Tiny) -> None:
         rows = sequence.prefill(PROMPT)
         move()
         for read in (rows.argmax, rows.logits):
-            with pytest.raises(Error, match="these rows are gone"):
+            with pytest.raises(Error, match="these logits are gone"):
                 read()
 
 
@@ -347,7 +347,7 @@ def test_memory_is_told_by_use_and_place(tiny_gguf: Tiny) -> None:
     assert {use.place for use in engine.memory()} == {"CPU"}
     engine.reserve_verify(4)
     assert engine.bytes_of("trace") > 0 == engine.bytes_of("draft")
-    with pytest.raises(Error, match="memory 4: the engine has 4 memory records"):
+    with pytest.raises(Error, match="memory record 4 is out of range, the engine has 4 records"):
         _ffi.call("engine_get_memory", engine.handle, 4, _ffi.new("dfl_memory *"))
 
 
@@ -358,15 +358,15 @@ def test_a_prefix_that_does_not_fit_is_refused(tiny_gguf: Tiny, kind: str) -> No
         each.prefill(PROMPT[:20])
     kept = sequence.snapshot()
     for prefix, n, message in (
-        (another.snapshot(), 20, "the prefix of 20 tokens is of another engine"),
-        (kept, 0, "0 tokens of a prefix of 20"),
-        (kept, 21, "21 tokens of a prefix of 20"),
+        (another.snapshot(), 20, "the prefix of 20 tokens belongs to another engine"),
+        (kept, 0, "restore from the prefix is 0, expected 1 to 20"),
+        (kept, 21, "restore from the prefix is 21, expected 1 to 20"),
     ):
         with pytest.raises(Error, match=message) as caught:
             sequence.attach(prefix, n)
         assert_one_sentence(str(caught.value))
     if kind == "qwen35":
-        with pytest.raises(Error, match="takes a prefix whole: 19 tokens of 20"):
+        with pytest.raises(Error, match="restores whole prefixes only, not 19 of 20 tokens"):
             sequence.attach(kept, 19)
     np.testing.assert_array_equal(last_row(sequence), last_row(another))
     sequence.reset()

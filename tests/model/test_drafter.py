@@ -332,7 +332,7 @@ def test_own_embeddings_and_head(pair: Pair, tmp_path: Path) -> None:
     np.testing.assert_allclose(
         np.take_along_axis(values, by_token, 1), expected[:, order], atol=1e-4
     )
-    with pytest.raises(Error, match="131 candidates: the drafter chooses among 130 tokens"):
+    with pytest.raises(Error, match="k is 131 candidates, expected 1 to 130"):
         sequence.draft(9, 7, 131)
 
 
@@ -421,11 +421,11 @@ def short_pattern(parts: Parts) -> None:
 BAD_DRAFTERS: dict[str, tuple[Callable[[Parts], object], str]] = {
     "taps": (
         setting("dflash.target_layers", [2, 8]),
-        "taps the input of target layer 8, the target has layers 0 to 7",
+        "reads the input of target layer 8, the target has layers 0 to 7",
     ),
     "taps and fusion": (
         setting("dflash.target_layers", [2, 3, 4]),
-        r"tensor fc.weight: got \[192, 96\], expected \[288, 96\]",
+        r"tensor fc.weight has shape \[192, 96\], expected \[288, 96\]",
     ),
     "no taps": (without("dflash.target_layers"), "dflash.target_layers is missing"),
     "mask token": (
@@ -453,10 +453,10 @@ BAD_DRAFTERS: dict[str, tuple[Callable[[Parts], object], str]] = {
     ),
     "a tensor nobody knows": (tensor("blk.0.extra.weight", 4), "blk.0.extra.weight is not part"),
     "activation": (unknown_activation, 'activation "relu" is not known'),
-    "head map outside": (map_outside, "d2t names token 421, the target has 421"),
-    "head map alone": (map_without_head, "d2t maps the rows of a head that is missing"),
-    "few embeddings": (few_embeddings, r"token_embd.weight: got \[96, 400\]"),
-    "short pattern": (short_pattern, "must say for each of 2 layers whether it slides"),
+    "head map outside": (map_outside, "d2t names token 421, the target has 421 tokens"),
+    "head map alone": (map_without_head, "d2t maps the rows of an output head, which"),
+    "few embeddings": (few_embeddings, r"token_embd.weight has shape \[96, 400\]"),
+    "short pattern": (short_pattern, "must say for each of 2 layers whether it has a window"),
 }
 
 

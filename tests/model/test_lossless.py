@@ -232,7 +232,7 @@ def test_the_end_of_the_context_inside_a_block(pair_of: Callable[[str], Pair]) -
 def test_rounds_out_of_order_are_refused_by_name(pair_of: Callable[[str], Pair]) -> None:
     sequence = open_pair(pair_of("qwen35"))
     sequence.prefill(random_tokens(5))
-    with pytest.raises(Error, match="1 rows to commit, the pending verify has 0"):
+    with pytest.raises(Error, match="1 rows are to be committed, the pending verify has 0"):
         sequence.commit(1)
     kept = sequence.snapshot()
     rows = sequence.verify([1, 2, 3])
@@ -244,32 +244,32 @@ def test_rounds_out_of_order_are_refused_by_name(pair_of: Callable[[str], Pair])
         lambda: sequence.attach(kept, 5),
     ]
     for call in calls:
-        with pytest.raises(Error, match="a verify of 3 rows waits for its commit"):
+        with pytest.raises(Error, match="the sequence has a verify of 3 rows, commit it first"):
             call()
-    with pytest.raises(Error, match="4 rows to commit, the pending verify has 3"):
+    with pytest.raises(Error, match="4 rows are to be committed, the pending verify has 3"):
         sequence.commit(4)
     with pytest.raises(Error, match="-1 rows to commit"):
         sequence.commit(-1)
     rows.argmax(0)
     sequence.commit(2)
-    with pytest.raises(Error, match="these rows are gone"):
+    with pytest.raises(Error, match="these logits are gone"):
         rows.argmax(0)
     assert sequence.position == 7
     for n_draft in (0, 16, -1):
-        with pytest.raises(Error, match=f"{n_draft} drafted tokens: the drafter gives 1 to 15"):
+        with pytest.raises(Error, match=f"n_draft is {n_draft}, this drafter drafts 1 to 15"):
             sequence.draft(1, n_draft)
     for k in (0, 422, -1):
-        with pytest.raises(Error, match=f"{k} candidates: the drafter chooses among 421"):
+        with pytest.raises(Error, match=f"k is {k} candidates, expected 1 to 421"):
             sequence.draft(1, 2, k)
     with pytest.raises(Error, match="token id 421 is outside the vocabulary of 421"):
         sequence.draft(421, 1)
     with pytest.raises(Error, match="token id 421 is outside the vocabulary of 421"):
         sequence.verify([1, 421])
-    with pytest.raises(Error, match="there are no tokens"):
+    with pytest.raises(Error, match="the list of tokens is empty"):
         sequence.verify([])
     with pytest.raises(ValueError, match="need a list of integers"):
         sequence.verify([1.5])  # type: ignore[list-item]
-    with pytest.raises(Error, match="17 rows to verify, there is room for 16"):
+    with pytest.raises(Error, match="17 rows are to be verified, memory is reserved for 16"):
         sequence.verify([1] * 17)
     assert sequence.position == 7
 
@@ -279,7 +279,7 @@ def test_a_sequence_without_a_drafter_refuses_rounds(pair_of: Callable[[str], Pa
     sequence.prefill([1])
     with pytest.raises(Error, match="has no drafter"):
         sequence.draft(1, 1)
-    with pytest.raises(Error, match="1 rows to verify, there is room for 0"):
+    with pytest.raises(Error, match="1 rows are to be verified, memory is reserved for 0"):
         sequence.verify([1])
     sequence.commit(0)
     assert sequence.position == 1

@@ -226,22 +226,22 @@ def test_bad_items_run_nothing(tmp_path: Path) -> None:
         Sequence(engine)
     a.prefill(random_tokens(200))
     for items, sentence in [
-        ([], "nothing to run"),
-        ([BatchEntry(a, [1]), BatchEntry(a, [2])], "entries 0 and 1 are of one sequence"),
+        ([], "the batch is empty"),
+        ([BatchEntry(a, [1]), BatchEntry(a, [2])], "entries 0 and 1 have the same sequence"),
         ([BatchEntry(a, [1]), BatchEntry(b, [421])], "token id 421 is outside"),
-        ([BatchEntry(a, [1]), BatchEntry(b, [])], "there are no tokens"),
+        ([BatchEntry(a, [1]), BatchEntry(b, [])], "the list of tokens is empty"),
         (
             [BatchEntry(a, [1]), BatchEntry(b, [1] * 385)],
             "385 tokens after 0 do not fit into a context of 384",
         ),
-        ([BatchEntry(b, [1] * 300)], "320 more cells, and 256 of 512 are free"),
+        ([BatchEntry(b, [1] * 300)], "320 more K/V cells, and 256 of 512 are free"),
         (
             [BatchEntry(a, [1] * 9), BatchEntry(b, [2] * 9)],
-            "18 tokens to append in one pass, which takes 16",
+            "the pass appends 18 tokens, the limit is 16",
         ),
         (
             [BatchEntry(a, [1] * 9, True), BatchEntry(b, [2] * 20, True)],
-            "29 rows to verify, there is room for",
+            "29 rows are to be verified, memory is reserved for",
         ),
         ([BatchEntry(a, [1]), BatchEntry(b, [1, 2], True, [-1, 1])], "parent of node 1"),
     ]:
@@ -249,13 +249,13 @@ def test_bad_items_run_nothing(tmp_path: Path) -> None:
             engine.run(items)
         assert (a.position, b.position) == (200, 0)
     other = engine_of(make_pair(tmp_path / "other", "llama"), 1)
-    with pytest.raises(Error, match="entries: number 0 is of a sequence of another engine"):
+    with pytest.raises(Error, match="entries: the sequence of number 0 belongs to another engine"):
         other.run([BatchEntry(a, [1])])
     rows = engine.run([BatchEntry(a, [1]), BatchEntry(b, [1, 2], True)])
-    with pytest.raises(Error, match="a verify of 2 rows waits for its commit"):
+    with pytest.raises(Error, match="the sequence has a verify of 2 rows, commit it first"):
         engine.run([BatchEntry(a, [1]), BatchEntry(b, [1])])
     b.commit(1)
     engine.run([BatchEntry(a, [1])])
-    with pytest.raises(Error, match="these rows are gone"):
+    with pytest.raises(Error, match="these logits are gone"):
         rows[0].argmax()
     assert (a.position, b.position) == (202, 1)

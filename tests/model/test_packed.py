@@ -60,5 +60,5 @@ def test_a_placement_that_is_not_there_is_an_error(packed: Model) -> None:
     from dflash_gguf.native._ffi import call, new
 
     n = len(packed.kernels)
-    with pytest.raises(Error, match=f"placement {n}: the weights have {n} placements"):
+    with pytest.raises(Error, match=f"placement {n} is out of range, the weights have {n}"):
         call("model_get_placement", packed.handle, n, new("dfl_placement *"))

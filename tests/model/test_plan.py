@@ -298,8 +298,8 @@ def test_fit_puts_a_part_on_a_gpu_too_small_for_the_whole(
     command = ["-m", str(pair.target), "-md", str(pair.drafter), *settings, "--plan", "--json"]
     assert main([*command, "-ctk", "q8_0", "-ctv", "q8_0", "--vram", "1G"]) == 0
     whole = json.loads(capsys.readouterr().out)
-    # The GPU library's memory does not depend on the model; 2 % of the GPU stays free.
-    library = sum(x["bytes"] for x in whole["items"] if x["name"].startswith("device library"))
+    # The memory of CUDA libraries does not depend on the model; 2 % of the GPU stays free.
+    library = sum(x["bytes"] for x in whole["items"] if x["name"].startswith("CUDA pool"))
     vram = int((library + (whole["needed_bytes"] - library) * 0.88) / 0.98)
     assert main([*command, "--fit", "--vram", str(vram)]) == 0
     out, err = capsys.readouterr()
@@ -322,6 +322,6 @@ def test_fit_chooses_what_a_run_takes(pair: Pair, capsys: pytest.CaptureFixture[
     assert json.loads(out)["tokens"] == plain["tokens"]
     assert "--fit on CPU: context 256, K/V f16/f16" in err
     assert main([*command, "--vram", "1G"]) == 1
-    assert "--vram goes with --fit or --plan" in capsys.readouterr().err
+    assert "--vram needs --fit or --plan" in capsys.readouterr().err
     assert main([*command, "--vram", "1G", "--fit", "-ngl", "all"]) == 1
     assert "there is none" in capsys.readouterr().err

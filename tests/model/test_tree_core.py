@@ -116,14 +116,14 @@ def test_what_is_no_tree_and_no_path_is_refused_by_name(pair_of: Callable[[str],
         sequence.verify_tree([1, 2, 3], [-1, 0])
     with pytest.raises(ValueError, match="parents: need a list of integers, got float64"):
         sequence.verify_tree([1, 2], [-1, 0.0])  # type: ignore[list-item]
-    with pytest.raises(Error, match="17 rows to verify, there is room for 16: reserve more"):
+    with pytest.raises(Error, match="17 rows are to be verified, memory is reserved for 16"):
         sequence.verify_tree([1] * 17, star(17))
     sequence.engine.reserve_verify(24)
     with pytest.raises(Error, match="21 tokens after 20 do not fit into a context of 40"):
         sequence.verify_tree([1] * 21, star(21))
     with pytest.raises(Error, match="token id 421 is outside the vocabulary of 421"):
         sequence.verify_tree([1, 421], [-1, 0])
-    with pytest.raises(Error, match="a path of 1 nodes, the pending verify has 0"):
+    with pytest.raises(Error, match="the path has 1 nodes, the pending verify has 0"):
         sequence.commit_path([0])
 
     sequence.verify_tree([1, 2, 3, 4], [-1, 0, 0, 2])
@@ -131,18 +131,18 @@ def test_what_is_no_tree_and_no_path_is_refused_by_name(pair_of: Callable[[str],
         ([1, 3], "the path begins with node 1, expected the root"),
         ([0, 1, 3], "the path goes from node 1 to node 3, whose parent is 2"),
         ([0, 0], "the path goes from node 0 to node 0, whose parent is -1"),
-        ([0, 4], "node 4 of the path: the pending verify has nodes 0 to 3"),
+        ([0, 4], "the path has node 4, the pending verify has nodes 0 to 3"),
         ([0, -1], "node -1 of the path"),
-        ([0, 2, 3, 3, 3], "a path of 5 nodes, the pending verify has 4"),
+        ([0, 2, 3, 3, 3], "the path has 5 nodes, the pending verify has 4"),
     ):
         with pytest.raises(Error, match=message):
             sequence.commit_path(path)
     with pytest.raises(Error, match="the path goes from node 1 to node 2, whose parent is 0"):
         sequence.commit(3)
-    with pytest.raises(Error, match="a verify of 4 rows waits for its commit"):
+    with pytest.raises(Error, match="the sequence has a verify of 4 rows, commit it first"):
         sequence.engine.reserve_verify(30)
     sequence.commit_path([0, 2])
-    with pytest.raises(Error, match="a path of 1 nodes, the pending verify has 0"):
+    with pytest.raises(Error, match="the path has 1 nodes, the pending verify has 0"):
         sequence.commit_path([0])
     assert sequence.position == 22
 
@@ -164,7 +164,7 @@ def test_room_for_a_verify_costs_trace_and_features_only(
     before = {name: engine.bytes_of(name) for name in ("kv", "recurrent", "draft", "trace")}
     assert engine.max_verify == 16
     for n in (0, -1, 257):
-        with pytest.raises(Error, match=f"room for verifies of {n} rows, expected 1 to 256"):
+        with pytest.raises(Error, match=f"rows to reserve for verifies are {n}, expected 1 to 256"):
             engine.reserve_verify(n)
     engine.reserve_verify(5)
     assert engine.max_verify == 16

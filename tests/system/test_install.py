@@ -120,7 +120,7 @@ def test_an_install_for_cuda_without_it_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("abi", "ggml", "message"),
     [
-        (ABI_VERSION, "0.0.1", "libdflash was built with ggml 0.0.1; reinstall it"),
+        (ABI_VERSION, "0.0.1", "libdflash was built with ggml 0.0.1; reinstall dflash-gguf"),
         (99, "0.0.1", f"libdflash has ABI version 99, this package needs {ABI_VERSION}"),
     ],
 )

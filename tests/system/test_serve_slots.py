@@ -15,7 +15,7 @@ def test_slots_are_saved_restored_and_erased(tmp_path: Path) -> None:
     ask = {"prompt": PROMPT, "n_predict": 12, "ignore_eos": True, "return_tokens": True}
     served = tiny(*flags)
     try:
-        assert "there is nothing" not in served.log
+        assert "the batch is empty" not in served.log
         found = served.post("/slots/0?action=save", {"filename": "a.dfl"})
         assert found.status_code == 400
         assert "slot 0 has answered nothing" in found.text

@@ -171,7 +171,7 @@ def test_answers_of_a_file_are_printed_in_its_order_as_they_come(
     [
         (None, "ab\n\n" + 200 * "c" + "\n", "line 3: the prompt has 200 tokens, the context holds"),
         ("{{ raise_exception('no') }}", "\nab", "line 2: the chat template"),
-        (None, "\n\r\n", "has no prompts, which --parallel takes a line each"),
+        (None, "\n\r\n", "holds no prompt; with --parallel, each line is one"),
     ],
 )
 def test_a_line_that_cannot_be_answered_is_named(
@@ -429,7 +429,7 @@ def test_a_comparison_says_where_texts_part() -> None:
 def test_a_drafter_alone_is_no_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["-p", "abc:", "-md", "d.gguf"]) == 1
     assert capsys.readouterr().err == (
-        "error: -md d.gguf is a drafter for a model: give that one with -m\n"
+        "error: -md d.gguf is a drafter: give its target model with -m\n"
     )
 
 

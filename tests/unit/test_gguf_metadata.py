@@ -102,7 +102,7 @@ def entry(key: bytes, code: int, value: bytes) -> bytes:
         ),
         (header(2) + 2 * entry(b"a", 4, bytes(4)), "a occurs twice"),
         (header(1) + entry(b"\xff", 4, bytes(4)), "a metadata key is not valid UTF-8"),
-        (header(1) + entry(b"k" * 70000, 4, bytes(4)), "a metadata key of 70000 bytes"),
+        (header(1) + entry(b"k" * 70000, 4, bytes(4)), "a metadata key has 70000 bytes"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

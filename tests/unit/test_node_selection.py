@@ -154,5 +154,5 @@ def test_bad_prices_are_one_sentence() -> None:
         break_even = BreakEven(sizes, [0.0] * len(sizes), [0.0] * len(sizes))
         with pytest.raises(Error, match="sizes must rise from 1 on"):
             select_nodes([tree.parents], [tree.log_probs], [1], break_even)
-    with pytest.raises(Error, match="1 and 0 at least"):
+    with pytest.raises(Error, match="expected at least 1 and 0"):
         select_nodes([tree.parents], [tree.log_probs], [-1], NO_THRESHOLD)

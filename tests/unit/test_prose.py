@@ -53,7 +53,7 @@ def python_comments(text: str) -> Iterator[str]:
                 yield doc
     block, last = "", -1
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.COMMENT:
+        if token.type == tokenize.COMMENT and not re.match(r"# (noqa|type:|fmt:)", token.string):
             line = token.string.lstrip("#!: ")
             if token.start[0] == last + 1 and block:
                 block += " " + line

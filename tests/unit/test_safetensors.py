@@ -82,13 +82,13 @@ DAMAGED: dict[str, tuple[Any, bytes, str]] = {
     "trailing bytes": ({"a": entry(0, 4)}, bytes(9), "5 unused bytes at the end"),
     "wrong size": ({"a": entry(0, 8, shape=[3])}, bytes(8), r"takes 8 bytes, but F32 \[3\]"),
     "negative offset": ({"a": entry(-4, 0, shape=[1])}, bytes(4), "data_offsets"),
-    "negative shape": ({"a": entry(0, 4, shape=[-1, -1])}, bytes(4), "has shape"),
+    "negative shape": ({"a": entry(0, 4, shape=[-1, -1])}, bytes(4), "invalid shape"),
     "three offsets": (
         {"a": {"dtype": "F32", "shape": [], "data_offsets": [0, 4, 8]}},
         bytes(4),
         "data_offsets",
     ),
-    "boolean shape": ({"a": entry(0, 4, shape=[True])}, bytes(4), "has shape"),
+    "boolean shape": ({"a": entry(0, 4, shape=[True])}, bytes(4), "invalid shape"),
     "entry is no object": ({"a": 7}, b"", "unknown dtype None"),
     "unknown dtype": ({"a": entry(0, 4, dtype="F5")}, bytes(4), "unknown dtype 'F5'"),
 }

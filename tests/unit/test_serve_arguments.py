@@ -144,7 +144,7 @@ def test_thoughts_that_were_begun_are_continued(tokenizer: Tokenizer) -> None:
     text = texts.chat_text(TemplateBody(messages=[user, begun | {"content": ""}]))
     assert text == "user:x;<think>\nhm"
     no_thoughts = PromptBuilder(tokenizer, SAID)
-    with pytest.raises(BadRequestError, match="the template has no thoughts"):
+    with pytest.raises(BadRequestError, match="the chat template has no reasoning"):
         no_thoughts.chat_text(TemplateBody(messages=[user, begun]))
 
 

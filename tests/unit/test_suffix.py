@@ -287,7 +287,7 @@ def test_bad_arguments_are_one_sentence() -> None:
     index = SuffixIndex(9)
     with pytest.raises(Error, match="token id -4 is below 0"):
         index.append([1, -4])
-    with pytest.raises(ValueError, match="must have one pair for each class"):
+    with pytest.raises(ValueError, match="must be \\[classes, 2\\]"):
         index.outcomes = np.ones((2, 2))
     with pytest.raises(Error, match="0 of 1 candidates were accepted"):
         index.outcomes = np.tile([1.0, 0.0], (84, 1))

@@ -1,11 +1,11 @@
 // peer-rounds: the loop of llama.cpp's llama-speculative-simple with draft-dflash, and with a clock
-// around each phase. Reads a job and writes an answer per line, both in JSON.
+// around each phase. Reads JSON lines, each with one prompt, and writes a JSON line for each.
 //
-// Job: prompt, token ids; n_predict, maximum tokens of the answer; text, optional token ids that
+// Input: prompt, token ids; n_predict, maximum tokens of the answer; text, optional token ids that
 // the target is forced to choose; accept, optional with text: number of drafted tokens that each
-// round accepts, although all rows are drafted, verified and sampled. Answer: tokens; rounds, each
-// [tokens before, drafted, accepted]; us, microseconds of each round by phase. Phase inject: the
-// drafter reads the features of verified rows.
+// round accepts, although all rows are drafted, verified and sampled. Output: tokens; rounds, each
+// [answer's tokens before it, drafted, accepted]; us, microseconds of each round by phase. In phase
+// inject the drafter computes its K/V from hidden states of verified rows.
 #include "arg.h"
 #include "common.h"
 #include "llama.h"
@@ -41,7 +41,7 @@ class Clock {
   public:
     explicit Clock(ordered_json & us) : us_(us) {}
 
-    // Adds the time since the last call to a phase.
+    // Adds the microseconds since the last lap (or start) to a phase.
     void lap(const char * phase) {
         const int64_t now = ggml_time_us();
         us_[phase].push_back(now - last_);
@@ -139,7 +139,7 @@ class Peer {
         llama_memory_seq_rm(llama_get_memory(ctx), 0, position, -1);
     }
 
-    // Computes all but the last token of the prompt; returns the tokens in the caches.
+    // Computes all tokens of the prompt but the last, in target and drafter; returns these tokens.
     llama_tokens prefill(const llama_tokens & prompt) {
         llama_memory_clear(llama_get_memory(tgt_), false);
         llama_memory_clear(llama_get_memory(dft_), false);
@@ -164,7 +164,7 @@ class Peer {
             true, params_.speculative.draft.n_max, (llama_pos)seen.size(), last, &seen, &draft};
         common_speculative_draft(spec_.get());
         forget_from(dft_, seen.size()); // removes the K/V of mask tokens
-        // No candidate follows the answer's last token, which is not verified.
+        // Leaves room for the target's own token within n_predict.
         const size_t left = job.n_predict - answer.tokens.size();
         draft.resize(std::min(draft.size(), left - 1));
         if (job.accept >= 0) {
@@ -176,8 +176,8 @@ class Peer {
         return draft;
     }
 
-    // Appends the target's tokens up to the first that differs from the draft; returns the number
-    // of accepted ones.
+    // Appends the target's tokens to the answer, up to the first that differs from the draft.
+    // Returns the number of accepted candidates.
     size_t choose(const Job & job, const llama_tokens & draft, common_sampler * sampler,
                   Answer & answer) {
         const size_t first = answer.tokens.size();
