@@ -82,7 +82,7 @@ class TensorPlan:
 
     @property
     def n_rows(self) -> int:
-        """Number of rows over all parts."""
+        """Number of rows of the tensor, summed over the tensors that it is concatenated from."""
         return sum(part.shape[0] for part in self.parts)
 
     @property

@@ -33,7 +33,7 @@ def cpu_name() -> str:
 
 
 def read(name: str, identity: Any) -> Any:
-    """Returns the value that was stored under a name with an equal identity, or None."""
+    """Returns the stored value of a cache file, or None if it was stored for another identity."""
     with contextlib.suppress(OSError, *SENSELESS):
         stored = json.loads((cache_folder() / name).read_text(encoding="utf-8"))
         if stored.get("identity") == identity:

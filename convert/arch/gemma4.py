@@ -79,7 +79,7 @@ def _layers(config: Config) -> _Layers:
 
 
 def _full_dims(config: Config, sliding: Dims, first: int) -> Dims:
-    """Returns the sizes of full-attention layers, from global keys or from per_layer_config."""
+    """Returns head sizes of full-attention layers, from `global_*` keys or per_layer_config."""
     changes = config.mapping("per_layer_config")
     found = [value for key, value in changes.items() if _is_index(key, first)]
     own: dict[str, Any] = found[0] if found and isinstance(found[0], dict) else {}

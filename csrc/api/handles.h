@@ -19,7 +19,8 @@ struct dfl_drafter {
 };
 struct dfl_engine {
     std::shared_ptr<dfl::Engine> engine;
-    std::shared_ptr<std::atomic<bool>> is_busy; // shared by the engine's sequences and prefixes
+    std::shared_ptr<std::atomic<bool>>
+        is_busy; // true during a call; its sequences and prefixes share it
 };
 struct dfl_sequence {
     explicit dfl_sequence(const dfl_engine & of) : sequence(of.engine), is_busy(of.is_busy) {}

@@ -39,7 +39,7 @@ class KvBlock : public std::enable_shared_from_this<KvBlock> {
     // Move the K/V rows to the host (throws without memory) and back (throws without a free page).
     void page_out();
     void page_in();
-    // Copies the block's first rows into cells.
+    // Copies the K/V of the block's first positions into cells, one for each.
     void copy_to(const std::vector<int64_t> & cells);
     // Copies a tensor's rows (K or V of a layer) out of the block, and into it.
     void read(size_t tensor, uint8_t * to);

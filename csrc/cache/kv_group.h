@@ -24,10 +24,11 @@ class KvGroup {
         int64_t per_sequence, total;
     };
     // Returns a number of cells with which CellTable::take() never fails. is_host: all K/V in host
-    // memory. Between passes a sequence keeps at most window + REACH + PAGE - 2 positions, from the
-    // start of a page on. It claims a page only when its pages are full, so u uncommitted rows need
-    // less than u + PAGE cells more. In host memory a commit moves rows together and so frees whole
-    // pages; elsewhere a sequence may keep all pages of its largest pass.
+    // memory. Between passes a sequence keeps at most window + REACH + PAGE - 2 positions, where
+    // REACH is how far a sequence may go back without recomputing; they begin at a page's start. It
+    // claims a page only when its pages are full, so u uncommitted rows need less than u + PAGE
+    // cells more. In host memory a commit moves rows together and so frees whole pages; elsewhere a
+    // sequence may keep all pages of its largest pass.
     static int64_t cells_needed(int64_t window, int32_t n_sequences, const UncommittedRows & rows,
                                 bool is_host) {
         const int64_t retained = window - 1 + REACH + 2 * (CellTable::PAGE - 1);

@@ -52,7 +52,7 @@ static ggml_type draft_cache_type(const EngineParams & params) {
     return params.type_k == GGML_TYPE_F32 ? GGML_TYPE_F32 : GGML_TYPE_F16;
 }
 
-// Returns the largest numbers of uncommitted rows; each verify may have one padding row.
+// Returns the most uncommitted rows, of one sequence and of all; a verify may have a padding row.
 static KvGroup::UncommittedRows max_uncommitted(const EngineParams & params) {
     const int64_t of_one = std::max(params.n_ubatch, Engine::MAX_VERIFY + 1);
     const int64_t n = params.n_parallel;

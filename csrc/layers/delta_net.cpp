@@ -25,7 +25,7 @@ static ggml_tensor * slots_of(GraphContext & g, ggml_tensor * cache, int64_t ind
     return ggml_view_2d(g.ctx, cache, cache->ne[0], n, cache->nb[1], index * cache->nb[2]);
 }
 
-// Returns the cached values of the current batch's lanes, [values of a slot, n_lanes].
+// Returns the cached recurrent states of the batch's sequences, [values of a state, n_lanes].
 static ggml_tensor * of_lanes(GraphContext & g, ggml_tensor * cache, int64_t index) {
     return lanes(g).in_place ? slots_of(g, cache, index, lanes(g).n_lanes)
                              : ggml_get_rows(g.ctx, slots_of(g, cache, index, cache->ne[1]),

@@ -35,7 +35,8 @@ struct Maxima {
 
 // Appends the k largest of n values, best first, lower index first on ties; k is at most n.
 void append_best(const float * x, int64_t n, int64_t k, std::vector<Candidate> & out);
-// Appends the k largest of n values, given their maxima. The row must have no NaN or +inf.
+// Appends the k largest of n values, given the maximum of each block of 64. The row must have no
+// NaN or +inf.
 void append_best(const float * x, int64_t n, int64_t k, const Maxima & maxima,
                  std::vector<Candidate> & out);
 // Appends all values of at least `bound`, best first. The row must have no NaN or +inf.

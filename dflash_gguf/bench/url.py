@@ -132,7 +132,7 @@ class Level:
 def bodies(
     prompts: Sequence[Prompt], chat: str | None, n_tokens: int, temperature: float, seed: int
 ) -> list[tuple[str, dict[str, Any]]]:
-    """Builds path and body of a request for each prompt. chat: first line of a chat turn."""
+    """Builds path and body of a request for each prompt. chat: instruction before each prompt."""
     common = {
         "max_tokens": n_tokens,
         "temperature": temperature,

@@ -56,7 +56,7 @@ class ScheduledEntry:
 
     @property
     def cells_needed(self) -> int:
-        """Number of free cells that the entry's rows will take."""
+        """Number of free K/V cells that this request's rows in the pass will take."""
         return int(self.sequence.cells_needed(len(self.rows.tokens)))
 
     @property

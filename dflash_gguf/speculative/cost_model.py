@@ -232,7 +232,7 @@ class CostModel:
         curve = self._curves.get((kind, bucket))
         if curve is None:
             plain, times = self._times["plain"].get(1, {}), self._times[kind]
-            if kind == "chains":  # plain passes replace chains longer than any measured one
+            if kind == "chains":  # price chains longer than any measured as plain passes
                 most, all_plain = max(times, default=1), self._times["plain"].items()
                 times = {**times, **{n: of for n, of in all_plain if n == 1 or n > most}}
             points = []

@@ -145,7 +145,7 @@ struct CellAttentionTiles {
 
     struct Block {
         int64_t position;
-        int64_t first, end; // places [first, end) of span cells that some row sees
+        int64_t first, end; // range of the block's cells that some query row sees
         bool has_gaps;
         int64_t first_pending, end_pending; // range of the block in VisibleCells::pending
         const char *k[BLOCK], *v[BLOCK];

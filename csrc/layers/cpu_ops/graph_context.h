@@ -68,7 +68,8 @@ struct RecurrentInputs {
     // Indices of the lanes' convolution inputs, i32 [(before + n_rows) * n_lanes], into the
     // committed inputs of all slots followed by the inputs of the pass.
     ggml_tensor * inputs = nullptr;
-    // Indices, as in `inputs`, of the inputs to commit after the pass, i32 [before * n_lanes].
+    // Indices of the convolution inputs that stay as history after the pass, numbered as in
+    // `inputs`, i32 [before * n_lanes]; before: kernel width - 1.
     ggml_tensor * last_inputs = nullptr;
     // Rows of the lanes in the pass, i32 [n_rows * n_lanes]; padding: one past the last row.
     ggml_tensor * rows = nullptr;

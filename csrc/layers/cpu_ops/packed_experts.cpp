@@ -175,7 +175,7 @@ class GatedExperts : public CpuNode {
         }
     }
 
-    // Returns the input rows of pairs [first, first + n) without gaps, copied only if necessary.
+    // Returns the input rows of (token, expert) pairs [first, first + n), copied unless contiguous.
     const char * gather(const Scratch & at, int64_t first, int64_t n) const {
         const auto row = [&](int64_t i) {
             return at.x + at.sorted.pairs[first + i] / groups_.n_used() * x_size_;

@@ -32,7 +32,7 @@ Rows normed(const GraphContext & g, ggml_tensor * x, ggml_tensor * weight);
 // Returns rows x * sigmoid(gate). x: f32 [d * n_head, n_rows]; gate: f32 [d, n_head, n_rows].
 Rows gated_heads(ggml_tensor * x, ggml_tensor * gate);
 
-// Returns the rows as a tensor [n, n_rows], made by ggml's operations. Equal rows share the tensor.
+// Gathers rows into a tensor [n, n_rows] with ggml's operations; equal arguments share the tensor.
 ggml_tensor * tensor_of(GraphContext & g, const Rows & rows);
 
 // Returns rows that make_row() can make: `rows` itself, or else the tensor of tensor_of().

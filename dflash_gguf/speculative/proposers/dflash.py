@@ -172,7 +172,7 @@ class DFlash(Proposer):
 
 
 def _ranking_class(scorer: DraftScorer) -> object:
-    """Returns a key that is equal for requests whose drafts can be ranked together."""
+    """Returns the sampling settings that requests must share to be ranked in one numpy call."""
     config = scorer.config
     cuts = config.top_k, config.top_p, config.min_p
     return config.temperature, config.has_penalties, cuts, scorer.banned
