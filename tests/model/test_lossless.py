@@ -248,7 +248,7 @@ def test_rounds_out_of_order_are_refused_by_name(pair_of: Callable[[str], Pair])
             call()
     with pytest.raises(Error, match="4 rows are to be committed, the pending verify has 3"):
         sequence.commit(4)
-    with pytest.raises(Error, match="-1 rows to commit"):
+    with pytest.raises(Error, match="-1 rows are to be committed"):
         sequence.commit(-1)
     rows.argmax(0)
     sequence.commit(2)

@@ -132,7 +132,7 @@ def test_what_is_no_tree_and_no_path_is_refused_by_name(pair_of: Callable[[str],
         ([0, 1, 3], "the path goes from node 1 to node 3, whose parent is 2"),
         ([0, 0], "the path goes from node 0 to node 0, whose parent is -1"),
         ([0, 4], "the path has node 4, the pending verify has nodes 0 to 3"),
-        ([0, -1], "node -1 of the path"),
+        ([0, -1], "the path has node -1"),
         ([0, 2, 3, 3, 3], "the path has 5 nodes, the pending verify has 4"),
     ):
         with pytest.raises(Error, match=message):

@@ -126,7 +126,7 @@ def test_a_library_that_is_missing_is_one_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["vulkan", "--arch", "86"], "--arch is for cuda"),
+        (["vulkan", "--arch", "86"], "--arch is for cuda only, leave it out"),
         (["cuda", "--jobs", "-1"], "--jobs is -1, must be at least 0"),
     ],
 )
