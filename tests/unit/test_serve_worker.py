@@ -154,8 +154,11 @@ def of(said: list[Any], kind: type, number: int | None = None) -> list[Any]:
 
 
 def test_live_answers_take_turns_and_the_others_wait_in_order(pipe: Pipe) -> None:
-    _, thread = start(pipe, 2)
+    decoder, thread = start(pipe, 2)
+    decoder.gate = threading.Semaphore(0)
     pipe.tell(run(1, 6), run(2, 6), run(3, 2), run(4, 1))
+    pipe.wait_read()
+    decoder.gate.release(1000)
     pipe.wait(lambda said: len(of(said, Ended)) == 4)
     pipe.tell(None)
     thread.join(HANGS_S)
