@@ -55,8 +55,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line; returns the exit code."""
-    args = parser().parse_args(argv)
-    return guarded(lambda: _run(args))
+    return guarded(lambda: _run(parser().parse_args(argv)))
 
 
 def _run(args: argparse.Namespace) -> int:

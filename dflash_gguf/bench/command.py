@@ -13,6 +13,7 @@ from typing import Any
 from ..bundled import find, is_name
 from ..cli.arguments import add_main_chain
 from ..cli.command import guarded, loaded, training_context
+from ..cli.llama_flags import add_llama_flags
 from ..cli.model_arguments import add_options, load_config, new_parser
 from ..config import AUTO_TREE_BUDGET, DecodeConfig
 from ..decoder import Decoder
@@ -107,13 +108,13 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--plot", metavar="FILE", help="write the results as a PNG image")
     add_options(p, but="n_parallel")
+    add_llama_flags(p)
     return p
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line; returns the exit code."""
-    args = parser().parse_args(argv)
-    return guarded(lambda: _run(args))
+    return guarded(lambda: _run(parser().parse_args(argv)))
 
 
 def _run(args: argparse.Namespace) -> int:

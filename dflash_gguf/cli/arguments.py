@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from dataclasses import fields
 from pathlib import Path
 
 from ..config import DRAFT_KINDS, DRAFT_TYPES, REASONING_FORMATS, TREE_BUDGET, DecodeConfig
+from .llama_flags import add_llama_flags
 from .model_arguments import add_fit, add_options, new_parser
 
 DESCRIPTION = "Answers a prompt with a GGUF language model."
@@ -16,6 +18,14 @@ A prompt of -p or -f is one turn of a conversation if the model has a chat templ
 text to continue otherwise; -cnv and -no-cnv decide it, --tokens are never changed. Only the answer
 goes to stdout. The temperature is 0 by default: the same prompt gives the same answer.
 """
+IGNORED: tuple[tuple[tuple[str, ...], bool, str], ...] = (
+    (("--single-turn", "-st"), False, "-p is one turn, -i is a conversation"),
+    (("--no-display-prompt",), False, "the prompt is never printed"),
+    (("--simple-io", "--color", "-co"), False, "the answer is printed as plain text"),
+    (("--warmup",), False, "the first pass is slow once"),
+    (("--no-warmup",), False, "there is no warm-up"),
+)
+"""Flags of llama-cli alone that are accepted and ignored, as in llama_flags."""
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
 
 
@@ -34,6 +44,7 @@ def parser() -> argparse.ArgumentParser:
     add_fit(p)
     add_drafting(p)
     add_sampling(p)
+    add_llama_flags(p, IGNORED)
     out = p.add_argument_group("output")
     out.add_argument(
         "--json", action="store_true", help="print one JSON object for an answer, at its end"
@@ -52,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
 def _add_prompt(p: argparse.ArgumentParser) -> None:
     group = p.add_argument_group("prompt (one of -p, -f, --tokens, -i, or --plan)")
     source = group.add_mutually_exclusive_group(required=True)
-    source.add_argument("-p", "--prompt", metavar="TEXT", help="the prompt")
+    source.add_argument("-p", "--prompt", type=utf8, metavar="TEXT", help="the prompt")
     source.add_argument(
         "-f",
         "--file",
@@ -60,7 +71,12 @@ def _add_prompt(p: argparse.ArgumentParser) -> None:
         help="file with the prompt, UTF-8; with --parallel, with one prompt per line",
     )
     source.add_argument("--tokens", type=token_ids, metavar="1,2,3", help="token ids of the prompt")
-    source.add_argument("-i", "--interactive", action="store_true", help="chat; Ctrl-D ends it")
+    source.add_argument(
+        "-i",
+        "--interactive",
+        action="store_true",
+        help="chat; Ctrl-D ends it, /clear begins a new one",
+    )
     source.add_argument(
         "--list-devices",
         action="store_true",
@@ -76,7 +92,13 @@ def _add_prompt(p: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="file to load the computed prefix of the prompt from, and to save it to",
     )
-    group.add_argument("-sys", "--system-prompt", metavar="TEXT", help="first message of the chat")
+    group.add_argument(
+        "-sys",
+        "--system-prompt",
+        type=utf8,
+        metavar="TEXT",
+        help="first message of the chat",
+    )
     group.add_argument(
         "-cnv",
         "--conversation",
@@ -200,6 +222,7 @@ def add_sampling(p: argparse.ArgumentParser) -> None:
         "-r",
         "--reverse-prompt",
         action="append",
+        type=utf8,
         default=[],
         metavar="TEXT",
         help="end the answer before this text; may be given several times",
@@ -228,14 +251,26 @@ def prompt_text(args: argparse.Namespace) -> str:
     """
     if args.file is None:
         return unescaped(args.prompt, args.escape)
+    return decoded(Path(args.file).read_bytes(), args.file).removesuffix("\n")
+
+
+def decoded(data: bytes, source: str) -> str:
+    """Decodes UTF-8; ValueError names the source of other bytes."""
     try:
-        text = Path(args.file).read_bytes().decode("utf-8")
+        return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        bad = error.object[error.start]
+        bad = data[error.start]
         raise ValueError(
-            f"{args.file}: is not valid UTF-8, byte {error.start} is 0x{bad:02x}"
+            f"{source} is not valid UTF-8, byte {error.start} is 0x{bad:02x}"
         ) from None
-    return text.removesuffix("\n")
+
+
+def utf8(text: str) -> str:
+    """Returns a command line's text; refuses bytes that are not UTF-8."""
+    try:
+        return decoded(os.fsencode(text), "the text")
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def prompt_lines(text: str) -> list[tuple[int, str]]:

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import gc
+import io
 import os
 import signal
 import sys
@@ -23,18 +24,20 @@ from ..loading import load
 from ..native import Error, devices, load_backend
 from ..outputs import Result
 from ..text.gguf_metadata import GgufMetadata
-from .arguments import decode_config, parser, prompt_lines, prompt_text, unescaped
+from .arguments import decode_config, decoded, parser, prompt_lines, prompt_text, unescaped
+from .llama_flags import ignored_flags
 from .model_arguments import load_config
 from .plan import fitted, show_plan
 from .terminal import Bar, Thoughts, comparison, figures
 
 INTERRUPTED = 130
+CLEAR = "/clear"
+"""Message of -i that forgets the messages before it."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line; returns the exit code."""
-    args = parser().parse_args(argv)
-    code = guarded(lambda: _run(args))
+    code = guarded(lambda: _run(parser().parse_args(argv)))
     if argv is None:  # the process ends here, and has no traceback for a second Ctrl-C
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     return code
@@ -42,9 +45,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def guarded(run: Callable[[], int]) -> int:
     """Runs a command; returns its exit code and prints errors of users as a sentence on stderr."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
+    _open_closed_streams()
+    for stream, errors in (
+        (sys.stdin, "surrogateescape"),
+        (sys.stdout, "replace"),
+        (sys.stderr, "replace"),
+    ):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=errors)
     try:
         return run()
     except BrokenPipeError:
@@ -58,6 +66,14 @@ def guarded(run: Callable[[], int]) -> int:
         return _fail(f"{name}{error.strerror or error}")
     except (Error, ValueError, MemoryError) as error:
         return _fail(str(error) or "out of memory")
+
+
+def _open_closed_streams() -> None:
+    """Opens /dev/null for closed standard streams: a model's file could get descriptor 2 else."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+            setattr(sys, name, open(number, mode, encoding="utf-8"))  # noqa: SIM115
 
 
 def loaded(decoder: Decoder) -> None:
@@ -74,6 +90,8 @@ def _fail(sentence: str) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
+    for line in ignored_flags(args):
+        print(f"warning: {line}", file=sys.stderr)
     if args.list_devices:
         return list_devices(args.backend_module)
     several = args.interactive or (args.file is not None and (args.n_parallel or 1) > 1)
@@ -288,18 +306,26 @@ def _beside_plain(
 
 
 def _chat(decoder: Decoder, args: argparse.Namespace, config: DecodeConfig) -> int:
-    """Answers the user's messages until the input ends."""
+    """Answers the user's messages until the input ends; an unfit message does not end the chat."""
     messages = _system(args)
     while True:
         try:
             text = _ask()
         except (EOFError, KeyboardInterrupt):
             return 0
-        if not text:
+        if text == CLEAR:
+            messages = _system(args)
+        if text in ("", CLEAR):
             continue
-        messages.append({"role": "user", "content": text})
-        result = _answer(decoder, args, _chat_prompt(decoder, args, messages), config)
-        messages.append({"role": "assistant", "content": result.text})
+        try:
+            turn = {"role": "user", "content": decoded(os.fsencode(text), "the message")}
+            prompt = _chat_prompt(decoder, args, [*messages, turn])
+            check_prompt(prompt, decoder.n_ctx)
+        except ValueError as error:
+            print(f"error: {error}; {CLEAR} begins a new chat", file=sys.stderr)
+            continue
+        result = _answer(decoder, args, prompt, config)
+        messages += [turn, {"role": "assistant", "content": result.text}]
 
 
 def _ask() -> str:

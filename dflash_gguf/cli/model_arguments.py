@@ -4,21 +4,40 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable
-from typing import Any
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 from ..native import DEFAULTS, OPTIONS, LoadConfig, Option
 
 
 def new_parser(prog: str, description: str, epilog: str) -> argparse.ArgumentParser:
     """Returns a command's parser without arguments."""
-    return argparse.ArgumentParser(
+    return _Parser(
         prog=prog,
         description=description,
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+
+
+class _Parser(argparse.ArgumentParser):
+    """Prints an error as one line; refuses unknown -hf, which argparse would read as -h -f."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}; see {self.prog} --help\n")
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        words = sys.argv[1:] if args is None else list(args)
+        known = {flag for action in self._actions for flag in action.option_strings}
+        for word in words:
+            flag = word.partition("=")[0]
+            if re.fullmatch(r"-[a-zA-Z][a-zA-Z-][\w-]*", flag) and flag not in known:
+                self.error(f"unrecognized arguments: {word}")
+        return super().parse_known_args(words, namespace)
 
 
 def add_options(p: argparse.ArgumentParser, *, but: str | None = None) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..cli.arguments import add_drafting, add_sampling, decode_config
+from ..cli.llama_flags import add_llama_flags
 from ..cli.model_arguments import add_fit, add_options, new_parser
 from ..config import REASONING_FORMATS
 from .settings import Settings
@@ -50,22 +51,10 @@ ENVIRONMENT = {
 IGNORED: tuple[tuple[tuple[str, ...], bool, str], ...] = (
     (("--cache-reuse",), True, "shifted keys and values would change the text"),
     (("--threads-http",), True, "HTTP is answered by one thread"),
-    (("--jinja",), False, "chat templates are Jinja always"),
-    (("--no-jinja",), False, "chat templates are Jinja always"),
     (("--props",), False, "nothing can be changed by POST /props"),
-    (("--flash-attn", "-fa"), True, "the device decides how attention is computed"),
-    (("--kv-unified", "-kvu"), False, "the context is always one pool"),
-    (("--cont-batching", "-cb"), False, "requests join and leave at any time"),
-    (("--spec-type",), True, "the drafter's file names its kind"),
     (("--no-webui", "--no-ui"), False, "there is no web page"),
-    (("--offline",), False, "nothing is downloaded"),
-    (("--swa-full",), False, "cached prefixes hold all that layers with a window need"),
-    (("--log-disable",), False, "the log has one line per request"),
-    (("--mlock",), False, "weights are not locked in memory"),
-    (("--no-mmap",), False, "the device decides how weights are read"),
-    (("--no-context-shift",), False, "the context is never shifted"),
 )
-"""Flags of llama-server that are accepted and ignored: names, whether a value follows, reason."""
+"""Flags of llama-server alone that are accepted and ignored, as in cli.llama_flags."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -82,29 +71,8 @@ def parser() -> argparse.ArgumentParser:
     for action in p._actions:
         if action.dest == "temp":
             action.help = f"0: always the best token (default: {TEMPERATURE})"
-    group = p.add_argument_group("flags of llama-server that do nothing here")
-    for flags, has_value, why in IGNORED:
-        settings: dict[str, Any] = {"dest": "ignored", "help": f"ignored: {why}"}
-        if has_value:
-            settings |= {"nargs": "?" if "-fa" in flags else None, "metavar": "X"}
-        else:
-            settings["nargs"] = 0
-        group.add_argument(*flags, action=_Ignored, default=[], **settings)
+    add_llama_flags(p, IGNORED)
     return p
-
-
-class _Ignored(argparse.Action):
-    """Records the name of an ignored flag, for a line in the log."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,  # noqa: ARG002
-        namespace: argparse.Namespace,
-        values: object,  # noqa: ARG002
-        option_string: str | None = None,
-    ) -> None:
-        flags = [*getattr(namespace, self.dest), option_string or self.option_strings[0]]
-        setattr(namespace, self.dest, flags)
 
 
 def _add_models(p: argparse.ArgumentParser) -> None:
@@ -344,12 +312,6 @@ def thinks(args: argparse.Namespace, variables: dict[str, Any]) -> bool | None:
     if args.reasoning_budget == 0 or args.reasoning == "off":
         return False
     return True if args.reasoning == "on" else wanted
-
-
-def notes(args: argparse.Namespace) -> list[str]:
-    """Returns a line for the log about each given flag that is ignored."""
-    why = {flag: reason for flags, _, reason in IGNORED for flag in flags}
-    return [f"{flag} is ignored: {why[flag]}" for flag in dict.fromkeys(args.ignored)]
 
 
 def listed(text: str | None) -> list[str]:

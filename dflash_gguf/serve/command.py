@@ -14,13 +14,13 @@ from pathlib import Path
 
 from .. import bundled
 from ..cli.command import guarded, list_devices
+from ..cli.llama_flags import ignored_flags
 from ..native import MAX_PARALLEL, OPTIONS
 from ..text.gguf_metadata import GgufMetadata
 from ..text.tokenizer import Tokenizer
 from .app import App
 from .arguments import (
     listed,
-    notes,
     parser,
     settings_of,
     template_of,
@@ -73,7 +73,7 @@ def _run(args: argparse.Namespace) -> int:
     if not 1 <= n_parallel <= MAX_PARALLEL:
         raise ValueError(f"--parallel is {n_parallel}, must be 1 to {MAX_PARALLEL}")
     models = _models(args)
-    for note in notes(args):
+    for note in ignored_flags(args):
         log(note)
     for path in (args.ssl_key_file, args.ssl_cert_file):
         if path is not None:

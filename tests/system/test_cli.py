@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -56,6 +57,21 @@ def test_ctrl_c_ends_the_answer_and_prints_the_figures() -> None:
     assert process.returncode == 130
     assert b"ended by cancelled" in err
     assert b"Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "flags, closed", [(["-p", "def f("], 2), (["-i", "--chat-template", "chatml"], 0)]
+)
+def test_closed_standard_streams_do_not_matter(flags: list[str], closed: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "dflash_gguf", "-m", "python-tiny", "-t", "1", "-n4", *flags],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        preexec_fn=lambda: os.close(closed),
+    )
+    assert done.returncode == 0
+    assert b"Traceback" not in done.stderr
+    assert bool(done.stdout) == (closed == 2)
 
 
 def test_an_impatient_ctrl_c_gets_no_traceback() -> None:

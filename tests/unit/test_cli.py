@@ -22,11 +22,13 @@ from dflash_gguf import bundled
 from dflash_gguf.bench.command import parser as bench_parser
 from dflash_gguf.cli import command as cli
 from dflash_gguf.cli.arguments import parser, prompt_lines, token_ids, unescaped
+from dflash_gguf.cli.llama_flags import REFUSED
 from dflash_gguf.cli.model_arguments import number_or
 from dflash_gguf.cli.terminal import Bar, comparison
 from dflash_gguf.decoder import Decoder
 from dflash_gguf.native import OPTIONS
 from dflash_gguf.outputs import Result
+from dflash_gguf.serve.arguments import parser as serve_parser
 from dflash_gguf.text.tokenizer import Tokenizer
 
 
@@ -337,6 +339,26 @@ def test_chat_remembers_the_conversation(
     assert loader.said == "ab:yes:cd:yes"
 
 
+@pytest.mark.parametrize(
+    "unfit, error",
+    [("\udcff", "the message is not valid UTF-8, byte 0 is 0xff"), ("a" * 200, "the prompt has ")],
+)
+def test_an_unfit_message_does_not_end_the_chat(
+    loader: Loader,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    unfit: str,
+    error: str,
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"ab\n{unfit}\ncd\n/clear\nef\n"))
+    template = "{% for m in messages %}{{ m.content }}:{% endfor %}"
+    assert run(loader, "-i", "--chat-template", template, "--draft", "none") == 0
+    out, err = capsys.readouterr()
+    assert out == "yes\nyes\nyes\n"
+    assert [line for line in err.splitlines() if line.startswith(f"error: {error}")]
+    assert loader.said == "ab:yes:cd:yesef:yes"
+
+
 def test_an_interrupt_keeps_what_was_said(
     loader: Loader, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -464,7 +486,7 @@ def test_a_prompt_file_that_is_not_utf8_is_named(
     file = tmp_path / "bad.txt"
     file.write_bytes(b"ab\xff")
     assert run(loader, "-f", str(file)) == 1
-    assert capsys.readouterr().err == f"error: {file}: is not valid UTF-8, byte 2 is 0xff\n"
+    assert capsys.readouterr().err == f"error: {file} is not valid UTF-8, byte 2 is 0xff\n"
 
 
 @pytest.mark.parametrize(
@@ -474,6 +496,50 @@ def test_bad_arguments_leave_by_argparse(loader: Loader, flags: list[str]) -> No
     with pytest.raises(SystemExit) as caught:
         run(loader, *flags)
     assert caught.value.code == 2
+
+
+@pytest.mark.parametrize("flag", [flag for flags, _ in REFUSED for flag in flags])
+@pytest.mark.parametrize("of", [parser, bench_parser, serve_parser])
+def test_flags_that_are_not_supported_are_refused_by_name(
+    of: Callable[[], Any], flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        of().parse_args([flag, "some/model"])
+    assert caught.value.code == 2
+    line = capsys.readouterr().err
+    assert line.startswith(f"error: {flag}: ")
+    assert line.count("\n") == 1
+
+
+@pytest.mark.parametrize("word", ["-fx", "-hg", "-md5=3", "-nocnv"])
+def test_letters_after_a_short_flag_are_not_its_value(
+    word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parser().parse_args([word, "-p", "a"])
+    assert caught.value.code == 2
+    assert f"unrecognized arguments: {word}; see dflash-run --help" in capsys.readouterr().err
+
+
+def test_a_command_line_of_llama_cpp_runs(
+    loader: Loader, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = (
+        "--dflash -n 3 --draft-max 16 -cd 512 -c 1024 --temp 0 --top-k 1 --seed 42 -ngl 99 "
+        "-ngld 99 -fa on --jinja --no-mmap -st"
+    )
+    assert run(loader, "-p", "ab:", *flags.split()) == 0
+    assert loader.arguments["config"].n_ctx == 1024
+    assert (
+        "warning: -cd is ignored: the drafter has the model's context\n" in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("flag", ["-p", "-sys", "-r"])
+def test_text_that_is_not_utf8_is_named(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parser().parse_args([flag, "a\udcff"])
+    assert "the text is not valid UTF-8, byte 1 is 0xff" in capsys.readouterr().err
 
 
 def test_values_of_flags() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from vocabularies import byte_level, write
 
+from dflash_gguf.cli.llama_flags import ignored_flags
 from dflash_gguf.serve.arguments import (
-    notes,
     parser,
     settings_of,
     template_variables,
@@ -52,7 +52,7 @@ def test_flags_of_llama_server_are_taken() -> None:
     assert settings.decode.draft_max == 3
     assert (args.cache_ram, settings.slot_save_path) == (100, Path())
     assert thinks(args, {}) is False
-    lines = notes(args)
+    lines = ignored_flags(args)
     assert any(line.startswith("--cache-reuse is ignored: shifted") for line in lines)
     assert len(lines) == 11
 
