@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from importlib import import_module
+from pkgutil import extend_path
 from typing import TYPE_CHECKING, Any
+
+# In a clone, this source folder hides the installed package, which has the core and the converter.
+__path__ = extend_path(__path__, __name__)
 
 from .config import DecodeConfig, LoadConfig
 from .native import Error, devices, ggml_version
@@ -22,11 +26,13 @@ __all__ = [
     "Result",
     "Step",
     "Stream",
+    "__version__",
     "devices",
     "ggml_version",
     "load",
 ]
 
+__version__ = "0.1.0"
 
 _HOMES = {"Decoder": "decoder", "Stream": "stream", "load": "loading"}
 

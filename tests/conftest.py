@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+NEEDED = ("cffi", "dflash", "httpx", "hypothesis", "llama_cpp", "msgspec", "torch")
+"""Packages of the core, of the server and of the tests, that stand for all others."""
+
 
 def pytest_configure() -> None:
-    """Restores SIGINT, which a background runner ignores and children would inherit."""
+    """Restores SIGINT, which a background runner ignores and children would inherit.
+
+    Ends the run with one sentence if the package or a package of its tests is not installed.
+    """
+    if lacking := [name for name in NEEDED if find_spec(name) is None]:
+        raise pytest.UsageError(
+            f"{', '.join(lacking)}: not installed; run `pip install -e '.[test]'` in this folder"
+        )
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

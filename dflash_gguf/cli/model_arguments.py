@@ -8,18 +8,21 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from .. import __version__
 from ..native import DEFAULTS, OPTIONS, LoadConfig, Option
 
 
 def new_parser(prog: str, description: str, epilog: str) -> argparse.ArgumentParser:
     """Returns a command's parser without arguments."""
-    return _Parser(
+    parser = _Parser(
         prog=prog,
         description=description,
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    parser.add_argument("--version", action="version", version=f"{prog} {__version__}")
+    return parser
 
 
 class _Parser(argparse.ArgumentParser):

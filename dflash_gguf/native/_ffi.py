@@ -31,13 +31,12 @@ def library_name(stem: str) -> str:
 
 
 def _installed_file(name: str) -> Path:
-    # An editable install has two folders on __path__, for Python files and compiled ones.
-    package = importlib.util.find_spec("dflash_gguf")
-    folders = list(package.submodule_search_locations or []) if package else []
+    # Python files and compiled ones may lie in two folders, in a clone and in site-packages.
+    folders = list(sys.modules["dflash_gguf"].__path__)
     for folder in folders:
         if (path := Path(folder) / name).is_file():
             return path
-    raise Error(f"{name}: not found in {folders}; leave the source folder, or reinstall")
+    raise Error(f"{name}: not found in {folders}; run `pip install .` in the clone")
 
 
 def library_build() -> str:

@@ -73,16 +73,17 @@ def test_an_install_works_from_any_folder(installed: Path, source: Path, tmp_pat
     elsewhere.mkdir()
     binaries = installed / "bin"
     code = "import dflash_gguf; dflash_gguf.devices(); print(dflash_gguf.__file__)"
-    where = run(binaries / "python", "-c", code, cwd=elsewhere)
-    assert where.startswith((str(installed), str(source)))
-    for command in (
-        [binaries / "convert-hf-to-gguf"],
-        [binaries / "python", "-m", "dflash_gguf.convert"],
-        [binaries / "dflash-backend"],
-        [binaries / "dflash-run"],
-        [binaries / "python", "-m", "dflash_gguf"],
-    ):
-        assert run(*command, "--help", cwd=elsewhere).startswith("usage: ")
+    for folder in (elsewhere, source):
+        where = run(binaries / "python", "-c", code, cwd=folder)
+        assert where.startswith((str(installed), str(source)))
+        for command in (
+            [binaries / "convert-hf-to-gguf"],
+            [binaries / "python", "-m", "dflash_gguf.convert"],
+            [binaries / "dflash-backend"],
+            [binaries / "dflash-run"],
+            [binaries / "python", "-m", "dflash_gguf"],
+        ):
+            assert run(*command, "--help", cwd=folder).startswith("usage: ")
 
 
 def configure(prefix: Path, folder: Path) -> subprocess.CompletedProcess[str]:
