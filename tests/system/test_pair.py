@@ -40,6 +40,13 @@ def decoder(model: str) -> Iterator[dflash_gguf.Decoder]:
         yield loaded
 
 
+def test_load_takes_the_name_of_a_pair() -> None:
+    with dflash_gguf.load("python-tiny", n_ctx=64, n_threads=1) as decoder:
+        assert decoder.generate("def f(", max_tokens=2).drafter == bundled.DRAFTER.name
+    with pytest.raises(ValueError, match=r"'tiny' is neither a file .* \(python-tiny, smollm2\)"):
+        dflash_gguf.load("tiny")
+
+
 @pytest.mark.parametrize("name", SETTINGS)
 def test_drafting_changes_nothing(decoder: dflash_gguf.Decoder, model: str, name: str) -> None:
     """Prompts come from modules that no drafter was trained on."""
