@@ -71,7 +71,7 @@ class RecurrentCache {
     // Returns the index of a layer among the recurrent layers of its device.
     int64_t index(int64_t il) const { return index_[il]; }
 
-    // Inputs of our own CPU nodes in the next run of a graph.
+    // Inputs of the nodes of our own CPU code in the next run of a graph.
     std::vector<RecurrentRows> pass_rows;
     std::vector<AcceptedPath> accepted;
 

@@ -20,7 +20,7 @@ static constexpr double SLOW_SHARE = 0.5;
 static std::optional<int64_t> read_number(const std::string & path) {
     std::ifstream file(path);
     int64_t number = 0;
-    return file >> number ? std::optional(number) : std::nullopt; // "max": no limit
+    return file >> number ? std::optional(number) : std::nullopt; // the text "max" means no limit
 }
 
 // Reads lines of "name value" or "name: value".
@@ -56,7 +56,7 @@ static std::string unescaped(const std::string & text) {
     return plain;
 }
 
-// Returns the path of this process's control group. controller: "" for version 2 of cgroups.
+// Returns the path of this process's control group for a controller ("" for cgroups version 2).
 static std::optional<std::string> group_of(const std::string & root,
                                            const std::string & controller) {
     std::ifstream file(root + "/proc/self/cgroup");

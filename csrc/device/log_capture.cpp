@@ -75,7 +75,7 @@ void quiet_log() {
     if (set.function == route) {
         return;
     }
-    if (all.by_default == nullptr) { // only once: meanwhile other threads' lines are unfiltered
+    if (all.by_default == nullptr) { // done once: other threads' lines are unfiltered meanwhile
         void * no_data = nullptr;
         ggml_log_set(nullptr, nullptr);
         ggml_log_get(&all.by_default, &no_data);

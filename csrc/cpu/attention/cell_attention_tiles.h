@@ -63,7 +63,7 @@ struct CellAttentionTiles {
         const int64_t width = Values::padded(head_dim), stride = BLOCK * (1 + n_tiles(n_pending));
         const int64_t of_queries = MAX_QUERIES * (head_dim + 2 * width + 4);
         return of_queries + stride * width + (BLOCK + n_pending + T + 1) * width +
-               QUERIES * stride + n_pending * PER_POINTER + 16 * 16; // 16 * 16: to align buffers
+               QUERIES * stride + n_pending * PER_POINTER + 16 * 16; // 256 floats: to align buffers
     }
 
     static int64_t part_size(int64_t head_dim) { return Values::padded(head_dim) + 2; }

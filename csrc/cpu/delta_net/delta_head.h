@@ -32,7 +32,7 @@ struct DeltaScan {
     const float * beta;
     int64_t gate_row;
     const float * qk;        // dot product of each row's q and k, [n]
-    const int32_t * parents; // earlier row that is each row's parent, or -1, [n]; NULL: a chain
+    const int32_t * parents; // index of each row's parent row, or -1, [n]; NULL: a chain
     const float * state;     // state before the first row, [d, d]
     float * last_state;      // state after the last row, [d, d], may be `state`; NULL: not wanted
     float * out;             // outputs: n rows of [d], out_row floats apart

@@ -108,7 +108,7 @@ struct DeltaHeadTiles {
 
     template <int N>
     static void scan_heads(const DeltaScan & work, float * scratch) {
-        constexpr int64_t worth_turning = 4; // nodes from which transposing the state is faster
+        constexpr int64_t worth_turning = 4; // node count from which a transposed state is faster
         if (work.n < worth_turning) {
             DeltaScanRows<V, N>::scan(work, scratch);
         } else {

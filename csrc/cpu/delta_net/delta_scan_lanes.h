@@ -110,7 +110,7 @@ struct DeltaScanLanes {
         }
     }
 
-    // Computes T values of node i from `value` on. on: its parent state's products with k and q.
+    // Computes T values of node i, from `value` on. `on`: the parent state's products with k and q.
     template <bool ANSWERS>
     static Change node(const DeltaScan & work, int64_t i, int64_t value, const Products & on) {
         const F decay = V::spread(work.decay[i * work.gate_row]);
@@ -128,7 +128,8 @@ struct DeltaScanLanes {
         return work.q != nullptr ? work.q + i * work.qk_row : nullptr;
     }
 
-    // Applies a node's change to the slice while reading it for the next node, to save a pass.
+    // Applies a node's change to the slice while reading the slice for the next node, to save a
+    // pass.
     template <bool ANSWERS>
     static void scan_chain(const DeltaScan & work, int64_t value, float * slice) {
         Change change = none();

@@ -21,7 +21,7 @@ struct Blocks32 {
     static constexpr int SCALES = W::MINIMA ? 2 : 1;
     static constexpr int SCALE = W::SCALE;
     static constexpr int ROW_BLOCK = SCALE * SCALES + 4 * W::FOURS;
-    // SCALES_BLOCK: bytes of a block's scales and minima in a tile. WEIGHTS_BLOCK: of its weights.
+    // SCALES_BLOCK, WEIGHTS_BLOCK: bytes of a block's scales and minima, and of its weights.
     static constexpr int SCALES_BLOCK = SCALE * SCALES * T, WEIGHTS_BLOCK = 4 * W::FOURS * T;
     static constexpr int GROUP = 4 * T / SCALES_BLOCK;
     static constexpr int GROUP_SIZE = GROUP * (SCALES_BLOCK + WEIGHTS_BLOCK);
