@@ -111,7 +111,7 @@ class CellTable {
     std::vector<int32_t> holders_; // number of holders of each page; 0: not shared
     std::vector<bool> is_claimed_;
     std::vector<SequenceCells> sequence_cells_;
-    std::vector<int64_t> changes_; // cells changed since take_changes(), maybe repeated
+    std::vector<int64_t> changes_; // cells changed since take_changes(), some repeatedly
     int64_t n_unclaimed_ = 0;
     int64_t high_ = 0;
     int64_t n_reserved_ = 0;

@@ -40,7 +40,7 @@ class KvBlock : public std::enable_shared_from_this<KvBlock> {
     // Move the K/V rows to the host (throws without memory) and back (throws without a free page).
     void page_out();
     void page_in();
-    // Copies the K/V of the block's first positions into cells, one for each.
+    // Copies the K/V of the block's first positions into cells, one cell for each position.
     void copy_to(const std::vector<int64_t> & cells);
     // Copy the block's rows of one tensor (K or V of a layer) to memory, or from memory.
     void read(size_t tensor, uint8_t * to);

@@ -62,7 +62,7 @@ class KvCache {
         ggml_tensor * rotation_v = nullptr;
     };
     struct Layer {
-        Backend * backend = nullptr; // device of the layer; NULL if recurrent
+        Backend * backend = nullptr; // device of the layer; NULL for recurrent layers
         ggml_tensor *k = nullptr, *v = nullptr;
         bool attends_on_host = false;
         int64_t group = -1;

@@ -38,7 +38,7 @@ class ThreadCount {
     int max_, now_;
     Probe probe_;
     int64_t elapsed_ns_ = 0, lost_ns_ = 0;  // time of recent runs, and time lost at barriers
-    std::vector<std::future<bool>> probes_; // a probe for each removed thread
+    std::vector<std::future<bool>> probes_; // running probes, one for each removed thread
     Clock::time_point next_probe_;
     Clock::duration pause_{};
 };

@@ -301,7 +301,7 @@ void DFlashModel::set_inputs(CachedGraph & cached, const std::vector<DraftBlock>
         tokens.resize(first + n, drafter_->draft().mask_token);
         for (int64_t i = 0; i < n; ++i) {
             positions.push_back(block.position + static_cast<int32_t>(i));
-            if (i > 0) { // the row of a mask token predicts its own position
+            if (i > 0) { // the row of a mask token predicts that token itself, not the next
                 drafted.push_back(static_cast<int32_t>(first + i));
             }
         }

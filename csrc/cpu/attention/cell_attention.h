@@ -57,7 +57,7 @@ struct CellAttention {
     CellRows k, v;
     const VisibleCells * visible;
     int64_t window; // positions that a row may see, its own included; 0: all
-    bool causal;    // false: rows also see later positions of the spans, up to the window
+    bool causal;    // if false, rows also see later positions of the spans, up to the window
     float scale;
     const float * sinks; // [n_group] scores of attention sinks, which have no values; or NULL
     float * out;         // result of row r and head h: [head_dim] at r * out_row + h * head_dim

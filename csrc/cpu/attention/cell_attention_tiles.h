@@ -149,7 +149,7 @@ struct CellAttentionTiles {
         int64_t position;
         int64_t first, end; // range of the block's cells that some query row sees
         bool has_gaps;
-        int64_t first_pending, end_pending; // range of the block in VisibleCells::pending
+        int64_t first_pending, end_pending; // the block's range of VisibleCells::pending
         const char *k[BLOCK], *v[BLOCK];
         const char * rows[BLOCK];
         const char * const *

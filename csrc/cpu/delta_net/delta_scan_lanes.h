@@ -15,7 +15,7 @@ struct DeltaScanLanes {
     static constexpr int T = V::T;
     static constexpr int D = N * T;
     static constexpr int SLICE = D * T;         // floats of a slice: T values of every key
-    static constexpr int SUMS = N <= 4 ? 1 : 2; // partial sums of a state row, as in DeltaScanRows
+    static constexpr int SUMS = N <= 4 ? 1 : 2; // number of partial sums of a state row
     static constexpr int HALF = T / 2;
 
     // A node's update of its parent's state: weights <- decay * weights + delta * k.

@@ -39,7 +39,7 @@ TraitsOf find_traits() {
         return nullptr;
     }
     void * function = dlsym(library, "ggml_get_type_traits_cpu");
-    dlclose(library); // ggml's registry keeps the library loaded
+    dlclose(library); // the library stays loaded, because ggml's registry uses it
     return reinterpret_cast<TraitsOf>(function);
 #else
     return nullptr;
@@ -63,7 +63,7 @@ bool all_finite(const float * x, int64_t n) {
 template <ggml_type OF, int INPUTS>
 struct Dots : RowsInPlace<OF, INPUTS> {
     using RowsInPlace<OF, INPUTS>::TILE;
-    // Bytes of x that stay in a core's L2 cache while all outputs pass.
+    // Bytes of x that stay in a core's L2 cache while the weights of all outputs are read.
     static constexpr int64_t CHUNK = 256 * 1024;
 
     static const ggml_type_traits_cpu & traits() {

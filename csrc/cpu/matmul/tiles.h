@@ -49,7 +49,7 @@ struct Tiles : Format {
 #else
     static constexpr int MAX_ROWS = Format::MAX_ROWS;
 #endif
-    // Bytes of x that stay in a core's L2 cache while all tiles pass.
+    // Bytes of x that stay in a core's L2 cache while all tiles of weights are read.
     static constexpr int64_t CHUNK = 256 * 1024;
 
     static int64_t n_tiles(int64_t n_out) { return (n_out + T - 1) / T; }
