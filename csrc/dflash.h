@@ -41,10 +41,10 @@ typedef enum {
     DFL_PAGE = 64           /* number of K/V cells in a page, the unit of allocation and sharing */
 } dfl_limit;
 
-/* Returns the library's DFL_ABI_VERSION, which must equal the one in the caller's header. */
+/* Returns DFL_ABI_VERSION of the library, which must equal that of the caller's header. */
 int32_t dfl_abi_version(void);
 
-/* Returns the version of the loaded ggml library, or of the one of this library's build. */
+/* Return the version of the loaded ggml, and of the ggml that this library was built with. */
 const char * dfl_ggml_version(void);
 const char * dfl_ggml_build_version(void);
 
@@ -53,7 +53,7 @@ typedef enum { DFL_DEVICE_CPU = 0, DFL_DEVICE_GPU = 1, DFL_DEVICE_OTHER = 2 } df
 typedef struct {
     char name[64];
     char description[128];
-    int32_t type; /* a dfl_device_type */
+    int32_t type; /* kind of device, a dfl_device_type */
     uint64_t free_bytes;
     uint64_t total_bytes;
 } dfl_device_info;
@@ -123,7 +123,7 @@ typedef struct {
     uint64_t mapped_bytes;    /* bytes of weights used in place in the mapped file */
     uint64_t copied_bytes;    /* bytes of weights copied to buffers */
     uint64_t cpu_split_bytes; /* part of copied_bytes that is on the CPU beside another device */
-    uint64_t embedding_bytes; /* bytes of token embeddings in the mapped file beside mapped_bytes */
+    uint64_t embedding_bytes; /* mapped bytes of token embeddings, which are not in mapped_bytes */
     int32_t on_gpu;           /* 1: the device is not the CPU, or a dry run assumes a CUDA GPU */
     int32_t n_placements;
 } dfl_model_info;
@@ -180,7 +180,7 @@ typedef struct {
     int32_t n_threads;         /* compute threads; 0: one per fast physical core within the quota */
     const char * cache_type_k; /* ggml type of cached keys: "f32", "f16", "bf16", "q8_0", ... */
     const char * cache_type_v;
-    const dfl_drafter * const * drafters; /* [n_drafters], each loaded for this model */
+    const dfl_drafter * const * drafters; /* [n_drafters] drafters loaded for this model */
     int32_t n_drafters;
     int64_t draft_window; /* number of last target positions that drafters attend to */
 } dfl_engine_params;
@@ -340,13 +340,13 @@ dfl_status dfl_sequence_logits(dfl_sequence * sequence, int64_t row, float * log
 /* Samples tokens from rows of logits. A sampler has no state, so drafting changes no sample. */
 typedef struct dfl_sampler dfl_sampler;
 typedef struct {
-    double temperature;  /* 0: selects the best token after biases, bans and penalties */
-    double top_p, min_p; /* top-p and min-p cutoffs; 1 and 0: off */
+    double temperature;  /* temperature 0 selects the best token after biases, bans and penalties */
+    double top_p, min_p; /* cutoffs of top-p (1: off) and min-p (0: off) */
     int64_t top_k;       /* number of best tokens to sample from; <= 0: all tokens */
-    float repeat, presence, frequency; /* penalties on tokens of the history; 1, 0 and 0: off */
+    float repeat, presence, frequency; /* penalties on history tokens; off: repeat 1, others 0 */
     int64_t repeat_last_n;             /* number of last history tokens that are penalised */
-    uint64_t seed, sequence;           /* keys of the sampling noise */
-    const int32_t * biased;            /* [n_biased] token ids; ids >= n_vocab are ignored */
+    uint64_t seed, sequence;           /* inputs of the hash that makes the sampling noise */
+    const int32_t * biased;            /* ids of biased tokens, [n_biased]; ignored if >= n_vocab */
     const float * biases;              /* [n_biased] values added to the logits of biased tokens */
     int64_t n_biased;
     const int32_t * banned; /* [n_banned] tokens that are never sampled */

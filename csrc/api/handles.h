@@ -19,8 +19,8 @@ struct dfl_drafter {
 };
 struct dfl_engine {
     std::shared_ptr<dfl::Engine> engine;
-    std::shared_ptr<std::atomic<bool>>
-        is_busy; // true during a call; its sequences and prefixes share it
+    // True during a call of the engine, or of its sequences and prefixes, which share this flag.
+    std::shared_ptr<std::atomic<bool>> is_busy;
 };
 struct dfl_sequence {
     explicit dfl_sequence(const dfl_engine & of) : sequence(of.engine), is_busy(of.is_busy) {}
@@ -49,8 +49,8 @@ void copy_text(char (&to)[N], const std::string & from) {
     std::snprintf(to, N, "%s", from.c_str());
 }
 
-// Runs a call that changes an engine like guard(), but fails while another call of it is running: a
-// progress callback must not change the engine under the running pass.
+// Runs a call that changes an engine, and reports errors as guard() does. Fails while another call
+// of the engine runs, so that a progress callback cannot change the engine under a running pass.
 template <typename Handle, typename Body>
 dfl_status guard_busy(Handle * handle, dfl_error * err, Body && body) noexcept {
     return guard(err, [&] {

@@ -9,12 +9,12 @@
 namespace dfl {
 
 struct Arch {
-    const char * name; // value of general.architecture in GGUF files
-    // Reads the hyper-parameters. Throws DFL_STATUS_FILE with the metadata key that is wrong.
+    const char * name; // name: value of general.architecture in GGUF files.
+    // read(): returns the hyper-parameters. Throws DFL_STATUS_FILE naming a wrong metadata key.
     Hparams (*read)(const GgufFile & file);
     // Declares every tensor that the architecture needs from the file.
     void (*bind)(WeightLoader & loader);
-    // Builds the forward pass of g.shape.n_rows rows. Returns logits [n_vocab, n_out] or NULL.
+    // Builds the pass of g.shape.n_rows rows. Returns logits [n_vocab, n_out]; NULL if n_out is 0.
     ggml_tensor * (*build)(GraphContext & g);
 };
 
@@ -24,15 +24,15 @@ const std::vector<const Arch *> & architectures();
 // Returns the file's architecture. Throws DFL_STATUS_UNSUPPORTED with a list of supported names.
 const Arch & find_arch(const GgufFile & file);
 
-// Optional tensors and parts of a layer. head_norms: norms of queries and keys in attention layers.
-// post_attn_norm, post_ffn_norm: norms of the sublayers' outputs.
+// Optional tensors of a transformer layer. head_norms: norms of each head's query and key.
+// post_attn_norm, post_ffn_norm: norms of the outputs of attention and of the feed-forward.
 struct BlockOptions {
     bool head_norms = false, sinks = false;
     bool post_attn_norm = false, post_ffn_norm = false;
     bool output_scale = false;
     const char * ffn_norm = nullptr; // norm before the feed-forward; NULL: TENSOR_FFN_NORM
-    void (*bind_mixer)(WeightLoader & loader, int il) = nullptr; // NULL: binds attention
-    // Binds the feed-forward. NULL: binds experts if the model has any, else a dense feed-forward.
+    void (*bind_mixer)(WeightLoader & loader, int il) = nullptr; // bind_mixer: attention if NULL.
+    // bind_feed_forward: if NULL, experts if the model has any, else a dense feed-forward.
     void (*bind_feed_forward)(WeightLoader & loader, int il) = nullptr;
 };
 

@@ -1,4 +1,5 @@
-// Gemma 3: windows and another rope base in 5 of 6 layers, norms around sublayers, head norms.
+// Gemma 3: 5 of 6 layers have a sliding window and a rope base of their own. Norms before and after
+// attention and feed-forwards, and of each head's query and key.
 #include "arch/arch.h"
 #include "gguf_schema.h"
 
@@ -23,7 +24,7 @@ static Hparams read(const GgufFile & file) {
         if (hp.n_layer() == N_LAYERS_27B && !file.has(schema::KEY_ATTENTION_SCALE)) {
             layer.attn_scale = 1.0f / std::sqrt(static_cast<float>(hp.n_embd / layer.n_head));
         }
-        if (layer.window > 0) { // rope scaling applies to full layers only
+        if (layer.window > 0) { // rope scaling applies only to layers without a window
             RopeShape plain;
             plain.type = layer.rope.type;
             plain.n_dims = layer.rope.n_dims;

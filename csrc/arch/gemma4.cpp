@@ -13,7 +13,7 @@
 
 namespace dfl {
 
-// Defaults for files without the metadata keys.
+// Logit soft cap, and rope base of sliding-window layers, for files without these metadata keys.
 static constexpr float DEFAULT_SOFTCAP = 30.0f;
 static constexpr float DEFAULT_SLIDING_FREQ_BASE = 10000.0f;
 
@@ -54,7 +54,7 @@ static Hparams read(const GgufFile & file) {
         const bool slides = layer.window > 0;
         layer.attn_scale = 1.0f;
         layer.norms_values = true;
-        layer.value_is_key = true; // used by layers without V weights
+        layer.value_is_key = true; // layers without V weights take the K projection as V
         layer.activation = Activation::GELU;
         layer.rope.takes_factors = !slides;
         if (slides && !file.has(schema::KEY_ROPE_FREQ_BASE_SWA)) {
@@ -72,7 +72,7 @@ static void bind_feed_forwards(WeightLoader & loader, int il) {
         return;
     }
     // The file's router scale applies to the router's input, which is also divided by sqrt(n_embd).
-    // `plain` keeps the loader from applying it to the output.
+    // `plain` keeps the loader from applying the scale to the router's output.
     layer.experts.router = loader.linear(schema::TENSOR_FFN_GATE_INP, il, hp.n_embd,
                                          hp.experts.n_expert, /*plain =*/true);
     const float factor = 1.0f / std::sqrt(static_cast<float>(hp.n_embd));
@@ -142,7 +142,8 @@ static ggml_tensor * per_layer_inputs(GraphContext & g) {
     const auto heads = [&](ggml_tensor * x) {
         return ggml_reshape_3d(g.ctx, x, n, g.hp.n_layer(), x->ne[1]);
     };
-    // The reference divides the embeddings by sqrt(n_embd); after the norm only eps shows this.
+    // The reference divides the projection by sqrt(n_embd) before the norm. Multiplying the norm's
+    // eps by n_embd has the same effect.
     ggml_tensor * projected = heads(linear(g, g.weights.per_layer_projection, g.in.embd));
     projected = ggml_rms_norm(g.ctx, projected, g.hp.eps * static_cast<float>(g.hp.n_embd));
     projected = ggml_mul(g.ctx, projected, g.weights.per_layer_projection_norm);

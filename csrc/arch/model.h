@@ -20,7 +20,7 @@ struct ModelParams {
     std::string device = "";                // device of layers not on the CPU; empty: the first GPU
     int n_threads = 0;                      // threads that repack weights; 0: default_threads()
     bool repack = true;                     // weights may be repacked for faster CPU kernels
-    dfl_dry_run dry_run = DFL_DRY_RUN_NONE; // dry runs place weights without loading
+    dfl_dry_run dry_run = DFL_DRY_RUN_NONE; // a dry run assigns weights to devices, but loads none
     int n_cpu_experts = 0;                  // number of first layers with experts on the CPU
 };
 
@@ -32,7 +32,7 @@ class Model {
     const Hparams & hparams() const { return hp_; }
     const Arch & arch() const { return arch_; }
     const Weights & weights() const { return *weights_; }
-    // Returns the device that holds the weights; the CPU for a hypothetical GPU.
+    // Returns the device that holds the weights; the CPU in a dry run for a hypothetical GPU.
     ggml_backend_dev_t device() const { return device_; }
     const Split & split() const { return split_; }
     dfl_dry_run dry_run() const { return dry_run_; }

@@ -53,7 +53,7 @@ static Hparams read_moe(const GgufFile & file) {
     return hp;
 }
 
-// Qwen3-Next has plain rope, and its files keep the value heads of a key head adjacent.
+// Qwen3-Next has rope without sections, and its files store a key head's value heads side by side.
 static Hparams read_next(const GgufFile & file) {
     Hparams hp = read_common_hparams(file, {GGML_ROPE_TYPE_NEOX});
     read_recurrent(file, hp);

@@ -6,7 +6,7 @@ namespace dfl {
 
 // Number of cell changes that the log keeps. Mask rows older than the log are written anew.
 static constexpr size_t MOST_LOGGED = 8192;
-// Gap in cells up to which two changed cells share a write, as another copy costs as much.
+// Largest gap in cells between two changed cells that share a copy: another copy costs as much.
 static constexpr int64_t MAX_GAP = 256;
 
 CellMasks::CellMasks(const Hparams & hp, const std::vector<int64_t> & layers,
@@ -84,7 +84,7 @@ static const SequenceRows & rows_of(const MaskRows & rows, int64_t i) {
     return after[-1];
 }
 
-// Returns the number of leading mask rows for which writing the logged cell changes is enough.
+// Returns the number of leading mask rows of which only cells in the log of changes are outdated.
 int64_t CellMasks::n_unchanged_rows(const MaskRows & rows) const {
     int64_t n = 0;
     for (const WrittenRow & row : written_) {
@@ -97,14 +97,14 @@ int64_t CellMasks::n_unchanged_rows(const MaskRows & rows) const {
     return n;
 }
 
-// Returns the cells whose mask values may be outdated in the first n_unchanged rows.
+// Returns the cells whose mask values may be outdated in the first n_unchanged rows of a mask.
 std::vector<CellMasks::Span> CellMasks::changed_spans(const MaskBuffer & mask,
                                                       const MaskRows & rows,
                                                       int64_t n_unchanged) const {
     std::vector<int64_t> cells(log_.begin() + (written_[n_unchanged - 1].changes - log_start_),
                                log_.end());
     if (mask.rule.window > 0) {
-        // Positions leave the window of a row that advances and enter that of a row that goes back.
+        // Cells leave a row's window if its position rises, and enter it if the position falls.
         for (int64_t i = 0; i < n_unchanged; ++i) {
             const auto sequence = static_cast<size_t>(written_[i].sequence);
             if (sequence >= cell_at_.size()) {
@@ -207,7 +207,8 @@ void CellMasks::update(CellTable & table, const MaskRows & rows, int64_t n_kv) {
         written_[i] = {rows_of(rows, i).sequence, rows.positions[i],
                        log_start_ + static_cast<int64_t>(log_.size())};
     }
-    log_changes(table, rows.cells); // visibility among rows of the same pass ends with the pass
+    // Rows see cells of their own pass by other rules: the next pass rewrites these mask values.
+    log_changes(table, rows.cells);
 }
 
 uint64_t CellMasks::bytes(const Backend * on) const {

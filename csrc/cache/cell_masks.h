@@ -30,8 +30,9 @@ struct SequenceRows {
 
 struct MaskRows {
     const std::vector<int32_t> & positions;
-    const std::vector<int64_t> & cells; // cell that each row writes its K and V to
-    // Sequences of the pass, adjacent. Padding rows follow: copies of the last sequence's first.
+    const std::vector<int64_t> & cells; // cells: the cell to which each row writes its K and V.
+    // sequences: the pass's sequences, whose rows are adjacent. Padding rows follow: copies of the
+    // last sequence's first row.
     const std::vector<SequenceRows> & sequences;
 };
 
@@ -48,11 +49,11 @@ class CellMasks {
     int64_t index(int64_t il) const { return index_[il]; }
 
     bool empty() const { return masks_.empty(); }
-    // Updates the masks for the rows of the next pass, and takes the changes of the table.
+    // Updates the masks for the rows of the next pass. Takes the table's list of changed cells.
     void update(CellTable & table, const MaskRows & rows, int64_t n_kv);
 
     uint64_t bytes(const Backend * on = nullptr) const;
-    // Of all updates so far.
+    // Returns the bytes of mask values that all updates so far have written.
     uint64_t bytes_written() const { return bytes_written_; }
 
   private:
@@ -66,7 +67,7 @@ class CellMasks {
     struct Span {
         int64_t first, end;
     };
-    // Sequence, position and length of the log for which a mask row was last written.
+    // Sequence and position that a mask row was last written for; cell changes logged before that.
     struct WrittenRow {
         int32_t sequence, position;
         int64_t changes;
@@ -84,15 +85,15 @@ class CellMasks {
     int64_t n_cells_, n_rows_;
     std::vector<MaskBuffer> masks_;
     std::vector<int64_t> index_; // index of each layer's mask, or -1
-    int64_t n_kv_ = 0;           // number of cells in a mask row
-    // Mask rows as last written. Passes write from row 0 on, so later rows know fewer changes.
+    int64_t n_kv_ = 0;           // n_kv_: number of cells in a mask row.
+    // written_: last write of each mask row. Passes write from row 0 on, so later rows are older.
     std::vector<WrittenRow> written_;
-    // Changed cells, oldest first. log_start_: number of changes dropped before them.
+    // Log of changed cells, oldest first. log_start_: number of older changes dropped from the log.
     std::vector<int64_t> log_;
     int64_t log_start_ = 0;
     // Cell of each sequence and position, or -1. Entries may be outdated.
     std::vector<std::vector<int32_t>> cell_at_;
-    // Mask values kept until the next update, as some devices copy only when their graph starts.
+    // Mask values of the last update, kept because some devices copy them only when a graph starts.
     std::vector<std::vector<ggml_fp16_t>> staged_;
     uint64_t bytes_written_ = 0;
 };

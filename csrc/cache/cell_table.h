@@ -40,7 +40,7 @@ class CellTable {
     // Returns the position of a cell's row, or FREE if no row may attend to the cell.
     int32_t position(int64_t cell) const { return position_[cell]; }
 
-    // Returns the number of cells, in whole pages, that n more rows of a sequence would claim.
+    // Returns the number of cells of the pages that a sequence must claim for n more rows.
     int64_t cells_needed(int32_t sequence, int64_t n) const;
     // Takes n cells for a sequence, from its own pages first. Throws DFL_STATUS_ARGUMENT if fewer
     // than n cells are free.
@@ -51,8 +51,8 @@ class CellTable {
     struct Copy {
         int64_t from, to, n;
     };
-    // Frees a sequence's cells with positions >= `position`. If that is inside a page with other
-    // holders, claims a page and returns the rows to copy there, else n = 0. Throws
+    // Frees a sequence's cells with positions >= `position`. If `position` is inside a page with
+    // other holders, claims a page and returns the rows to copy to the new page, else n = 0. Throws
     // DFL_STATUS_ARGUMENT and changes nothing if can_release_from() is false.
     Copy release_from(int32_t sequence, int32_t position);
     bool can_release_from(int32_t sequence, int32_t position) const;
@@ -67,8 +67,8 @@ class CellTable {
         return sequence_cells_[sequence].shared;
     }
     void attach_pages(int32_t sequence, const std::vector<int64_t> & pages);
-    // Claims a free page as a shared page from a position on; the caller holds it. Throws
-    // DFL_STATUS_ARGUMENT if no page is free.
+    // Claims a free page as a shared page for the positions from `position` on. The caller becomes
+    // its holder. Throws DFL_STATUS_ARGUMENT if no page is free.
     int64_t take_page(int32_t position);
     void hold(int64_t page) { ++holders_[page]; }
     void drop(int64_t page);
@@ -80,14 +80,14 @@ class CellTable {
     void mask_row(int32_t sequence, int32_t position, int64_t window, bool causal, int64_t first,
                   int64_t n, ggml_fp16_t * row) const;
 
-    // Returns the cells taken, placed or released since the last call, ascending.
+    // Returns the cells whose sequence or position changed since the last call, ascending.
     std::vector<int64_t> take_changes();
 
   private:
     struct SequenceCells {
         std::vector<int64_t> shared;
         std::vector<int64_t> pages; // pages claimed by the sequence, oldest first
-        int64_t next = 0;           // next cell to try, counted over `pages`
+        int64_t next = 0;           // index, over the cells of `pages`, where take() begins
         mutable std::vector<cpu::CellSpan> spans;
         mutable bool spans_valid = true;
     };
@@ -107,16 +107,16 @@ class CellTable {
     bool packs_;
     std::vector<int32_t> sequence_;
     std::vector<int32_t> position_;
-    std::vector<int32_t> used_;    // number of held cells of each page
+    std::vector<int32_t> used_;    // number of cells of each page that are not free
     std::vector<int32_t> holders_; // number of holders of each page; 0: not shared
     std::vector<bool> is_claimed_;
     std::vector<SequenceCells> sequence_cells_;
-    std::vector<int64_t> changes_; // cells changed since take_changes(), maybe repeated
+    std::vector<int64_t> changes_; // cells changed since take_changes(), some repeatedly
     int64_t n_unclaimed_ = 0;
     int64_t high_ = 0;
     int64_t n_reserved_ = 0;
     int64_t n_touched_ = 0;
-    int64_t first_unclaimed_ = 0; // lowest page that may be unclaimed
+    int64_t first_unclaimed_ = 0; // all pages before this page are claimed
 };
 
 } // namespace dfl

@@ -12,9 +12,10 @@ namespace dfl {
 
 class KvBlock : public std::enable_shared_from_this<KvBlock> {
   public:
-    // Makes the only block of a shared page, and holds the page. host_bytes: sum over all blocks.
+    // Creates the only block of a shared page and holds the page. host_bytes: bytes of all blocks.
     KvBlock(KvGroup & group, uint64_t & host_bytes, int64_t page);
-    // Makes n rows on the host, to be filled by write(), or by copy_out() if `owner` lends them.
+    // Creates a block of n rows on the host, filled by write(). With an owner, a sequence that
+    // lends its rows, copy_out() fills the block.
     KvBlock(KvGroup & group, uint64_t & host_bytes, int32_t position, int64_t n,
             int32_t owner = -1);
     ~KvBlock();
@@ -29,7 +30,7 @@ class KvBlock : public std::enable_shared_from_this<KvBlock> {
     uint64_t host_bytes() const { return n_bytes_; }
     // Returns the sequence whose cells hold the block's rows, or -1.
     int32_t owner() const { return owner_; }
-    // Copies the rows from the owner's cells to the host. The constructor allocated the memory.
+    // Copies the block's rows from the owner's cells to host memory, which is allocated already.
     void copy_out();
 
     // True if no sequence holds the page, so that page_out() frees its cells.
@@ -39,9 +40,9 @@ class KvBlock : public std::enable_shared_from_this<KvBlock> {
     // Move the K/V rows to the host (throws without memory) and back (throws without a free page).
     void page_out();
     void page_in();
-    // Copies the K/V of the block's first positions into cells, one for each.
+    // Copies the K/V of the block's first positions into cells, one cell for each position.
     void copy_to(const std::vector<int64_t> & cells);
-    // Copies a tensor's rows (K or V of a layer) out of the block, and into it.
+    // Copy the block's rows of one tensor (K or V of a layer) to memory, or from memory.
     void read(size_t tensor, uint8_t * to);
     void write(size_t tensor, const uint8_t * from);
 
@@ -58,7 +59,7 @@ class KvBlock : public std::enable_shared_from_this<KvBlock> {
     int64_t n_;
     int64_t page_ = -1;
     int32_t owner_ = -1;
-    std::unique_ptr<uint8_t[]> bytes_; // rows on the host; a vector would zero them first
+    std::unique_ptr<uint8_t[]> bytes_; // rows on the host; std::vector would zero the memory first
     uint64_t n_bytes_ = 0;
 };
 

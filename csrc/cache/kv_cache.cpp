@@ -180,7 +180,7 @@ KvCache::KvCache(const Hparams & hp, const LayerPlace & place, ggml_type type_k,
         if (shape.recurrent) {
             continue;
         }
-        if (shape.kv_layer >= 0) { // layer reads the K and V of an earlier layer
+        if (shape.kv_layer >= 0) { // the layer reads the K and V of an earlier layer
             const Layer & of = layers_[shape.kv_layer];
             layer.backend = of.backend;
             layer.k = of.k;

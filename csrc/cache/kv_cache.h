@@ -14,13 +14,13 @@ struct KvSizes {
     int64_t n_cells; // number of cells of layers without a window
     int64_t n_rows;  // number of rows of the largest pass
     int32_t n_sequences;
-    // Limits the cells of layers with a window, see KvGroup::cells_needed(). {0, 0}: no limit.
+    // Uncommitted rows, which limit the cells of layers with a window. {0, 0}: no limit.
     KvGroup::UncommittedRows uncommitted = {0, 0};
 };
 
 class KvCache {
   public:
-    // Throws DFL_STATUS_UNSUPPORTED if a device cannot attend with the types; DFL_STATUS_MEMORY.
+    // Throws DFL_STATUS_UNSUPPORTED (a device cannot attend with the types), DFL_STATUS_MEMORY.
     KvCache(const Hparams & hp, const LayerPlace & place, ggml_type type_k, ggml_type type_v,
             const KvSizes & sizes);
 
@@ -32,7 +32,7 @@ class KvCache {
     // True if a layer runs our own CPU attention, which reads visible cells instead of a mask.
     bool attends_on_host(int64_t il) const { return layers_[il].attends_on_host; }
 
-    // Returns the K/V groups. The first group has every row of every sequence, even without layers.
+    // Returns the K/V groups. The first has all rows of all sequences, even if no layer is in it.
     std::vector<KvGroup> & groups() { return groups_; }
     const std::vector<KvGroup> & groups() const { return groups_; }
     const KvGroup & group(int64_t il) const { return groups_[layers_[il].group]; }
@@ -62,7 +62,7 @@ class KvCache {
         ggml_tensor * rotation_v = nullptr;
     };
     struct Layer {
-        Backend * backend = nullptr; // device of the layer; NULL if recurrent
+        Backend * backend = nullptr; // device of the layer; NULL for recurrent layers
         ggml_tensor *k = nullptr, *v = nullptr;
         bool attends_on_host = false;
         int64_t group = -1;

@@ -20,7 +20,7 @@ void KvGroup::add_layer(const Backend & backend, ggml_tensor * k, ggml_tensor * 
 
 void KvGroup::set_rows(const MaskRows & rows, int64_t n_kv) {
     if (masks_.empty()) {
-        cells_.take_changes(); // cell changes are dropped, as no mask needs them
+        cells_.take_changes(); // without masks, nothing needs the list of changed cells
     } else {
         masks_.update(cells_, rows, n_kv);
     }
@@ -60,7 +60,7 @@ void KvGroup::copy_out_lent(int32_t sequence, int64_t first, int64_t end) {
     if (first >= end) {
         return;
     }
-    std::vector<KvBlock *> lent; // a copy of the list of blocks, as copy_out() shortens lent_
+    std::vector<KvBlock *> lent; // a copy, because copy_out() removes blocks from lent_
     std::copy_if(lent_.begin(), lent_.end(), std::back_inserter(lent), [&](const KvBlock * block) {
         return block->owner() == sequence && block->position() < end &&
                block->position() + block->n() > first;

@@ -16,7 +16,8 @@ class KvBlock;
 // so that going back to a nearby prefix needs no copy.
 class KvGroup {
   public:
-    // Number of positions, about a short answer that a user may want to have regenerated.
+    // Number of positions before its window that a sequence keeps: about a short answer that a user
+    // may want to have regenerated.
     static constexpr int64_t REACH = CellTable::PAGE;
 
     // Largest number of uncommitted rows, including pending verifies and padding.
@@ -57,7 +58,8 @@ class KvGroup {
     void clear(int32_t sequence);
     void clear_cell(int64_t cell) { zero(cell, 1); }
 
-    // Release cells as CellTable does, with the copies it asks for, after copying out lent rows.
+    // Release cells of a sequence, after copying lent rows to the host. If a shared page is
+    // released in part, copy its other rows to a page of the sequence.
     void release_from(int32_t sequence, int32_t position);
     void release_before(int32_t sequence, int32_t position);
     // Lends rows of a sequence to a block until the sequence releases their cells.
@@ -67,8 +69,8 @@ class KvGroup {
     void register_block(int64_t page, KvBlock * block) { blocks_by_page_[page] = block; }
     void unregister_block(int64_t page) { blocks_by_page_.erase(page); }
 
-    // True if sequences may share pages. Our own CPU attention reads rows in place and skips masked
-    // cells; windows and masks exclude sharing.
+    // True if sequences may share pages: without a window, and if our own CPU attention reads all
+    // K/V, because it skips cells that a row does not see. Masks exclude sharing.
     bool shares_pages() const { return window_ == 0 && masks_.empty() && is_host(); }
     const std::vector<ggml_tensor *> & tensors() const { return tensors_; }
     // Returns the bytes of one cell, summed over all layers.

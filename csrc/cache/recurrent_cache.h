@@ -22,10 +22,10 @@ struct RecurrentPart {
     // last, [conv_channels * (d_conv - 1), n_sequences, n_layers].
     ggml_tensor * state = nullptr;
     ggml_tensor * conv = nullptr;
-    // Updates by the nodes of pending verifies; NULL before reserve_updates(). A node's k (not
-    // normed), v, g (exp(g) in our own code) and beta: [node_update_size, n_update_rows, n_layers].
-    // For each verify, its committed convolution inputs and then its nodes' inputs: [conv_channels,
-    // n_conv_update_rows, n_layers].
+    // Updates by the nodes of pending verifies; NULL before reserve_updates(). node_updates: each
+    // node's k (not normed), v, g (exp(g) for our own code) and beta, [node_update_size,
+    // n_update_rows, n_layers]. conv_updates: for each verify, its committed convolution inputs,
+    // then its nodes' inputs, [conv_channels, n_conv_update_rows, n_layers].
     ggml_tensor * node_updates = nullptr;
     ggml_tensor * conv_updates = nullptr;
 
@@ -45,10 +45,10 @@ struct UpdateRows {
 struct RecurrentRows {
     int32_t sequence;
     int64_t first, n;
-    bool is_verify; // false: the rows advance the committed state
+    bool is_verify; // true: rows of a verify; false: rows that advance the committed state
     UpdateRows updates;
-    std::vector<int32_t> parents; // parent of each row among the rows, or -1; empty: a chain
-    std::vector<int32_t> taps;    // result of convolution_taps() for a tree; empty: a chain
+    std::vector<int32_t> parents; // index of each row's parent row, or -1; empty: a chain
+    std::vector<int32_t> taps;    // inputs under the convolution's taps for a tree; empty: a chain
 };
 
 // Accepted nodes of a verify, as rows of node_updates, and the sequence's new convolution inputs,
@@ -62,8 +62,8 @@ struct AcceptedPath {
 class RecurrentCache {
   public:
     RecurrentCache(const Hparams & hp, const LayerPlace & place, int64_t n_sequences);
-    // Makes room for the updates of n nodes, and drops earlier updates. pads: also for padding.
-    // Throws DFL_STATUS_MEMORY and changes nothing.
+    // Makes room for the updates of n nodes, and drops earlier updates. pads: adds rows for
+    // padding. If it throws DFL_STATUS_MEMORY, nothing has changed.
     void reserve_updates(int64_t n, bool pads);
 
     const std::vector<std::unique_ptr<RecurrentPart>> & parts() const { return parts_; }
@@ -71,7 +71,7 @@ class RecurrentCache {
     // Returns the index of a layer among the recurrent layers of its device.
     int64_t index(int64_t il) const { return index_[il]; }
 
-    // Inputs of our own CPU nodes in the next run of a graph.
+    // Inputs of the nodes of our own CPU code in the next run of a graph.
     std::vector<RecurrentRows> pass_rows;
     std::vector<AcceptedPath> accepted;
 
@@ -91,7 +91,7 @@ class RecurrentCache {
     RecurrentShape shape_;
     int64_t n_sequences_;
     std::vector<std::unique_ptr<RecurrentPart>> parts_;
-    std::vector<const RecurrentPart *> part_; // tensors on each layer's device; NULL: attention
+    std::vector<const RecurrentPart *> part_; // tensors of each layer; NULL for attention layers
     std::vector<int64_t> index_;
 };
 

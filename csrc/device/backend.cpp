@@ -72,7 +72,7 @@ static std::vector<float> probe_product(ggml_backend_t backend, ggml_backend_buf
     ggml_cgraph * graph = ggml_new_graph(ctx.get());
     ggml_build_forward_expand(graph, y);
     if (!ggml_backend_supports_op(backend, y)) {
-        return {}; // tensor type not supported in the buffer type
+        return {}; // the buffer type does not support this tensor type
     }
     std::vector<char> quantised(ggml_nbytes(w));
     ggml_quantize_chunk(type, values.data(), quantised.data(), 0, n_out, n_in, nullptr);
@@ -110,7 +110,8 @@ void probe_buffer_type(const std::string & name) {
             const auto got = probe_product(backend.get(), buft, type, n_cols, values, columns);
             const auto want = probe_product(backend.get(), plain, type, n_cols, values, columns);
             for (size_t i = 0; i < got.size(); ++i) {
-                // Sums of 256 products of unit normals are about 16; kernels round differently.
+                // Sums of 256 products of unit normals are about 16; rounding differs by less
+                // than 1.
                 DFL_CHECK(std::fabs(got[i] - want[i]) < 1.0f, DFL_STATUS_COMPUTE,
                           "buffer type %s multiplies %s wrongly: %g instead of %g", name.c_str(),
                           ggml_type_name(type), got[i], want[i]);
@@ -214,7 +215,7 @@ Allocation Backend::allocate(ggml_context * ctx, const char * what) const {
 
 void Backend::use_huge_pages(ggml_backend_buffer_t buffer) const {
 #ifdef __linux__
-    // Virtual machines have nested page walks, so TLB misses take about 10 % of a prefill.
+    // Large pages save TLB misses, about 10 % of a prefill in virtual machines (nested page walks).
     if (is_host()) {
         const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
         const auto base = reinterpret_cast<uintptr_t>(ggml_backend_buffer_get_base(buffer));
@@ -269,7 +270,7 @@ void Backend::read_rows(const ggml_tensor * tensor, void * dst, size_t offset, s
 void Backend::read(const std::vector<Fetch> & fetches) const {
     for (const Fetch & fetch : fetches) {
         const size_t size = ggml_nbytes(fetch.tensor);
-        // The CPU holds the results of nodes that the device cannot run.
+        // Results of nodes that the device cannot run are in CPU memory, read synchronously.
         if (ggml_backend_supports_buft(get(), ggml_backend_buffer_get_type(fetch.tensor->buffer))) {
             ggml_backend_tensor_get_async(get(), fetch.tensor, fetch.to, 0, size);
         } else {

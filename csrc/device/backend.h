@@ -20,7 +20,7 @@ void probe_buffer_type(const std::string & name);
 
 // Device memory of a context's tensors; buffer is NULL if memory is only counted.
 struct Allocation {
-    std::shared_ptr<void> pages; // owns the memory if `buffer` does not own it
+    std::shared_ptr<void> pages; // memory that `buffer` uses but does not own; else NULL
     ggml_backend_buffer_ptr buffer;
     uint64_t bytes = 0;
 };
@@ -100,7 +100,7 @@ class Backend {
     uint64_t submit_ns_ = 0, wait_ns_ = 0;
 };
 
-// Returns the backend of a layer by the layer's index.
+// Function that returns the backend of layer il.
 using LayerPlace = std::function<Backend &(int64_t il)>;
 
 } // namespace dfl

@@ -23,7 +23,7 @@ void add_attention_copies(ggml_cgraph * graph) {
         for (const ggml_tensor * x : {node->src[1], node->src[2]}) {
             index += x->type == GGML_TYPE_F16 ? 0 : ggml_nelements(x) * sizeof(ggml_fp16_t);
         }
-        if (index > 0) { // no other node reads this dimension
+        if (index > 0) { // adds `index` bytes in a dimension that no other node reads
             node->ne[3] = 2;
             node->nb[3] = index;
         }

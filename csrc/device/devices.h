@@ -19,7 +19,7 @@ struct Split {
 
 class Devices {
   public:
-    // dry_run and repack as for Backend. The CPU beside a hypothetical GPU is the real one.
+    // dry_run, repack: as in Backend's constructor. A hypothetical GPU has the real CPU beside it.
     Devices(ggml_backend_dev_t device, const Split & split, int n_threads,
             const std::vector<std::string> & excluded, dfl_dry_run dry_run = DFL_DRY_RUN_NONE,
             bool repack = true);
@@ -27,7 +27,7 @@ class Devices {
     // Returns the device of the head and of all layers that are not split off to the CPU.
     Backend & main() { return main_; }
     const Backend & main() const { return main_; }
-    // Returns the CPU beside another main device, which runs what that device cannot; or NULL.
+    // Returns the CPU, which runs what the main device cannot; NULL if the CPU is the main device.
     Backend * cpu() { return cpu_.get(); }
     const Backend * cpu() const { return cpu_.get(); }
     // Returns the CPU, whether or not it is the main device.

@@ -20,7 +20,7 @@ static constexpr double SLOW_SHARE = 0.5;
 static std::optional<int64_t> read_number(const std::string & path) {
     std::ifstream file(path);
     int64_t number = 0;
-    return file >> number ? std::optional(number) : std::nullopt; // limits may be "max"
+    return file >> number ? std::optional(number) : std::nullopt; // the text "max" means no limit
 }
 
 // Reads lines of "name value" or "name: value".
@@ -56,7 +56,7 @@ static std::string unescaped(const std::string & text) {
     return plain;
 }
 
-// Returns the path of this process's control group of a controller ("": version 2).
+// Returns the path of this process's control group for a controller ("" for cgroups version 2).
 static std::optional<std::string> group_of(const std::string & root,
                                            const std::string & controller) {
     std::ifstream file(root + "/proc/self/cgroup");
@@ -130,7 +130,7 @@ std::optional<uint64_t> available_memory(const std::string & root) {
     for (const std::string & folder : group_folders(root, "memory")) {
         std::optional<int64_t> used = read_number(folder + "/memory.current");
         used = used ? used : read_number(folder + "/memory.usage_in_bytes");
-        // Processes above memory.high are throttled so much that it counts as a limit.
+        // memory.high counts as a limit, because processes above it are throttled severely.
         for (const char * name : {"/memory.max", "/memory.high", "/memory.limit_in_bytes"}) {
             const std::optional<int64_t> limit = read_number(folder + name);
             if (limit && used && *limit >= 0) {
@@ -196,7 +196,7 @@ static std::optional<double> cpu_quota(const std::string & root) {
 }
 
 int usable_cores(const std::vector<int> & allowed_cpus, const std::string & root) {
-    // Threads on the same core share its vector units, so ggml gains nothing from a second one.
+    // Threads on the same core share its vector units, so a second thread per core gains nothing.
     std::set<std::string> cores;
     for (const int cpu : fast_cpus(allowed_cpus, root)) {
         std::ifstream file(

@@ -20,7 +20,7 @@ thread_local LogCapture * innermost = nullptr;
 struct LogCallbacks {
     std::mutex mutex;
     ggml_log_callback by_default = nullptr;
-    std::forward_list<Callback> callbacks; // callbacks set by others; ggml holds their addresses
+    std::forward_list<Callback> callbacks; // callbacks of the user; ggml holds their addresses
 };
 
 LogCallbacks & log_callbacks() {
@@ -34,8 +34,8 @@ void print_warnings(ggml_log_level level, const char * text, void *) {
     }
 }
 
-// data: the callback set before ours. ggml sets callback and data without a lock, so a line may
-// arrive with another callback's data.
+// Receives ggml's log lines. data: the callback set before this one; as ggml sets callback and data
+// without a lock, a line may arrive with another callback's data.
 void route(ggml_log_level level, const char * text, void * data) {
     if (innermost != nullptr) {
         innermost->append(text);
@@ -75,7 +75,7 @@ void quiet_log() {
     if (set.function == route) {
         return;
     }
-    if (all.by_default == nullptr) { // once: other threads' lines are unfiltered meanwhile
+    if (all.by_default == nullptr) { // done once: other threads' lines are unfiltered meanwhile
         void * no_data = nullptr;
         ggml_log_set(nullptr, nullptr);
         ggml_log_get(&all.by_default, &no_data);

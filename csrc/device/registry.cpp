@@ -40,7 +40,7 @@ void load_backend_module(const std::string & path) {
     struct stat st;
     DFL_CHECK(stat(path.c_str(), &st) == 0 && S_ISREG(st.st_mode), DFL_STATUS_FILE,
               "backend module %s: no such file", path.c_str());
-    LogCapture quiet; // hides the lines in which a backend lists its devices
+    LogCapture quiet; // hides the log lines in which a backend lists its devices
     if (ggml_backend_load(path.c_str()) == nullptr) {
         const std::string reason = missing_library(path);
         throw Error(DFL_STATUS_FILE, format("backend module %s: not a ggml backend of ggml %s "

@@ -13,7 +13,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Window of measured runs in ns; a process that wakes up for a few milliseconds does not matter.
+// Window in ns over which lost time is measured: a process that runs for a few ms is ignored.
 constexpr int64_t WINDOW_NS = 50'000'000;
 // Share of time lost at barriers above which threads are removed: a shared core loses half or more.
 constexpr double MAX_LOST = 0.25;
@@ -74,7 +74,7 @@ void ThreadCount::record_run(Clock::time_point end, int64_t elapsed_ns, int64_t 
 void ThreadCount::lower(Clock::time_point now, int n_late) {
     now_ = std::max(1, now_ - n_late);
     elapsed_ns_ = lost_ns_ = 0;
-    // Pauses longer before the next probes, as recent probes wrongly found free cores.
+    // Doubles the pause before the next probes, as recent probes wrongly found free cores.
     pause_ = std::clamp<Clock::duration>(2 * pause_, FIRST_PAUSE, LONGEST_PAUSE);
     next_probe_ = now + pause_;
 }
@@ -91,7 +91,7 @@ void ThreadCount::probe_for_cores(Clock::time_point now) {
         for (std::future<bool> & probe : probes_) {
             try {
                 n_free += probe.get() ? 1 : 0;
-            } catch (const std::exception &) { // a failed probe: the core counts as taken
+            } catch (const std::exception &) { // a failed probe finds no free core
             }
         }
         probes_.clear();
@@ -105,7 +105,7 @@ void ThreadCount::probe_for_cores(Clock::time_point now) {
                 probes_.push_back(std::async(std::launch::async, probe_));
             }
         } catch (const std::system_error &) {
-            next_probe_ = now + pause_; // the system has no thread for a probe now
+            next_probe_ = now + pause_; // the system cannot start a thread for a probe now
         }
     }
 }

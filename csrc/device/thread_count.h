@@ -14,7 +14,7 @@ namespace dfl {
 class ThreadCount {
   public:
     using Clock = std::chrono::steady_clock;
-    // Runs on a thread of its own; true if that thread had a core to itself.
+    // Function that runs on a new thread and returns true if the thread had a core to itself.
     using Probe = std::function<bool()>;
 
     explicit ThreadCount(int max, Probe probe = has_free_core);
@@ -25,7 +25,7 @@ class ThreadCount {
     // True if probes for free cores are running; a later record_run() uses their results.
     bool is_probing() const { return !probes_.empty(); }
 
-    // Records a run of elapsed_ns, of which its threads waited lost_ns for n_late late threads.
+    // Records a run that took elapsed_ns, of which lost_ns were spent waiting for n_late threads.
     void record_run(Clock::time_point end, int64_t elapsed_ns, int64_t lost_ns, int n_late);
 
     // Spins for longer than the kernel lets a thread run while others wait for its core.
@@ -38,7 +38,7 @@ class ThreadCount {
     int max_, now_;
     Probe probe_;
     int64_t elapsed_ns_ = 0, lost_ns_ = 0;  // time of recent runs, and time lost at barriers
-    std::vector<std::future<bool>> probes_; // a probe for each removed thread
+    std::vector<std::future<bool>> probes_; // running probes, one for each removed thread
     Clock::time_point next_probe_;
     Clock::duration pause_{};
 };

@@ -13,7 +13,7 @@ void run_on_threads(int64_t n, const std::function<void()> & work,
         for (int64_t i = 1; i < n; ++i) {
             threads.push_back(start(work));
         }
-    } catch (const std::exception &) { // no more threads, or no memory: go on with fewer
+    } catch (const std::exception &) { // no memory or thread is left: run with fewer threads
     }
     work();
     for (std::thread & thread : threads) {

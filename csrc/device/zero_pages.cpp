@@ -9,7 +9,7 @@
 
 namespace dfl {
 
-// Bytes of all reservations by address. Never destroyed, as reservations may outlive it.
+// Bytes of all reservations by address. Never destroyed: reservations may outlive statics.
 struct Promises {
     std::mutex mutex;
     std::map<void *, uint64_t> bytes;

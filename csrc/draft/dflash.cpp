@@ -39,7 +39,7 @@ static void refuse_relatives(const GgufFile & file) {
     }
 }
 
-// Returns the taps of a file without target layers: the reference's choice, as indices of inputs.
+// Returns the reference's taps, as indices of layer inputs, for a file that names no target layers.
 static std::vector<int64_t> default_taps(int64_t n_taps, int64_t n_target_layers) {
     if (n_taps == 1) {
         return {n_target_layers / 2 + 1};
@@ -142,7 +142,7 @@ static DraftHparams read(const GgufFile & file, int64_t n_target_layers) {
     return draft;
 }
 
-// Returns the first of several tensor names that the file has.
+// Returns the first of `names` that is a tensor of layer il in the file.
 static const char * spelled(const WeightLoader & loader, std::initializer_list<const char *> names,
                             int il) {
     for (const char * name : names) {
@@ -207,7 +207,7 @@ class DFlashModel : public DraftModel {
     RecentMax recent_cells_;
 };
 
-// Returns the graph that computes the K/V of n features in all layers, without input norms.
+// Returns the graph that computes the K/V of n features in all layers; inputs are not normed.
 CachedGraph & DFlashModel::injection(int64_t n) const {
     BatchShape shape;
     shape.kind = GraphKind::INJECT;
@@ -256,7 +256,7 @@ void DFlashModel::reserve() {
 }
 
 void DFlashModel::catch_up() {
-    std::map<int32_t, int32_t> ends; // end of the positions with features, for each sequence
+    std::map<int32_t, int32_t> ends; // last position with a feature + 1, by sequence
     for (const Feature & feature : pending_) {
         ends[feature.sequence] = feature.position + 1;
     }
@@ -301,12 +301,12 @@ void DFlashModel::set_inputs(CachedGraph & cached, const std::vector<DraftBlock>
         tokens.resize(first + n, drafter_->draft().mask_token);
         for (int64_t i = 0; i < n; ++i) {
             positions.push_back(block.position + static_cast<int32_t>(i));
-            if (i > 0) { // the row of a mask token predicts its own position
+            if (i > 0) { // the row of a mask token predicts that token itself, not the next
                 drafted.push_back(static_cast<int32_t>(first + i));
             }
         }
     }
-    // Padding copies the last block's first row, which writes the same keys and values.
+    // Padding rows copy the last block's first row, so they write the same keys and values.
     const int64_t last = sequences.back().first;
     tokens.resize(cached.shape.n_rows, tokens[last]);
     positions.resize(cached.shape.n_rows, positions[last]);
@@ -361,7 +361,7 @@ Draft DFlashModel::draft(const std::vector<DraftBlock> & blocks, int64_t k) {
         release(cells);
         throw;
     }
-    release(cells); // K/V of blocks are temporary: K/V of the target's features replace them
+    release(cells); // drafted tokens' K/V are temporary: K/V of the target's features replace them
     draft.best.resize(n_drafted * k); // drops the candidates of padding rows
     draft.log_sum_exp.resize(n_drafted);
     return draft;

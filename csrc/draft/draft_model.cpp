@@ -82,7 +82,7 @@ void DraftModel::make_room(const std::map<int32_t, int64_t> & n_rows) {
             }
         }
         if (longest < 0) {
-            return; // CellTable::take() throws later
+            return; // nothing is left to drop: CellTable::take() will throw
         }
         const auto first = static_cast<int32_t>(group.cells().spans(longest).front().position);
         group.release_before(longest, first + static_cast<int32_t>(CellTable::PAGE));

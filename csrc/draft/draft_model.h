@@ -88,7 +88,7 @@ class DraftModel {
     void select_top(BatchShape & shape, int64_t k) const;
     // Drops rows that a draft after `position` committed tokens does not attend to.
     void slide_window(int32_t sequence, int32_t position);
-    // Takes a cell for each feature, or for each row of the blocks; takes none if it throws.
+    // Take a cell for each feature, or for each row of the blocks. If they throw, no cell is taken.
     std::vector<int64_t> take_cells(const std::vector<Feature> & features);
     std::vector<int64_t> take_cells(const std::vector<DraftBlock> & blocks);
     void release(const std::vector<int64_t> & cells);

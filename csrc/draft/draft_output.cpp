@@ -66,8 +66,8 @@ static Draft read_selection(const CachedGraph & cached, const Backend & backend)
     }
     backend.read(fetches);
     for (int64_t i = 0; i < k * n_draft; ++i) {
-        const int64_t row = std::clamp<int64_t>(rows.index_of(blocks, last, i), 0,
-                                                n - 1); // NaN makes devices return any index
+        // If logits are NaN, devices return any index.
+        const int64_t row = std::clamp<int64_t>(rows.index_of(blocks, last, i), 0, n - 1);
         draft.best.push_back({static_cast<int32_t>(row), logits[i]});
     }
     if (!probabilities.empty()) {

@@ -23,7 +23,7 @@ Draft read_draft(const CachedGraph & cached, int64_t k, const Backend & backend)
 
 // True if the device can select the k best of n logits. False for a CPU.
 bool can_select_on_device(const Backend & backend, int64_t n, int64_t k);
-// True if the device should select by blocks, because sorting whole rows is slow.
+// True if the device should first select the best of blocks of a row, as sorting rows is slow.
 bool selects_by_blocks(const Backend & backend);
 
 } // namespace dfl

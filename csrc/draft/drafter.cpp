@@ -5,7 +5,7 @@
 
 namespace dfl {
 
-// Throws if tokens or merges of the two files differ. Special ids differ in a published pair.
+// Throws if drafter and target differ in tokens or merges. Special ids differ in a published pair.
 static void check_tokenizers(const GgufFile & drafter, const GgufFile & target) {
     for (const char * key : {schema::KEY_TOKENIZER_TOKENS, schema::KEY_TOKENIZER_MERGES}) {
         if (!drafter.has(key) || !target.has(key)) {

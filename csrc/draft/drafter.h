@@ -22,7 +22,7 @@ struct DraftHparams {
     // output after the final norm.
     std::vector<int64_t> taps;
     int64_t block_size = 16; // largest number of rows of a draft, last_token included
-    int32_t mask_token = -1; // -1: the drafter has no mask token
+    int32_t mask_token = -1; // id of the mask token; -1: none
     bool sees_all = false;   // True if the drafter attends beyond EngineParams::draft_window
 };
 

@@ -13,7 +13,7 @@ class FeatureRing {
   public:
     FeatureRing(Backend & backend, int64_t n_embd, std::vector<std::vector<int64_t>> taps)
         : backend_(backend), n_embd_(n_embd), taps_(std::move(taps)) {}
-    // Replaces all rows by n_rows rows of zeros. Throws DFL_STATUS_MEMORY and changes nothing.
+    // Replaces all rows by n_rows rows of zeros. On DFL_STATUS_MEMORY nothing has changed.
     void allocate(int64_t n_rows);
 
     int64_t n_rows() const { return rows_->ne[1] - 2; }

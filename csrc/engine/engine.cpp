@@ -52,7 +52,7 @@ static ggml_type draft_cache_type(const EngineParams & params) {
     return params.type_k == GGML_TYPE_F32 ? GGML_TYPE_F32 : GGML_TYPE_F16;
 }
 
-// Returns the most uncommitted rows, of one sequence and of all; a verify may have a padding row.
+// Returns the most uncommitted rows, of one sequence and of all; a verify may add a padding row.
 static KvGroup::UncommittedRows max_uncommitted(const EngineParams & params) {
     const int64_t of_one = std::max(params.n_ubatch, Engine::MAX_VERIFY + 1);
     const int64_t n = params.n_parallel;
@@ -96,7 +96,7 @@ void Engine::attach_drafters() {
         max_block = std::max(max_block, drafter->max_block());
         taps.push_back(drafter->draft().taps);
     }
-    // Rows to verify for each further sequence: more sequences verify fewer nodes each.
+    // Rows to verify for each sequence after the first: more sequences verify fewer nodes each.
     constexpr int64_t more_rows = 3;
     verify_rows_ = sizes_.verify_rows(
         std::min(max_block + more_rows * (params_.n_parallel - 1), MAX_VERIFY), model_->weights());
@@ -149,7 +149,7 @@ void Engine::forget_rows() {
 }
 
 int64_t Engine::max_masked_rows(int64_t n_verify) const {
-    if (params_.n_parallel == 1) { // a single sequence appends or verifies, never both
+    if (params_.n_parallel == 1) { // a pass of a single sequence appends or verifies, never both
         return sizes_.verify_rows(n_verify, model_->weights());
     }
     if (!sizes_.uses_few_sizes()) {
@@ -190,7 +190,7 @@ void Engine::reserve_graphs() {
     if (params_.n_parallel > 1) {
         largest.n_rows = max_rows();
         largest.n_out = params_.n_parallel;
-        if (has_lanes) { // worst case: padded lanes are twice as long as their chunks
+        if (has_lanes) { // worst case: padding makes lanes twice as long
             const int64_t n = params_.n_parallel, rows = 2 * largest.n_rows / n;
             largest.recurrent = {{1, n, false, !fused_, true, false},
                                  {std::max<int64_t>(rows, 2), n, false, !fused_, false, false}};
@@ -221,7 +221,7 @@ void Engine::reserve_verify_graphs(int64_t n) {
     }
     select_top(largest, can_select_top(DFL_MAX_TOP) ? DFL_MAX_TOP : 0);
     graphs_.get(largest, [&](CachedGraph & cached) { build_forward(cached); });
-    if (params_.n_parallel > 1) { // verifies and prompt chunks in one pass
+    if (params_.n_parallel > 1) { // largest graph with verifies and prompt chunks
         largest.n_rows = max_masked_rows(n);
         largest.n_out =
             std::min(largest.n_rows - 1, sizes_.mixed_verify_rows(n + params_.n_parallel));
@@ -253,13 +253,13 @@ void Engine::reserve_verify(int64_t n) {
     }
     forget_rows();
     for (const auto & draft : drafts_) {
-        draft->catch_up(); // pending features are in the ring, which is replaced below
+        draft->catch_up(); // reads pending features from the ring before it is replaced
         draft->reserve_rows(n);
     }
     if (ring_) {
         ring_->allocate(n_ring_rows(n));
     }
-    graphs_.clear(); // cached graphs use tensors that are replaced below
+    graphs_.clear(); // cached graphs use tensors that are about to be replaced
     const int64_t n_rows = sizes_.verify_rows(n, model_->weights());
     recurrent_.reserve_updates(n_rows, !scans_);
     kv_.reserve_masks(max_masked_rows(n));
@@ -314,7 +314,7 @@ std::vector<MemoryUse> Engine::memory() const {
     const Backend * cpu = devices_.cpu();
     const ArenaBytes arena = graphs_.arena_bytes();
     std::vector<MemoryUse> uses;
-    // Adds a use of `bytes` bytes, of which cpu_split are on the CPU beside another device.
+    // Adds a record of `bytes` bytes, of which cpu_split are on the CPU beside the main device.
     const auto add = [&](const char * name, uint64_t bytes, uint64_t cpu_split) {
         if (bytes > cpu_split) {
             uses.push_back({name, devices_.main().name(), bytes - cpu_split});

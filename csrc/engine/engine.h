@@ -36,7 +36,7 @@ struct EngineParams {
     ggml_type type_v = GGML_TYPE_F16;
     std::vector<std::shared_ptr<const Drafter>> drafters;
     int64_t draft_window = 4096;
-    DeltaForm delta_form = DeltaForm::OWN; // first form to try, then the later ones of DeltaForm
+    DeltaForm delta_form = DeltaForm::OWN; // form to try first; later forms are fallbacks
 };
 
 // Memory of one use on one device, see dfl_memory.
@@ -95,7 +95,7 @@ class Engine {
 
     // Runs batch entries of different sequences, as dfl_engine_run() describes.
     void run(const std::vector<BatchEntry> & entries, const PrefillProgress & progress);
-    // Samples one token for each request or, of a pending verify, tokens along a path of its tree.
+    // Samples one token for each request; in a pending verify, tokens along a path of its tree.
     void sample(std::vector<SampleRequest> & requests);
     // Appends the accepted paths of pending verifies and discards all other nodes.
     void commit(const std::vector<Path> & paths);

@@ -11,7 +11,7 @@ SegmentRange visible_segments(const CellAttention & work, int64_t first, int64_t
         low = std::min(low, range.first);
         high = std::max(high, range.end);
     }
-    if (!work.visible->spans.empty()) { // a sliding-window cache lacks older positions
+    if (!work.visible->spans.empty()) { // caches of layers with a window drop old positions
         low = std::max(low, work.visible->spans.front().position);
     }
     return low < high ? SegmentRange{low / CELL_SEGMENT, (high - 1) / CELL_SEGMENT + 1}

@@ -52,15 +52,15 @@ struct CellRows {
 // Attention of queries that share one K/V head. Query i is head i % n_group of row i / n_group.
 struct CellAttention {
     int64_t head_dim, n_group;
-    const float * q; // query: [head_dim] at row * q_row + head * q_head
+    const float * q; // query of row r and head h: [head_dim] at r * q_row + h * q_head
     int64_t q_row, q_head;
     CellRows k, v;
     const VisibleCells * visible;
     int64_t window; // positions that a row may see, its own included; 0: all
-    bool causal;    // false: rows also see later positions of the spans, up to the window
+    bool causal;    // if false, rows also see later positions of the spans, up to the window
     float scale;
     const float * sinks; // [n_group] scores of attention sinks, which have no values; or NULL
-    float * out;         // result: [head_dim] at row * out_row + head * head_dim
+    float * out;         // result of row r and head h: [head_dim] at r * out_row + h * head_dim
     int64_t out_row;
     // The thread's next attention, whose first cells are prefetched during this one; or NULL.
     const CellAttention * next = nullptr;
@@ -76,12 +76,12 @@ struct SegmentRange {
 struct CellAttentionKernel {
     // Returns the scratch size in floats; n_pending: largest number of pending cells of a sequence.
     int64_t (*scratch_size)(int64_t head_dim, int64_t n_pending);
-    // Returns the floats of a query's partial result of one segment.
+    // Returns the number of floats of a query's partial result of one segment.
     int64_t (*part_size)(int64_t head_dim);
     // Computes attention of queries [first, first + n) over all visible cells; n <= MAX_QUERIES.
     void (*attend)(const CellAttention & work, int64_t first, int64_t n, float * scratch);
-    // segment() writes each query's partial result of a segment, [n][part_size]; merge() joins one
-    // query's partial results, part_stride floats apart, in segment order.
+    // segment() writes the partial results of n queries for one segment, [n][part_size]. merge()
+    // joins the partial results of one query, part_stride floats apart, in segment order.
     void (*segment)(const CellAttention & work, int64_t first, int64_t n, int64_t segment,
                     float * parts, float * scratch);
     void (*merge)(const CellAttention & work, int64_t query, const float * parts, int64_t n_parts,

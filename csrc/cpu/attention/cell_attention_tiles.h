@@ -63,20 +63,21 @@ struct CellAttentionTiles {
         const int64_t width = Values::padded(head_dim), stride = BLOCK * (1 + n_tiles(n_pending));
         const int64_t of_queries = MAX_QUERIES * (head_dim + 2 * width + 4);
         return of_queries + stride * width + (BLOCK + n_pending + T + 1) * width +
-               QUERIES * stride + n_pending * PER_POINTER + 16 * 16; // 16 * 16: alignment of parts
+               QUERIES * stride + n_pending * PER_POINTER + 16 * 16; // 256 floats: to align buffers
     }
 
     static int64_t part_size(int64_t head_dim) { return Values::padded(head_dim) + 2; }
 
-    // Returns the type in which keys or values of a block are held for n queries: stored, or float.
-    // From about 50 queries on, widening 16-bit values beforehand is faster.
+    // Returns the type in which a block's keys or values are kept for n queries: the cache's, or
+    // float. From about 50 queries on, converting 16-bit values to float beforehand is faster.
     static ggml_type kept_type(const CellRows & rows, const Scratch & s, int64_t n_queries) {
         const bool is_narrow = rows.type == GGML_TYPE_F16 || rows.type == GGML_TYPE_BF16;
         const bool stays = s.d == s.width && is_narrow && n_queries <= 8 * QUERIES;
         return stays ? rows.type : GGML_TYPE_F32;
     }
 
-    // Transposes keys of T cells to [width][T] at `to`, in rows BLOCK apart. cells: key addresses.
+    // Transposes the keys of a vector of T cells to [width][T] at `to`, in rows BLOCK elements
+    // apart. cells: addresses of the keys.
     template <class Row, class To, class Read>
     static void transpose(const char * const * cells, int64_t width, To * to, Read && read) {
         for (int64_t j = 0; j < width; j += T) {
@@ -91,7 +92,8 @@ struct CellAttentionTiles {
         }
     }
 
-    // Copies keys of cells [first, end), transposed to [width][BLOCK]; NULL cells become zeros.
+    // Copies keys of cells [first, end), transposed to [padded head size][BLOCK]; the key of a cell
+    // with address NULL becomes zeros.
     static void load_keys(const CellRows & k, const char * const * cells, int64_t first,
                           int64_t end, ggml_type kept, const Scratch & s, float * keys) {
         const bool is_read_first = s.d != s.width || ggml_is_quantized(k.type);
@@ -147,10 +149,11 @@ struct CellAttentionTiles {
         int64_t position;
         int64_t first, end; // range of the block's cells that some query row sees
         bool has_gaps;
-        int64_t first_pending, end_pending; // range of the block in VisibleCells::pending
+        int64_t first_pending, end_pending; // the block's range of VisibleCells::pending
         const char *k[BLOCK], *v[BLOCK];
         const char * rows[BLOCK];
-        const char * const * values; // addresses of the cells' values: `rows` or `v`
+        const char * const *
+            values; // addresses of values: `v`, or `rows` if some are converted or zeros
     };
 
     struct PendingTile {
@@ -177,7 +180,7 @@ struct CellAttentionTiles {
         return {place(range.first, block), place(range.spans_end, block), place(range.end, block)};
     }
 
-    // Fills in the block at a position, with span cells of the visible positions [low, last).
+    // Fills in a block that begins at a position with the span cells of positions [low, last).
     static void find_block(const CellAttention & work, int64_t position, int64_t low, int64_t last,
                            Block & block, size_t & span) {
         block.position = position;
@@ -314,7 +317,7 @@ struct CellAttentionTiles {
         });
     }
 
-    // Returns the index in VisibleCells::pending of the path's cell at a place of a block.
+    // Returns the index in VisibleCells::pending of the row's tree node at a place of a block.
     static int64_t pending_cell(const CellAttention & work, const VisibleRange & range,
                                 const Block & block, int64_t place) {
         return work.visible->paths[range.path + block.position + place - range.spans_end];
@@ -326,8 +329,8 @@ struct CellAttentionTiles {
         const char *k_cells[BLOCK], *v_cells[BLOCK];
         Fetch k, v;
 
-        // Adds a block's cells from place `first` on until full. Returns the number of places
-        // taken.
+        // Appends a block's cells from place `first` on, up to BLOCK cells in all, to the cells to
+        // prefetch. Returns the number of places taken from the block.
         int64_t add(const Block & block, int64_t first) {
             const int64_t here = std::min(BLOCK - n, block.end - first);
             if (!block.has_gaps) {
@@ -360,7 +363,7 @@ struct CellAttentionTiles {
         return {kept_type(work.k, s, n_queries), v, s.d == s.width && work.v.type == v};
     }
 
-    // Attends queries [first, first + n), held in s.q, to positions [from, to); writes s.part.
+    // Attends the n queries in s.q to positions [from, to); writes their partial results to s.part.
     static void attend_range(const CellAttention & work, int64_t first, int64_t n, int64_t from,
                              int64_t to, const Scratch & s) {
         const int64_t first_row = first / work.n_group, last_row = (first + n - 1) / work.n_group;
@@ -378,7 +381,7 @@ struct CellAttentionTiles {
         const int64_t last = std::min(high, spans_end), stop = std::min(high, to);
         size_t span = 0;
         Block blocks[2], after;
-        int64_t n_after = -1; // prefetched places of `after`, the first block of work.next
+        int64_t n_after = -1; // prefetched places of `after`, the next attention's first block
         int64_t at = std::max(low, from) / BLOCK * BLOCK;
         if (at < stop) {
             find_block(work, at, low, last, blocks[0], span);

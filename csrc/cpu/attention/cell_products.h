@@ -11,10 +11,10 @@
 namespace dfl::cpu {
 namespace {
 
-// Prefetches lines of keys or values into L2, a few at each step of other work: a burst would stall
-// the core, and L2 has more fetches in flight than L1. The hardware does not predict these lines,
-// because the rows of a head lie apart, and the weights of a pass have evicted all lines from the
-// caches.
+// Prefetches cache lines of keys or values into L2, a few at each step of other work: a burst would
+// stall the core, and L2 has more fetches in flight than L1. The hardware does not predict these
+// lines, because the rows of a head lie apart, and the weights of a pass have evicted all lines
+// from the caches.
 struct Fetch {
     static constexpr int LINE = 64;
     const char * const * cells; // addresses of a head's values in each cell
@@ -40,7 +40,7 @@ struct CellProducts {
     using F = typename V::F;
     static constexpr int T = V::T;
     static constexpr int BLOCK = CELL_BLOCK;
-    static constexpr int QUERIES = 6; // queries whose sums fit in registers, V::WIDE vectors each
+    static constexpr int QUERIES = 6; // largest number of queries whose sums fit in registers
     static_assert(BLOCK % (V::WIDE * T) == 0);
 
     template <int N = QUERIES, class Body>

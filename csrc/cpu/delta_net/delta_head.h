@@ -10,13 +10,13 @@ namespace dfl::cpu {
 // Depthwise causal convolution with SiLU, of d channels and n rows.
 struct DeltaConvolution {
     int64_t d, n, d_conv;
-    const float * past; // [d], d_conv - 1 committed rows, past_row floats apart
-    const float * u;    // [d], n new rows, u_row floats apart
+    const float * past; // committed inputs: d_conv - 1 rows of [d], past_row floats apart
+    const float * u;    // new inputs: n rows of [d], u_row floats apart
     int64_t past_row, u_row;
-    // [n, d_conv]: index in (committed ++ new) rows under each tap; NULL: rows follow each other
+    // Inputs under the taps of each row, [n, d_conv], as indices in (past ++ u); NULL: a chain.
     const int32_t * taps;
-    const float * kernel; // [d_conv, d]
-    float * out;          // [d], n rows, out_row floats apart
+    const float * kernel; // weights of the convolution, [d_conv, d]
+    float * out;          // result: n rows of [d], out_row floats apart
     int64_t out_row;
 };
 
@@ -24,22 +24,22 @@ struct DeltaConvolution {
 //   S <- exp(g) S;  S += beta k (v - S k);  out = S q
 struct DeltaScan {
     int64_t d, n;
-    const float * q; // [d], n rows, qk_row apart; NULL: compute the state only
-    const float * k; // [d], n rows, qk_row apart
-    const float * v; // [d], n rows, v_row apart
+    const float * q; // queries: n rows of [d], qk_row floats apart; NULL: compute only the state
+    const float * k; // keys: n rows of [d], qk_row floats apart
+    const float * v; // values: n rows of [d], v_row floats apart
     int64_t qk_row, v_row;
-    const float * decay; // exp(g) of row i at i * gate_row
+    const float * decay; // decay exp(g) of row i, at index i * gate_row
     const float * beta;
     int64_t gate_row;
-    const float * qk;        // [n]: dot products of q and k
-    const int32_t * parents; // [n]: earlier row or -1; NULL: rows are a chain
-    const float * state;     // [d, d]
-    float * last_state;      // [d, d], may be `state`: state after the last row; NULL: not wanted
-    float * out;             // [d], n rows, out_row apart
+    const float * qk;        // dot product of each row's q and k, [n]
+    const int32_t * parents; // index of each row's parent row, or -1, [n]; NULL: a chain
+    const float * state;     // state before the first row, [d, d]
+    float * last_state;      // state after the last row, [d, d], may be `state`; NULL: not wanted
+    float * out;             // outputs: n rows of [d], out_row floats apart
     int64_t out_row;
 };
 
-// Output gate of one row of d values: out <- norm(out) * weight * silu(gate).
+// Arguments of the output gate of one row of d values: out <- norm(out) * weight * silu(gate).
 struct DeltaGate {
     int64_t d;
     const float * weight;
@@ -50,7 +50,7 @@ struct DeltaGate {
 
 constexpr int64_t DELTA_GATES = 16;
 
-// Gates of DELTA_GATES rows: decay = exp(a softplus(x + bias)), beta = sigmoid(y).
+// Arguments of the gates of 16 rows: decay = exp(a softplus(x + bias)), beta = sigmoid(y).
 struct DeltaGates {
     float a, bias;
     const float *x, *y;
@@ -62,7 +62,7 @@ struct DeltaHeadKernel {
     // Scales a row of d values: to <- x * length / sqrt(sum(x^2) + eps).
     void (*scale)(const float * x, int64_t d, float length, float eps, float * to);
     float (*dot)(const float * a, const float * g, int64_t d);
-    // Returns the scratch size in floats of scan() along parents.
+    // Returns the number of scratch floats for scan() along the parents of n rows of head size d.
     int64_t (*scratch_size)(int64_t d, int64_t n);
     void (*scan)(const DeltaScan & work, float * scratch);
     void (*gate)(const DeltaGate & work);

@@ -95,19 +95,20 @@ struct DeltaHeadTiles {
         for (int64_t i = 0; i < DELTA_GATES; i += T) {
             const F x = V::add(V::load(work.x + i), V::spread(work.bias));
             const F softplus = V::add(V::max(x, V::zero()), log_1_plus(falling(x)));
-            V::store(work.decay + i, V::exp(V::mul(V::spread(work.a), softplus))); // a < 0
+            // V::exp takes only values that are not above 0: `a` is negative.
+            V::store(work.decay + i, V::exp(V::mul(V::spread(work.a), softplus)));
             const F y = V::load(work.y + i), e = falling(y);
             V::store(work.beta + i, V::divide(V::where_negative(y, e, one), V::add(one, e)));
         }
     }
 
     static int64_t scratch_size(int64_t d, int64_t n) {
-        return T * d * n; // T values of the state per node
+        return T * d * n; // every key's weights in T values, for each node
     }
 
     template <int N>
     static void scan_heads(const DeltaScan & work, float * scratch) {
-        constexpr int64_t worth_turning = 4; // node count from which transposing the state pays
+        constexpr int64_t worth_turning = 4; // node count from which a transposed state is faster
         if (work.n < worth_turning) {
             DeltaScanRows<V, N>::scan(work, scratch);
         } else {
@@ -116,7 +117,7 @@ struct DeltaHeadTiles {
     }
 
     static void scan(const DeltaScan & work, float * scratch) {
-        if constexpr (V::HAS_REGISTERS) { // whole state rows fit into registers
+        if constexpr (V::HAS_REGISTERS) { // whole rows of the state fit into registers
             switch (work.d) {
             case T:
                 return scan_heads<1>(work, scratch);

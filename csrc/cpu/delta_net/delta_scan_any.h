@@ -27,7 +27,7 @@ struct DeltaScanAny {
         V::sums(sum, to);
     }
 
-    // Scans state rows [row, row + n). m: R rows; states: R rows of each node if there are parents.
+    // Scans state rows [row, row + n). m: room for R state rows; states: R rows of each tree node.
     static void scan_rows(const DeltaScan & work, int64_t row, int64_t n, float * m,
                           float * states) {
         const int64_t d = work.d;

@@ -1,5 +1,5 @@
-// Delta rule scan of many nodes: a vector holds one key's weights in T values, so that no sum
-// crosses lanes, the bottleneck of a scan by rows. Sums have the order and bits of DeltaScanRows.
+// Delta rule scan of many nodes. A vector holds one key's weights in T values of the state, so that
+// no sum crosses lanes, which limits DeltaScanRows. Sums have the order and bits of DeltaScanRows.
 #pragma once
 
 #include "cpu/delta_net/delta_head.h"
@@ -14,8 +14,8 @@ struct DeltaScanLanes {
     using F = typename V::F;
     static constexpr int T = V::T;
     static constexpr int D = N * T;
-    static constexpr int SLICE = D * T;         // T values of every key
-    static constexpr int SUMS = N <= 4 ? 1 : 2; // partial sums of a state row, as in DeltaScanRows
+    static constexpr int SLICE = D * T;         // floats of a slice: T values of every key
+    static constexpr int SUMS = N <= 4 ? 1 : 2; // number of partial sums of a state row
     static constexpr int HALF = T / 2;
 
     // A node's update of its parent's state: weights <- decay * weights + delta * k.
@@ -61,7 +61,7 @@ struct DeltaScanLanes {
                           V::mul(change.decay, V::load(slice + i * T)));
     }
 
-    // Returns the products with k and q over half of the keys, added in the order of V::sums().
+    // Returns a slice's products with k and q over half of the keys, added in V::sums()'s order.
     template <bool CHANGES, bool ANSWERS>
     static Products half_products(float * slice, const Change & change, const float * k,
                                   const float * q, int sum, int half) {
@@ -88,7 +88,7 @@ struct DeltaScanLanes {
         return {V::sum_of_half(key), V::sum_of_half(query)};
     }
 
-    // Returns the products of a slice with k and q; CHANGES: first applies `change` to the slice.
+    // Returns a state slice's products with k and q; CHANGES: first applies `change` to the slice.
     template <bool CHANGES, bool ANSWERS>
     static Products products(float * slice, const Change & change, const float * k,
                              const float * q) {
@@ -110,7 +110,7 @@ struct DeltaScanLanes {
         }
     }
 
-    // Computes node i from the products `on` of its parent's state, for values [value, value + T).
+    // Computes T values of node i, from `value` on. `on`: the parent state's products with k and q.
     template <bool ANSWERS>
     static Change node(const DeltaScan & work, int64_t i, int64_t value, const Products & on) {
         const F decay = V::spread(work.decay[i * work.gate_row]);
@@ -128,7 +128,8 @@ struct DeltaScanLanes {
         return work.q != nullptr ? work.q + i * work.qk_row : nullptr;
     }
 
-    // Applies a node's change while the next node reads the slice, which saves a pass over it.
+    // Applies a node's change to the slice while reading the slice for the next node, to save a
+    // pass.
     template <bool ANSWERS>
     static void scan_chain(const DeltaScan & work, int64_t value, float * slice) {
         Change change = none();

@@ -1,5 +1,5 @@
-// Delta rule scan of few nodes. Rows of the state (the keys' weights in one value) are independent,
-// so R rows scan the whole tree in registers.
+// Delta rule scan of few nodes. Rows of the state (one value's weights of all keys) are
+// independent, so R rows at a time scan the whole tree in registers.
 #pragma once
 
 #include "cpu/delta_net/delta_head.h"
@@ -38,7 +38,7 @@ struct DeltaScanRows {
         std::fill(sum, sum + 4, V::zero());
         for (int i = 0; i < N; ++i) {
             const F value = V::load(x + i * V::T);
-            // Two sums a row if R is 2, because each addition waits for the previous one.
+            // If R is 2, a row has two partial sums, as each addition waits for the one before.
             for (int r = 0; r < R; ++r) {
                 F & at = sum[R == 4 ? r : 2 * r + i % 2];
                 at = V::mul_add(m[r][i], value, at);

@@ -12,8 +12,8 @@
 
 namespace dfl::cpu {
 
-// Kernels of one instruction set; NULL where the kernel of a later set in the list is as good. The
-// last set, portable, has all kernels but products of quantised weights.
+// Kernels of one instruction set. A kernel is NULL if that of a later set in the list is as good.
+// The last set, portable, has all kernels but products of quantised weights.
 struct Kernels {
     std::vector<PackedProducts> products;
     const CellAttentionKernel * attention = nullptr;
@@ -27,7 +27,7 @@ struct KernelSet {
     Kernels (*kernels)();
 };
 
-// Returns the rows of sets.def that were compiled, best first.
+// Returns the instruction sets of sets.def that were compiled, best first.
 const std::vector<KernelSet> & kernel_sets();
 
 // Attention kernels, in files of their own because GCC 12 inlines less beside other kernels.

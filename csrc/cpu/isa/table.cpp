@@ -17,7 +17,7 @@ namespace dfl::cpu {
 }
 #endif
 
-// kernel_sets.inc: rows of sets.def that are compiled, written by CMake.
+// CMake writes kernel_sets.inc, which has the instruction sets of sets.def that are compiled.
 #define KERNEL_SET(name, flags, is_available) Kernels name##_kernels();
 #include "kernel_sets.inc"
 #undef KERNEL_SET

@@ -1,5 +1,5 @@
-// Quantised types with blocks of 256 weights, in PARTS parts with a scale each. In a tile, a block
-// has its rows' F16 scales, [T], at HALVES_AT; each format defines the rest of the block.
+// Quantised types with blocks of 256 weights, in PARTS parts with a scale each. In a tile of
+// T outputs, a block has F16 scales, [T], at byte HALVES_AT; each format defines the rest.
 #pragma once
 
 #include "cpu/matmul/tiles.h"
@@ -30,14 +30,14 @@ struct Blocks256 {
         quantize_blocks_256(x, n_in, dst);
     }
 
-    // Reads all scales at once: loads that go back would stop the hardware prefetcher.
+    // Reads all scales of a block first: going back would stop the hardware prefetcher.
     static void read_scales(const uint8_t * block, uint8_t * scales) {
         for (int i = 0; i < PARTS * T; i += 4 * T) {
             V::store_bytes(scales + i, V::load(block + i));
         }
     }
 
-    // Adds the minimum of part I, unless the format sums minima by whole blocks.
+    // Adds the minimum of part I. This default adds nothing: not all formats have such minima.
     template <int I>
     static F add_minimum(F minima, const uint8_t *, const Block256 &) {
         return minima;

@@ -21,13 +21,13 @@ struct Blocks32 {
     static constexpr int SCALES = W::MINIMA ? 2 : 1;
     static constexpr int SCALE = W::SCALE;
     static constexpr int ROW_BLOCK = SCALE * SCALES + 4 * W::FOURS;
-    // Bytes of a block in a tile: of its scales and minima, and of its weights.
+    // SCALES_BLOCK, WEIGHTS_BLOCK: bytes of a block's scales and minima, and of its weights.
     static constexpr int SCALES_BLOCK = SCALE * SCALES * T, WEIGHTS_BLOCK = 4 * W::FOURS * T;
     static constexpr int GROUP = 4 * T / SCALES_BLOCK;
     static constexpr int GROUP_SIZE = GROUP * (SCALES_BLOCK + WEIGHTS_BLOCK);
     static constexpr int UNFETCHED_ROWS = 3;
 
-    // Returns a tile's bytes. Padding of the last group's weights would stop hardware prefetches.
+    // Returns a tile's bytes. The last group is not padded: a gap would stop hardware prefetches.
     static size_t tile_size(int64_t n_in) {
         const int64_t n = n_in / 32, n_groups = (n + GROUP - 1) / GROUP;
         return n_groups * GROUP * SCALES_BLOCK + n * WEIGHTS_BLOCK;

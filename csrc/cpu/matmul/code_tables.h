@@ -11,7 +11,7 @@ constexpr int8_t CODES_NL[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
 // Values of 4-bit floats (E2M1), times 2.
 constexpr int8_t CODES_FP4[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
-// Code table with V::SIGNED_OFFSET added, as V stores signed weights.
+// Code table with V::SIGNED_OFFSET added to each value, as V stores signed weights with an offset.
 template <class V>
 struct Codes {
     uint8_t bytes[16];

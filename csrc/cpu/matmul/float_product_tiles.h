@@ -61,8 +61,8 @@ struct FloatProduct : RowsInPlace<W::TYPE, 1> {
         return load(bytes);
     }
 
-    // True for up to 2 rows, which wait for memory: weight rows multiplied together then lie far
-    // apart, each in a stream that the hardware prefetches. More rows wait for sums and weights.
+    // True for up to 2 rows of x, which memory limits: weight rows multiplied together then lie far
+    // apart, each in a stream that the hardware prefetches. Arithmetic limits more rows of x.
     template <int R>
     static constexpr bool STREAMS = R <= 2;
 
@@ -70,8 +70,8 @@ struct FloatProduct : RowsInPlace<W::TYPE, 1> {
     template <int R, int N>
     static void add_up(const uint8_t * w, int64_t stride, int64_t n_in, const uint8_t * x,
                        F (&sum)[R][COLUMNS]) {
-        // Prefetches from the end of the N weight rows on, at least min_ahead bytes ahead: the
-        // hardware prefetcher stops at the end of rows that are read side by side.
+        // Prefetches the weights behind these N rows, at least min_ahead bytes ahead: the hardware
+        // prefetcher stops at the end of rows that are read side by side.
         constexpr int64_t min_ahead = 8192;
         const int64_t size = n_in * W::SIZE, x_size = n_in * W::X_SIZE;
         const uint8_t * next = w + (min_ahead + N * size - 1) / (N * size) * (N * size);
@@ -156,7 +156,7 @@ struct FloatProduct : RowsInPlace<W::TYPE, 1> {
         const int64_t x_size = n_in * W::X_SIZE, max_rows = MAX_ROWS;
         const int64_t chunk = std::max<int64_t>(CHUNK / x_size / max_rows, 1) * max_rows;
         const int64_t last_out = std::min(last_tile * TILE, n_out);
-        // A single group of rows reads all weights once, as long streams.
+        // If x has a single group of rows, all weights are one block, read once as long streams.
         const int64_t block = std::max<int64_t>(WEIGHTS_CHUNK / (n_in * W::SIZE) / TILE, 1) * TILE;
         const int64_t step = n_rows <= max_rows ? std::max<int64_t>(last_out, 1) : block;
         for (int64_t first = 0; first < n_rows; first += chunk) {

@@ -27,7 +27,7 @@ TraitsOf find_traits() {
     if (device == nullptr) {
         return nullptr;
     }
-    // Any function's address identifies the library of the backend.
+    // The address of any function of the backend tells which library the backend is in.
     void * any_function = ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(device),
                                                             "ggml_backend_set_n_threads");
     Dl_info info;
@@ -39,7 +39,7 @@ TraitsOf find_traits() {
         return nullptr;
     }
     void * function = dlsym(library, "ggml_get_type_traits_cpu");
-    dlclose(library); // ggml's registry keeps the library loaded
+    dlclose(library); // the library stays loaded, because ggml's registry uses it
     return reinterpret_cast<TraitsOf>(function);
 #else
     return nullptr;
@@ -59,11 +59,11 @@ bool all_finite(const float * x, int64_t n) {
     return n_not_finite == 0;
 }
 
-// Product by ggml's dot product. INPUTS: a multiple of the block sizes of weights and inputs.
+// Product by ggml's dot product. INPUTS: a multiple of the block sizes of weights and of x.
 template <ggml_type OF, int INPUTS>
 struct Dots : RowsInPlace<OF, INPUTS> {
     using RowsInPlace<OF, INPUTS>::TILE;
-    // Bytes of x that stay in a core's L2 cache while all outputs pass.
+    // Bytes of x that stay in a core's L2 cache while the weights of all outputs are read.
     static constexpr int64_t CHUNK = 256 * 1024;
 
     static const ggml_type_traits_cpu & traits() {
@@ -87,7 +87,7 @@ struct Dots : RowsInPlace<OF, INPUTS> {
     static void quantize_row(const float * x, int64_t n_in, void * dst) {
         traits_of(traits().vec_dot_type)->from_float(x, dst, n_in);
         if (!all_finite(x, n_in)) {                // ggml quantises NaN to arbitrary numbers
-            std::memset(dst, 0xff, sizeof(float)); // makes the first block's scale NaN (F16 or F32)
+            std::memset(dst, 0xff, sizeof(float)); // 0xff bytes: a NaN scale, F16 or F32
         }
     }
 

@@ -1,4 +1,5 @@
-// IQ4_NL and MXFP4: 32 weights as 4-bit codes of a table, in ggml's order, [4][T][4].
+// IQ4_NL and MXFP4: blocks of 32 weights as 4-bit codes of a table. A tile of T outputs has the
+// codes in ggml's order, [4][T][4] bytes.
 #pragma once
 
 #include "cpu/matmul/blocks_32.h"

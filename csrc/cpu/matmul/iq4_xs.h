@@ -1,6 +1,6 @@
-// IQ4_XS: 256 weights as 4-bit codes of a table, in 8 parts with a 6-bit scale, less 32, each. A
-// block of a tile has the parts' scales as bytes, [8][T], the codes in ggml's order, [32][T][4],
-// the scale, [T], and padding to a vector.
+// IQ4_XS: 256 weights as 4-bit codes of a table, in 8 parts with a 6-bit scale, less 32, each. In a
+// tile of T outputs, a block has the parts' scales as bytes, [8][T], the codes in ggml's order,
+// [32][T][4], the block's scale, [T], and padding to a vector.
 #pragma once
 
 #include "cpu/matmul/blocks_256.h"

@@ -18,7 +18,7 @@ struct PackedProduct {
     int tile;  // weight rows (outputs) of a tile: 16 or 8
     int block; // inputs that are quantised together; n_in is a multiple of it
 
-    // Returns the bytes of packed weights [n_in, n_out]; 0 if the shape does not fit.
+    // Returns the bytes of packed weights [n_in, n_out]; 0 if the shape is not supported.
     size_t (*packed_size)(int64_t n_in, int64_t n_out);
 
     // Packs tiles [first_tile, last_tile). rows (as ggml stores them) and packed point to the whole

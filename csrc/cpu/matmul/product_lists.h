@@ -1,4 +1,4 @@
-// Lists of products with weights.
+// Lists of PackedProducts: the kernels that multiply rows with weights of each type.
 #pragma once
 
 #include "cpu/matmul/packed_product.h"

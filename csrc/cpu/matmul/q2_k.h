@@ -1,8 +1,8 @@
 // Q2_K and Q3_K: 256 weights of 2 or 3 bits in 16 parts. Parts of Q2_K have a 4-bit scale and a
-// 4-bit minimum; those of Q3_K have a 6-bit scale, less 32, and weights less 4. A block of a tile
-// has the parts' scales as bytes, [16][T], the lower 2 bits in ggml's order, four a byte,
-// [16][T][4], with Q3_K's upper bits, [8][T][4], before each of the first eight, the scale, [T],
-// Q2_K's scale of minima, [T], and padding to a vector.
+// 4-bit minimum; parts of Q3_K have a 6-bit scale, less 32, and weights less 4. In a tile of T
+// outputs, a block has the parts' scales as bytes, [16][T]; the weights' lower 2 bits in ggml's
+// order, four weights a byte, [16][T][4], of which the first eight each follow [T][4] bytes of
+// Q3_K's upper bits; the block's scale, [T]; Q2_K's scale of minima, [T]; and padding to a vector.
 #pragma once
 
 #include "cpu/matmul/blocks_256.h"
@@ -20,7 +20,7 @@ struct Q23K : Blocks256<V, Q23K<V, THREE>, 16> {
     static constexpr int ROW_BLOCK = THREE ? 110 : 84;
     static constexpr int FOURS_AT = 16 * T, HALVES_AT = FOURS_AT + 4 * (HIGH + 16) * T;
     static constexpr int TILE_BLOCK = HALVES_AT + 4 * T;
-    static constexpr int SCALE_BYTES = 32 * T; // bytes of unpacked scales and minima
+    static constexpr int SCALE_BYTES = 32 * T; // bytes of a block's unpacked scales and minima
     static constexpr int ROW_SCALES = THREE ? 96 : 0, ROW_HALVES = THREE ? 108 : 80;
     static constexpr int ROW_LOW = THREE ? 32 : 16;
 
@@ -77,7 +77,7 @@ struct Q23K : Blocks256<V, Q23K<V, THREE>, 16> {
         return low;
     }
 
-    // Block256::biases are this factor times the sums of x's parts.
+    // Block256::biases are the sums of x's parts times this factor.
     static constexpr int32_t BIASES = -32;
 
     template <int I>
@@ -90,7 +90,7 @@ struct Q23K : Blocks256<V, Q23K<V, THREE>, 16> {
             sum, [&](int k) { return weights<I>(block, k); }, x, 16 * I);
     }
 
-    // Adds part I's minimum times BIASES, in units of the scale of minima: an exact integer.
+    // Adds part I's minimum times x's bias, in units of the scale of minima: an exact integer.
     template <int I>
     static F add_minimum(F minima, const uint8_t * scales, const Block256 & x) {
         return THREE ? minima

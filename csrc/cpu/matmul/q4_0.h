@@ -1,5 +1,5 @@
-// Q4_0, Q4_1, Q5_0 and Q5_1: nibbles of 32 weights in ggml's order, [4][T][4], after the fifth bits
-// of 5-bit types, [1][T][4].
+// Q4_0, Q4_1, Q5_0 and Q5_1: blocks of 32 weights. A tile of T outputs has the fifth bits of 5-bit
+// types, [1][T][4] bytes, then nibbles in ggml's order, [4][T][4] bytes.
 #pragma once
 
 #include "cpu/matmul/blocks_32.h"
@@ -15,7 +15,7 @@ struct Nibbles32 {
     static constexpr int SCALE = 2;
     static constexpr int32_t OFFSET = MINIMA ? 0 : FIVE ? 16 : 8;
 
-    // Moves bit i of ggml's fifth bits to bit i / 4 of byte i % 4, the byte of input i in a vector.
+    // Moves input i's fifth bit from bit i, as in ggml, to bit i / 4 of the input's byte i % 4.
     static uint32_t transposed(uint32_t bits) {
         uint32_t moved = 0;
         for (int i = 0; i < 32; ++i) {
@@ -47,7 +47,7 @@ struct Nibbles32 {
         return four;
     }
 
-    // Multiplies the first 16 inputs (SIDE 0, low nibbles) or the last 16 (SIDE 1, high nibbles).
+    // Multiplies a block's first 16 inputs (SIDE 0, low nibbles) or last 16 (SIDE 1, high nibbles).
     template <int SIDE, int R>
     static void half(typename V::I (&sum)[R], const uint8_t * block, const Rows<R> & x) {
         typename V::I high{};

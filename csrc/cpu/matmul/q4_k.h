@@ -1,6 +1,7 @@
-// Q4_K and Q5_K: 256 weights of 4 or 5 bits in 8 parts with a 6-bit scale and minimum each. A block
-// of a tile has Scales6, the nibbles in ggml's order, [32][T][4], with Q5_K's fifth bits,
-// [8][T][4], before each of the first eight, the scales, [T], and the scales of minima, [T].
+// Q4_K and Q5_K: 256 weights of 4 or 5 bits in 8 parts with a 6-bit scale and minimum each. In a
+// tile of T outputs, a block has Scales6; the nibbles in ggml's order, [32][T][4] bytes, of which
+// the first eight each follow [T][4] bytes of Q5_K's fifth bits; the block's scale, [T]; and its
+// scale of minima, [T].
 #pragma once
 
 #include "cpu/matmul/blocks_256.h"
@@ -16,17 +17,17 @@ struct Q45K : Blocks256<V, Q45K<V, FIVE>, 8> {
     static constexpr int T = V::T, HIGH = FIVE ? 8 : 0, FOURS = HIGH + 32;
     static constexpr int ROW_BLOCK = 16 + 4 * FOURS, TILE_BLOCK = ROW_BLOCK * T;
     static constexpr int FOURS_AT = 12 * T, HALVES_AT = FOURS_AT + 4 * FOURS * T;
-    static constexpr int SCALE_BYTES = 16 * T; // bytes of unpacked scales and minima
+    static constexpr int SCALE_BYTES = 16 * T; // bytes of a block's unpacked scales and minima
     static constexpr bool MINIMA = true;
 
-    // Returns the offset in a tile's block of the i-th 4 bytes of fifth bits, then of nibbles.
+    // Returns the offset in a tile's block of a row's i-th 4 bytes: fifth bits, then nibbles.
     static constexpr int four_at(int i) {
         const bool is_paired = i < 2 * HIGH;
         return FOURS_AT + 4 * T * (is_paired ? i % 8 * 2 + i / 8 : i);
     }
 
-    // Calls copy(first, stride, n) for 4-byte groups with equal stride in a tile. GCC 12
-    // miscompiles a single loop over four_at(i) at -O3.
+    // Calls copy(first, stride, n) for groups of 4 bytes with equal stride in a tile. GCC 12
+    // miscompiles a single loop over all groups at -O3.
     template <class Copy>
     static void for_fours(Copy && copy) {
         if constexpr (FIVE) {

@@ -1,6 +1,7 @@
-// Q6_K: 256 weights of 6 bits, less 32, in 16 parts with an 8-bit scale each. A block of a tile has
-// the parts' scales, [16][T], the nibbles in ggml's order, [32][T][4], mixed with the upper bits,
-// [16][T][4], in order of use (one stream, for hardware prefetches), the scale, [T], and padding.
+// Q6_K: 256 weights of 6 bits, less 32, in 16 parts with an 8-bit scale each. In a tile of T
+// outputs, a block has the parts' scales, [16][T], the nibbles in ggml's order, [32][T][4], mixed
+// with the upper bits, [16][T][4], in order of use (one stream, for hardware prefetches), the
+// block's scale, [T], and padding.
 #pragma once
 
 #include "cpu/matmul/blocks_256.h"
@@ -14,8 +15,8 @@ struct Q6_K : Blocks256<V, Q6_K<V>, 16> {
     static constexpr int T = V::T, HALVES_AT = 208 * T;
     static constexpr int ROW_BLOCK = 210, TILE_BLOCK = 212 * T;
 
-    // Offsets in a tile's block of the i-th 4 bytes of nibbles and of upper bits: each half has 8
-    // pairs of both, then 8 more groups of nibbles.
+    // low_at(i), high_at(i): offset in a tile's block of a row's i-th 4 bytes of nibbles, of upper
+    // bits. Each half of a block has 8 pairs of both, then 8 more groups of nibbles.
     static constexpr int low_at(int i) {
         return four_at(i / 16, i % 16 < 8 ? 2 * (i % 16) : i % 16 + 8);
     }

@@ -1,4 +1,4 @@
-// Q8_0: 32 signed bytes, [8][T][4] in a tile.
+// Q8_0: blocks of 32 weights as signed bytes, [8][T][4] in a tile of T outputs.
 #pragma once
 
 #include "cpu/matmul/blocks_32.h"

@@ -6,14 +6,14 @@
 namespace dfl::cpu {
 namespace {
 
-// Scales and minima of a tile in 12 bytes a row. Unpacked they are 16 * T bytes: scales [8][T],
-// then minima [4][T][2]. Packed, two vectors hold the low 4 bits of the four quarters, a third
-// vector holds the upper 2 bits.
+// Scales and minima of a tile of T outputs, 12 bytes for each output. Unpacked they are 16 * T
+// bytes: scales [8][T], then minima [4][T][2]. Packed, two vectors hold the low 4 bits of the four
+// quarters, a third vector holds the upper 2 bits.
 template <class V>
 struct Scales6 {
     static constexpr int T = V::T, QUARTER = 4 * T;
 
-    // Returns the unpacked place of number i of a row: scales are 0 to 7, minima 8 to 15.
+    // Returns the unpacked place of an output's i-th number: 0 to 7 are scales, 8 to 15 minima.
     static int place(int i, int lane) {
         return i < 8 ? i * T + lane : 8 * T + (i - 8) / 2 * 2 * T + 2 * lane + i % 2;
     }

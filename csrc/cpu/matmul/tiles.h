@@ -21,8 +21,8 @@ inline void copy_fours(const uint8_t * src, int64_t src_stride, uint8_t * dst, i
     }
 }
 
-// True if hardware prefetching alone is faster than prefetches in code: up to unfetched_rows rows
-// on Zen 4, where one row then reads 24 to 31 instead of 18 to 21 GB/s.
+// True if hardware prefetching alone is faster than prefetches in code: on Zen 4 with up to
+// unfetched_rows rows of x. One row then reads 24 to 31 instead of 18 to 21 GB/s.
 inline bool leaves_fetches(int unfetched_rows, int64_t n_rows) {
     static const bool is_zen4 = on_zen4();
     return n_rows <= unfetched_rows && is_zen4;
@@ -49,7 +49,7 @@ struct Tiles : Format {
 #else
     static constexpr int MAX_ROWS = Format::MAX_ROWS;
 #endif
-    // Bytes of x that stay in a core's L2 cache while all tiles pass.
+    // Bytes of x that stay in a core's L2 cache while all tiles of weights are read.
     static constexpr int64_t CHUNK = 256 * 1024;
 
     static int64_t n_tiles(int64_t n_out) { return (n_out + T - 1) / T; }

@@ -5,13 +5,14 @@
 
 namespace dfl::cpu {
 
-// One head: normalised, then its first values rotated by the angles of a position (RoPE).
+// Arguments of rotate(): normalises one head, then rotates its first values by the angles of a
+// position (RoPE).
 struct HeadRotation {
-    const float * x; // [d]
+    const float * x; // values of the head, [d]
     int64_t d;
-    const float * weight; // [d] of the norm; NULL: no norm
+    const float * weight; // weight of the norm, [d]; NULL: no norm
     float eps;
-    // [n_rotated]: cosines and sines, as halves or pairs like the rotated values
+    // Cosines and sines of the angles, [n_rotated], as halves or pairs like the rotated values.
     const float * rotated;
     int64_t n_rotated;
     bool pairs; // true: values 2 i and 2 i + 1 rotate together; false: i and i + n_rotated / 2
@@ -26,7 +27,7 @@ struct RowKernel {
     void (*swiglu)(const float * gate, const float * up, int64_t n, float * to);
     // Sigmoid gate: to <- x * sigmoid(gate).
     void (*gated)(const float * x, const float * gate, int64_t n, float * to);
-    // All functions from rotate() on take any n.
+    // Functions from rotate() on take rows of any length n.
     void (*rotate)(const HeadRotation & work, float * to);
     void (*to_half)(const float * x, int64_t n, uint16_t * to);
     // Soft cap: to <- cap * tanh(x * scale); to may be x.
@@ -44,7 +45,7 @@ struct RowKernel {
     uint64_t (*noise)(uint64_t state, uint64_t first, int64_t n, uint64_t * bits);
 };
 
-// Number of values with a common maximum in maxima(), so that searches can skip them.
+// Number of values that share a maximum in maxima(), so that searches can skip all of them.
 constexpr int64_t BLOCK = 64;
 
 constexpr int64_t MAX_ROTATED_HEAD = 512;

@@ -8,7 +8,7 @@ namespace {
 template <class V>
 typename V::F exp_lanes(typename V::F x) {
     using F = typename V::F;
-    const F low = V::max(V::spread(-87.0f), x); // max() returns x if x is NaN
+    const F low = V::max(V::spread(-87.0f), x); // if x is NaN, V::max returns NaN
     const F n = V::round(V::mul(low, V::spread(1.44269504f)));
     F r = V::mul_add(n, V::spread(-0.693359375f), low);
     r = V::mul_add(n, V::spread(2.12194440e-4f), r);

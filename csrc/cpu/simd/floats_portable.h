@@ -90,7 +90,7 @@ struct FloatsPortable {
     static F divide(F a, F b) {
         return each([&](int i) { return a.at[i] / b.at[i]; });
     }
-    static F max(F a, F b) { // returns b if either is NaN
+    static F max(F a, F b) { // returns b if a or b is NaN
         return each([&](int i) { return a.at[i] > b.at[i] ? a.at[i] : b.at[i]; });
     }
     static F round(F x) {

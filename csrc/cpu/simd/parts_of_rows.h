@@ -1,4 +1,4 @@
-// Vectors of rows whose length is no multiple of V::T.
+// Loads and stores vectors of rows whose length is no multiple of the vector length, V::T.
 #pragma once
 
 #include <algorithm>

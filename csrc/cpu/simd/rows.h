@@ -17,7 +17,7 @@ inline void for_each(Body && body) {
     for_each(std::make_integer_sequence<int, N>(), body);
 }
 
-// Pointers to R rows. One pointer serves three rows by x86 addressing modes, to save registers.
+// Pointers to R rows. x86 addressing modes reach three rows from one pointer, to save registers.
 template <int R>
 struct Rows {
     const uint8_t * base[(R + 2) / 3];

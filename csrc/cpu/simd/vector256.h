@@ -28,7 +28,7 @@ struct Vector256 : Floats256 {
         _mm256_storeu_ps(all, v);
         std::memcpy(dst, all, n * sizeof(float));
     }
-    static F mul_sub(F a, F b, F c) { return _mm256_fnmadd_ps(a, b, c); } // c - a * b
+    static F mul_sub(F a, F b, F c) { return _mm256_fnmadd_ps(a, b, c); } // returns c - a * b
     static F unsigned_bytes(const void * p) {
         return to_float(_mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i *>(p))));
     }
@@ -36,7 +36,7 @@ struct Vector256 : Floats256 {
         return to_float(_mm256_cvtepi8_epi32(_mm_loadl_epi64(static_cast<const __m128i *>(p))));
     }
 
-    // Widens 2 * T bytes to int16, two in each lane.
+    // Widens 2 * T bytes to 16-bit integers, two in each 32-bit lane.
     static I pairs(const void * p) {
         return _mm256_cvtepu8_epi16(_mm_loadu_si128(static_cast<const __m128i *>(p)));
     }

@@ -7,7 +7,7 @@ namespace {
 
 struct VectorAvx2 : Vector256 {
     static constexpr int MAX_ROWS = 4;
-    static constexpr int64_t FETCH_AHEAD = 16384; // bytes that weights are prefetched ahead
+    static constexpr int64_t FETCH_AHEAD = 16384; // distance in bytes of weight prefetches
     static constexpr int32_t SIGNED_OFFSET = 0;
 
     // AVX2 version of Vector512::dot; 16-bit sums of products are widened before an overflow.

@@ -6,7 +6,7 @@ namespace dfl::cpu {
 
 namespace {
 
-// BF16 weights and inputs rounded to BF16, as in ggml: twice as many products at a time.
+// Products of weights and inputs in BF16, rounded as in ggml: twice as many at once as of floats.
 struct BrainWeights {
     static constexpr ggml_type TYPE = GGML_TYPE_BF16;
     static constexpr int LANES = 32, MAX_ROWS = Floats512::PRODUCT_ROWS, X_SIZE = 2, SIZE = 2;

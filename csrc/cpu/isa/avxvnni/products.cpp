@@ -8,7 +8,7 @@ namespace {
 struct VectorVnni : Vector256 {
     static constexpr const char * NAME = "avxvnni";
     static constexpr int MAX_ROWS = 6;
-    static constexpr int64_t FETCH_AHEAD = 16384; // bytes that weights are prefetched ahead
+    static constexpr int64_t FETCH_AHEAD = 16384; // distance in bytes of weight prefetches
     static constexpr int32_t SIGNED_OFFSET = 128;
 
     template <int N, int LARGEST, int R, class Weights>
