@@ -52,7 +52,8 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument(
         "--compare",
         action="store_true",
-        help="then answer again with and without drafts, and print both speeds on stderr",
+        help="then answer in turn with and without drafts, six times at most, and print both "
+        "speeds on stderr",
     )
     out.add_argument(
         "--no-perf", action="store_true", help="print no line of speeds and times on stderr"

@@ -33,6 +33,8 @@ from .terminal import Bar, Thoughts, comparison, figures
 INTERRUPTED = 130
 CLEAR = "/clear"
 """Message of -i that forgets the messages before it."""
+MAX_PAIRS, COMPARE_S = 6, 30.0
+"""Pairs of answers that --compare times, and the seconds after which no further pair begins."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -293,16 +295,20 @@ def _answer_lines(
 def _beside_plain(
     decoder: Decoder, prompt: list[int], config: DecodeConfig, drafted: Result
 ) -> str:
-    """Answers again with and without drafts, and returns a line that compares the two speeds.
+    """Answers again with and without drafts in turn; returns a line that compares the speeds.
 
     The first answer is not compared, because it also built graphs and measured costs.
     """
     settings = dataclasses.replace(config, seed=drafted.seed)
-    results = []
-    for draft in (config.draft, "none"):
-        decoder.reset()
-        results.append(decoder.generate(prompt, settings, draft=draft))
-    return comparison(*results)
+    pairs: list[tuple[Result, Result]] = []
+    began = time.monotonic()
+    while len(pairs) < MAX_PAIRS and not (pairs and time.monotonic() - began > COMPARE_S):
+        results = {}
+        for draft in (config.draft, "none") if len(pairs) % 2 else ("none", config.draft):
+            decoder.reset()
+            results[draft] = decoder.generate(prompt, settings, draft=draft)
+        pairs.append((results[config.draft], results["none"]))
+    return comparison(pairs)
 
 
 def _chat(decoder: Decoder, args: argparse.Namespace, config: DecodeConfig) -> int:

@@ -433,7 +433,8 @@ def test_an_answer_is_compared_with_the_plain_one(
     arguments = ["-md", "d.gguf", "--draft", "chain", "--compare", "-p", "abc:"]
     assert run(loader, *arguments, *flags) == 0
     last = capsys.readouterr().err.splitlines()[-1]
-    found = r"again at [\d.]+/s \| plainly at [\d.]+/s \| [\d.]+ times as fast \| "
+    found = r"again at [\d.]+/s \| plainly at [\d.]+/s \| [\d.]+ times as fast "
+    found += r"\([\d.]+ to [\d.]+ in 6 pairs\), too short an answer to tell \| "
     assert re.fullmatch(found + r"[\d.]+ tokens a round \| the same tokens", last), last
 
 
@@ -445,7 +446,23 @@ def test_a_comparison_says_where_texts_part() -> None:
         Result(ids, "", stop_reason="length", draft="none", **tokens)
         for ids in ((1, 2, 3), (1, 2, 4))
     )
-    assert comparison(one, other).endswith(" | other tokens from number 3")
+    assert comparison([(one, other)]).endswith(" | other tokens from number 3")
+
+
+@pytest.mark.parametrize(
+    "seconds, remark",
+    [((1.0, 1.1), ""), ((1.0, 2.0), ", too uneven to tell: is the machine busy?")],
+)
+def test_a_comparison_takes_the_median_of_pairs(seconds: tuple[float, ...], remark: str) -> None:
+    def result(decode_s: float) -> Result:
+        counts = dict.fromkeys(("n_prompt", "n_prefilled", "rounds", "prefill_s", "seed"), 1)
+        more = {"n_decoded": 40, "decode_s": decode_s, **counts}
+        return Result(tuple(range(40)), "", stop_reason="length", draft="none", **more)
+
+    line = comparison([(result(1.0), result(2 * one)) for one in seconds])
+    low, high = (2 * one for one in seconds)
+    median = f"{(low + high) / 2:.2f} times as fast ({low:.2f} to {high:.2f} in 2 pairs)"
+    assert f" | {median}{remark} | " in line
 
 
 def test_a_drafter_alone_is_no_model(capsys: pytest.CaptureFixture[str]) -> None:
