@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 # In a clone, this source folder hides the installed package, which has the core and the converter.
 __path__ = extend_path(__path__, __name__)
 
-from .config import DecodeConfig, LoadConfig
-from .native import Error, devices, ggml_version
-from .outputs import Result, Step
-
 if TYPE_CHECKING:
+    from .config import DecodeConfig, LoadConfig
     from .decoder import Decoder
     from .loading import load
+    from .native import Error, devices, ggml_version
+    from .outputs import Result, Step
     from .stream import Stream
 
 __all__ = [
@@ -34,11 +33,26 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-_HOMES = {"Decoder": "decoder", "Stream": "stream", "load": "loading"}
+_HOMES = {
+    "DecodeConfig": "config",
+    "Decoder": "decoder",
+    "Error": "native",
+    "LoadConfig": "config",
+    "Result": "outputs",
+    "Step": "outputs",
+    "Stream": "stream",
+    "devices": "native",
+    "ggml_version": "native",
+    "load": "loading",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Imports the decoder on first use: it opens llama.cpp's library, which a converter lacks."""
+    """Imports a public name on first use.
+
+    The decoder opens llama.cpp's library, which a converter lacks, and the entry points of the
+    commands must be imported before a Ctrl-C.
+    """
     if name in _HOMES:
         return getattr(import_module(f".{_HOMES[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,7 +8,6 @@ import dataclasses
 import gc
 import io
 import os
-import signal
 import sys
 import time
 import warnings
@@ -16,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from .. import bundled
+from .._entry import INTERRUPTED
 from ..config import DEFAULT_N_CTX, DecodeConfig, LoadConfig
 from ..convert.schema import Key
 from ..decoder import Decoder
@@ -30,7 +30,6 @@ from .model_arguments import load_config
 from .plan import fitted, show_plan
 from .terminal import Bar, Thoughts, comparison, figures
 
-INTERRUPTED = 130
 CLEAR = "/clear"
 """Message of -i that forgets the messages before it."""
 MAX_PAIRS, COMPARE_S = 6, 30.0
@@ -39,10 +38,7 @@ MAX_PAIRS, COMPARE_S = 6, 30.0
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line; returns the exit code."""
-    code = guarded(lambda: _run(parser().parse_args(argv)))
-    if argv is None:  # the process ends here, and has no traceback for a second Ctrl-C
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-    return code
+    return guarded(lambda: _run(parser().parse_args(argv)))
 
 
 def guarded(run: Callable[[], int]) -> int:

@@ -103,7 +103,9 @@ class App:
             Route("/completions", _guarded(self.completion), methods=["POST"]),
             Route("/v1/completions", _guarded(self.openai_completion), methods=["POST"]),
         ]
-        return Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
+        app = Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
+        app.router.redirect_slashes = False
+        return app
 
     async def chat(self, request: Request) -> Response:
         """Answers POST /v1/chat/completions, OpenAI's chat route."""

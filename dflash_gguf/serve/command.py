@@ -29,8 +29,17 @@ from .arguments import (
     with_environment,
 )
 from .engine_client import EngineClient, NotReadyError
-from .guard import Guard
-from .listen import bind, is_loopback, server
+from .guard import ENDING, Guard
+from .listen import (
+    GRACE_S,
+    Shutdown,
+    address_of,
+    bind,
+    checked_hosts,
+    is_local,
+    remove_files,
+    server,
+)
 from .messages import Load
 from .metrics import Metrics
 from .models import ModelRegistry, ServedModel, models_in_folder
@@ -60,8 +69,9 @@ def _run(args: argparse.Namespace) -> int:
     if args.list_devices:
         return list_devices(args.backend_module)
     settings = settings_of(args)
-    hosts = [host for text in args.host or ["127.0.0.1"] for host in listed(text)]
-    open_hosts = [host for host in hosts if not is_loopback(host)]
+    texts = [host for text in args.host or ["127.0.0.1"] for host in listed(text) or [""]]
+    hosts = checked_hosts(texts)
+    open_hosts = [host for host in hosts if not is_local(host)]
     if open_hosts and not settings.keys and not args.no_api_key:
         raise ValueError(
             f"--host {open_hosts[0]} lets other machines send requests: give --api-key KEY, or "
@@ -129,12 +139,25 @@ async def _serve(
 
     registry = ModelRegistry(models, new_engine, builder_of, args.models_max)
     app = Guard(App(registry, settings, metrics).asgi(), settings, log)
-    runner = server(app, args.ssl_key_file, args.ssl_cert_file, settings.timeout_s)
+
+    def begin() -> None:
+        log(f"ending: {app.n_running} requests in flight have {GRACE_S} s")
+
+    def end_requests() -> None:
+        app.end_requests()
+        registry.end_requests(ENDING)
+
+    runner = server(
+        app,
+        args.ssl_key_file,
+        args.ssl_cert_file,
+        settings.timeout_s,
+        Shutdown(begin, end_requests, registry.kill),
+    )
     sockets = bind(hosts, args.port)
     scheme = "http" if args.ssl_key_file is None else "https"
     for one in sockets:
-        host, port = one.getsockname()[:2]
-        log(f"listening on {scheme}://{f'[{host}]' if ':' in host else host}:{port}")
+        log(f"listening on {address_of(one, scheme)}")
     failures: list[str] = []
     opening = asyncio.create_task(_open(registry, failures, runner.handle_exit))
     try:
@@ -142,6 +165,7 @@ async def _serve(
     finally:
         opening.cancel()
         await registry.close()
+        remove_files(hosts)
     for sentence in failures:
         print(f"error: {sentence}", file=sys.stderr)
     return 1 if failures else 0

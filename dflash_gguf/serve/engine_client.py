@@ -162,6 +162,15 @@ class EngineClient:
         if self.state != "ready":
             raise NotReadyError(self.refusal or "the model was unloaded")
 
+    def end_requests(self, sentence: str) -> None:
+        """Ends the requests in flight with status 503 and a sentence."""
+        self._forget(sentence, 503)
+
+    def kill(self) -> None:
+        """Kills the engine process, as this process is about to end."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+
     async def close(self) -> None:
         """Ends the engine process; requests in flight fail with status 500."""
         self.state = "closed"
@@ -217,7 +226,7 @@ class EngineClient:
             try:
                 why = await self._one_life()
             finally:
-                self._forget("the server is being shut down")
+                self._forget("the model is being unloaded")
             was_ready, self.ready = self.ready is not None, None
             self.state = "loading"
             self.n_deaths += 1
@@ -238,6 +247,7 @@ class EngineClient:
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=STDERR,
+                    start_new_session=True,  # a Ctrl-C is for the HTTP process alone
                 )
             except OSError as error:  # no memory or process: a later start may work
                 ours.close()
@@ -277,6 +287,8 @@ class EngineClient:
         elif isinstance(message, (SlotDone, Failed)) and message.id in self._asked:
             self._asked[message.id].set_result(message)
         elif not isinstance(message, (Refused, SlotDone)):
+            if message.id not in self._by_run:  # ended by end_requests
+                return
             request, run = self._by_run[message.id]
             if isinstance(message, Started):
                 slot = self.slots[message.slot]
@@ -301,13 +313,13 @@ class EngineClient:
             self._requests.discard(request)
             self._seconds.append(time.monotonic() - request.began)
 
-    def _forget(self, sentence: str) -> None:
+    def _forget(self, sentence: str, status: int = 500) -> None:
         for request, run in list(self._by_run.values()):
             self._end_run(request, run)
-            request.events.put_nowait(Failed(run.id, 500, sentence))
+            request.events.put_nowait(Failed(run.id, status, sentence))
         for number, answer in self._asked.items():
             if not answer.done():
-                answer.set_result(Failed(number, 500, sentence))
+                answer.set_result(Failed(number, status, sentence))
         self.slots = [Slot() for _ in self.slots]
 
     async def _tell(self) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
+import re
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -17,6 +21,15 @@ from .settings import Settings
 
 PUBLIC = ("/health", "/v1/health")
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
+ENDING = "the server is being shut down: send the request again when it is back"
+
+
+@dataclass(eq=False)
+class _Running:
+    """A request in flight. status: 0 until the response has begun."""
+
+    task: asyncio.Task[Any] | None
+    status: int = 0
 
 
 class Guard:
@@ -27,34 +40,56 @@ class Guard:
         self._settings = settings
         self._keys = [key.encode() for key in settings.keys]
         self._log = log
+        self._running: set[_Running] = set()
+        self._is_ending = False
+
+    @property
+    def n_running(self) -> int:
+        """Number of requests in flight."""
+        return len(self._running)
+
+    def end_requests(self) -> None:
+        """Answers requests with 503 if their responses have not begun; the server is ending."""
+        self._is_ending = True
+        for request in self._running:
+            if request.status == 0 and request.task is not None:
+                request.task.cancel()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         began = time.monotonic()
+        scope["path"] = _path(scope["path"])
         headers = Headers(scope=scope)
         origin = self._origin(headers.get("origin"))
-        status = 0
+        wanted = headers.get("access-control-request-headers")
+        running = _Running(asyncio.current_task())
+        self._running.add(running)
 
         async def sending(message: Message) -> None:
-            nonlocal status
             if message["type"] == "http.response.start":
-                status = message["status"]
+                running.status = message["status"]
                 if origin is not None:
-                    allow(MutableHeaders(raw=message.setdefault("headers", [])), origin)
+                    allow(MutableHeaders(raw=message.setdefault("headers", [])), origin, wanted)
             await send(message)
 
         try:
             refusal = self._refusal(scope, headers)
             await (refusal or self._app)(scope, receive, sending)
+        except asyncio.CancelledError:
+            if not self._is_ending:
+                raise
+            if running.status == 0:
+                await error_answer(503, ENDING)(scope, receive, sending)
         except Exception:
             traceback.print_exc()
-            if status == 0:
+            if running.status == 0:
                 answer = error_answer(500, "the server failed: its log holds the error")
                 await answer(scope, receive, sending)
         finally:
-            self._write(scope, status, time.monotonic() - began)
+            self._running.discard(running)
+            self._write(scope, running.status, time.monotonic() - began)
 
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
         if scope["method"] == "OPTIONS":
@@ -100,13 +135,23 @@ class Guard:
         self._log(", ".join(about))
 
 
-def allow(headers: MutableHeaders, origin: str) -> None:
-    """Adds the CORS headers that let web pages of an origin read the response."""
+def allow(headers: MutableHeaders, origin: str, wanted: str | None) -> None:
+    """Adds the CORS headers that let web pages of an origin read the response.
+
+    wanted: the headers that a preflight asks for. A "*" would not cover Authorization, and is a
+    header's name beside Allow-Credentials.
+    """
     headers["Access-Control-Allow-Origin"] = origin
     headers["Access-Control-Allow-Credentials"] = "true"
     headers["Access-Control-Allow-Methods"] = "GET, POST, DELETE, OPTIONS"
-    headers["Access-Control-Allow-Headers"] = "*"
+    headers["Access-Control-Allow-Headers"] = wanted or "Authorization, Content-Type, X-Api-Key"
     headers.add_vary_header("Origin")
+
+
+def _path(target: str) -> str:
+    """Returns the path of a request target: without scheme and host, and without a last slash."""
+    path = re.sub(r"^https?://[^/?]*", "", target, flags=re.IGNORECASE)
+    return path.rstrip("/") or "/"
 
 
 def _printable(path: str) -> str:

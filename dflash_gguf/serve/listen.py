@@ -1,18 +1,25 @@
-"""Listening sockets, connections with time limits, and shutdown on a signal."""
+"""Listening sockets, connections with time limits, and the shutdown of a server on a signal."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import ipaddress
+import os
 import signal
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from .errors import error_body
 
 HEADERS_S = 15.0
 """Seconds that the headers of a request may take to arrive."""
@@ -21,7 +28,11 @@ KEEP_ALIVE_S = 60
 MAX_HEADERS = 64 << 10
 GRACE_S = 3
 """Seconds that requests in flight get to end after a signal."""
+ERRORS_S = 1
+"""Seconds after GRACE_S in which clients can read how their requests ended."""
 BACKLOG = 512
+UNIX_SOCKET = ".sock"
+"""Ending of a host that is the path of a Unix socket, as in llama-server."""
 
 
 class Connection(H11Protocol):
@@ -56,6 +67,18 @@ class Connection(H11Protocol):
         self._stop_waiting()
         super().connection_lost(exc)
 
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002
+        """Answers malformed HTTP, whose defect h11 does not name for users."""
+        sentence = "the request is not valid HTTP/1.1, or its headers exceed 64 KiB"
+        body = msgspec.json.encode(error_body(400, sentence))
+        head = (
+            "HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nConnection: close\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n"
+        )
+        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+            self.transport.write(head.encode() + body)
+        self.transport.close()
+
     def _wait_for_head(self) -> None:
         self._timer = self.loop.call_later(min(HEADERS_S, self.timeout_s), self._give_up)
 
@@ -70,8 +93,42 @@ class Connection(H11Protocol):
             self.transport.abort()
 
 
+@dataclass(frozen=True)
+class Shutdown:
+    """What a server calls while it ends.
+
+    begin: at the first signal. end_requests: answers all requests in flight, GRACE_S later.
+    kill: at a second signal, before the process ends at once.
+    """
+
+    begin: Callable[[], None]
+    end_requests: Callable[[], None]
+    kill: Callable[[], None]
+
+
 class Server(uvicorn.Server):
-    """uvicorn server that returns after a signal, where uvicorn would raise the signal again."""
+    """uvicorn server that answers requests in flight, and returns, after a signal."""
+
+    def __init__(self, config: uvicorn.Config, shutdown: Shutdown) -> None:
+        super().__init__(config)
+        self._shutdown = shutdown
+
+    def handle_exit(self, sig: int, frame: Any) -> None:  # noqa: ARG002
+        """Begins the shutdown; a second signal ends the process at once."""
+        if self.should_exit:
+            self._shutdown.kill()
+            os._exit(128 + sig)
+        self.should_exit = True
+        if sig:
+            self._shutdown.begin()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Waits for the requests in flight; answers those that take longer than GRACE_S."""
+        clock = asyncio.get_running_loop().call_later(GRACE_S, self._shutdown.end_requests)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            clock.cancel()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -87,7 +144,13 @@ class Server(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
 
-def server(app: ASGIApp, key_file: str | None, cert_file: str | None, timeout_s: float) -> Server:
+def server(
+    app: ASGIApp,
+    key_file: str | None,
+    cert_file: str | None,
+    timeout_s: float,
+    shutdown: Shutdown,
+) -> Server:
     """Returns an HTTP server. timeout_s: seconds until a client that reads nothing is cut off."""
     return Server(
         uvicorn.Config(
@@ -100,12 +163,32 @@ def server(app: ASGIApp, key_file: str | None, cert_file: str | None, timeout_s:
             server_header=False,
             proxy_headers=False,
             timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=GRACE_S,
+            timeout_graceful_shutdown=GRACE_S + ERRORS_S,
             h11_max_incomplete_event_size=MAX_HEADERS,
             ssl_keyfile=key_file,
             ssl_certfile=cert_file,
-        )
+        ),
+        shutdown,
     )
+
+
+def checked_hosts(texts: Sequence[str]) -> list[str]:
+    """Returns hosts without the brackets of IPv6 addresses. ValueError for one that is none."""
+    hosts = []
+    for text in texts:
+        host = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+        if not host:
+            raise ValueError("--host is empty, give an address such as 127.0.0.1")
+        if not host.endswith(UNIX_SOCKET):
+            try:
+                socket.getaddrinfo(host, None)
+            except (socket.gaierror, UnicodeError) as error:
+                raise ValueError(
+                    f"--host is {text!r}, must be an address or a name of this machine, without a "
+                    f"port ({getattr(error, 'strerror', None) or error})"
+                ) from None
+        hosts.append(host)
+    return hosts
 
 
 def bind(hosts: Sequence[str], port: int) -> list[socket.socket]:
@@ -113,6 +196,9 @@ def bind(hosts: Sequence[str], port: int) -> list[socket.socket]:
     sockets: list[socket.socket] = []
     try:
         for host in hosts:
+            if host.endswith(UNIX_SOCKET):
+                sockets.append(_bind_path(host))
+                continue
             for family, kind, proto, _, address in dict.fromkeys(
                 socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
             ):
@@ -129,13 +215,49 @@ def bind(hosts: Sequence[str], port: int) -> list[socket.socket]:
     except OSError as error:
         for one in sockets:
             one.close()
-        raise OSError(error.errno, f"cannot listen on {host}:{port}: {error.strerror}") from None
+        place = host if host.endswith(UNIX_SOCKET) else f"{host}:{port}"
+        raise OSError(error.errno, f"cannot listen on {place}: {error.strerror}") from None
     return sockets
 
 
-def is_loopback(host: str) -> bool:
-    """True if a host is a loopback address, which other machines cannot reach."""
+def _bind_path(path: str) -> socket.socket:
+    """Returns a listening Unix socket; replaces one that a dead server left. Raises OSError."""
+    one = socket.socket(socket.AF_UNIX)
     try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
+        if Path(path).is_socket():
+            with socket.socket(socket.AF_UNIX) as other:
+                if other.connect_ex(path) == errno.ECONNREFUSED:
+                    os.unlink(path)
+        one.bind(path)
+        one.listen(BACKLOG)
+    except OSError as error:
+        one.close()
+        raise OSError(error.errno, error.strerror or str(error)) from None  # "path too long"
+    return one
+
+
+def address_of(one: socket.socket, scheme: str) -> str:
+    """Returns the address of a listening socket for the log."""
+    if one.family == socket.AF_UNIX:
+        return f"unix:{one.getsockname()}"
+    host, port = one.getsockname()[:2]
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def remove_files(hosts: Sequence[str]) -> None:
+    """Removes the files of Unix sockets."""
+    for host in hosts:
+        if host.endswith(UNIX_SOCKET):
+            Path(host).unlink(missing_ok=True)
+
+
+def is_local(host: str) -> bool:
+    """True if other machines cannot reach a host: a loopback address or a Unix socket."""
+    if host.endswith(UNIX_SOCKET):
+        return True
+    try:
+        found = socket.getaddrinfo(host, None)
+    except (OSError, UnicodeError):
         return False
+    addresses = [str(address[0]).partition("%")[0] for *_, address in found]
+    return bool(host) and all(ipaddress.ip_address(address).is_loopback for address in addresses)

@@ -132,6 +132,16 @@ class ModelRegistry:
         model.engine = self._new_engine(model)
         model.engine.start()
 
+    def end_requests(self, sentence: str) -> None:
+        """Ends the requests in flight with status 503 and a sentence."""
+        for engine in self.engines:
+            engine.end_requests(sentence)
+
+    def kill(self) -> None:
+        """Kills all engine processes."""
+        for engine in self.engines:
+            engine.kill()
+
     async def close(self) -> None:
         """Ends all engine processes."""
         for engine in self.engines:

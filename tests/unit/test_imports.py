@@ -27,7 +27,7 @@ PYTHON_LAYERS = (
     ("sampling/", "text/"),
     ("config",),
     ("native/",),
-    ("_cache_dir", "_run_module", "_validate", "bundled/"),
+    ("_cache_dir", "_entry", "_run_module", "_validate", "bundled/"),
 )
 # The only importer of each optional or wrapped library.
 SOLE_IMPORTERS = {

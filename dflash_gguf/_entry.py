@@ -1,0 +1,45 @@
+"""Entry points of the installed commands: Ctrl-C ends a command without a traceback.
+
+This module imports almost nothing, because a Ctrl-C before its handler is set shows a traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from importlib import import_module
+from types import FrameType
+
+INTERRUPTED = 130
+
+
+def _command(module: str) -> Callable[[], int]:
+    def run() -> int:
+        # A background job of a shell script ignores SIGINT: leave that as it is.
+        is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if is_default:
+            signal.signal(signal.SIGINT, _leave)
+        main = import_module(module).main
+        if is_default:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            code: int = main()
+        except KeyboardInterrupt:
+            code = INTERRUPTED
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python's own end has tracebacks too
+        return code
+
+    return run
+
+
+def _leave(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+    """Ends the process. An exception would be printed where imports and destructors drop it."""
+    os._exit(INTERRUPTED)
+
+
+convert_hf_to_gguf = _command("dflash_gguf.convert.__main__")
+dflash_backend = _command("dflash_gguf.backend_build.command")
+dflash_bench = _command("dflash_gguf.bench.command")
+dflash_run = _command("dflash_gguf.cli")
+dflash_serve = _command("dflash_gguf.serve.command")
