@@ -12,8 +12,9 @@ from typing import Any
 
 from ..cli.arguments import add_drafting, add_sampling, decode_config
 from ..cli.llama_flags import add_llama_flags
-from ..cli.model_arguments import add_fit, add_options, new_parser
+from ..cli.model_arguments import add_fit, add_options, load_config, new_parser
 from ..config import REASONING_FORMATS
+from ..native import MAX_PARALLEL
 from .settings import Settings
 
 DESCRIPTION = "Answers the HTTP requests of OpenAI's and of llama-server's clients."
@@ -24,6 +25,8 @@ Flags that llama-server has keep its names and meaning, and its environment vari
 TEMPERATURE = 0.8
 """Default sampling temperature, that of llama-server."""
 QUEUE = 128
+MAX_S = 1e6
+"""Most seconds of a flag, which timers can still count."""
 
 ENVIRONMENT = {
     f"LLAMA_ARG_{name.upper().replace('-', '_')}": f"--{name}"
@@ -44,6 +47,8 @@ ENVIRONMENT = {
     "LLAMA_ARG_ENDPOINT_SLOTS": "--slots",
     "LLAMA_ARG_MODELS_DIR": "--models",
     "LLAMA_ARG_N_PARALLEL": "--parallel",
+    "LLAMA_ARG_REMAP_DEVELOPER_ROLE": "--remap-developer-role",
+    "LLAMA_SPEC_NO_THINK": "--no-think",
     "LLAMA_ARG_THINK": "--reasoning-format",
     "LLAMA_ARG_THINK_BUDGET": "--reasoning-budget",
     "LLAMA_ARG_UBATCH": "--ubatch-size",
@@ -53,6 +58,7 @@ IGNORED: tuple[tuple[tuple[str, ...], bool, str], ...] = (
     (("--threads-http",), True, "HTTP is answered by one thread"),
     (("--props",), False, "nothing can be changed by POST /props"),
     (("--no-webui", "--no-ui"), False, "there is no web page"),
+    (("--remap-developer-role",), False, "the role developer becomes system always"),
 )
 """Flags of llama-server alone that are accepted and ignored, as in cli.llama_flags."""
 
@@ -96,7 +102,7 @@ def _add_models(p: argparse.ArgumentParser) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="models loaded at once (default: 1)",
+        help="models loaded at once, 0: no limit (default: 1)",
     )
     group.add_argument(
         "-a", "--alias", metavar="A,B", help="names of the model in answers and in /v1/models"
@@ -113,7 +119,8 @@ def _add_http(p: argparse.ArgumentParser) -> None:
         "--host",
         action="append",
         metavar="HOST",
-        help="address to listen on, several by comma or by several flags (default: 127.0.0.1)",
+        help="address to listen on, several by comma or by several flags, or the path of a Unix "
+        "socket that ends in .sock (default: 127.0.0.1)",
     )
     group.add_argument(
         "--port", type=int, default=8080, metavar="N", help="0: any free port (default: 8080)"
@@ -194,6 +201,14 @@ def _add_answers(p: argparse.ArgumentParser) -> None:
         help="switch thinking on or off if the chat template can (default: auto, its own choice)",
     )
     group.add_argument(
+        "--no-think",
+        dest="reasoning",
+        action="store_const",
+        const="off",
+        default=argparse.SUPPRESS,
+        help="the same as --reasoning off, as in dflash-run",
+    )
+    group.add_argument(
         "--reasoning-format",
         choices=(*REASONING_FORMATS, "deepseek", "deepseek-legacy"),
         default="auto",
@@ -253,22 +268,37 @@ def with_environment(argv: Sequence[str], environ: Mapping[str, str]) -> list[st
 
 def settings_of(args: argparse.Namespace) -> Settings:
     """Returns the settings on the command line. Raises ValueError or OSError for bad values."""
-    if args.timeout <= 0:
-        raise ValueError(f"--timeout is {args.timeout:g}, must be greater than 0")
-    if args.sse_ping_interval != -1 and args.sse_ping_interval <= 0:
-        raise ValueError(
-            f"--sse-ping-interval is {args.sse_ping_interval:g}, must be greater than 0, "
-            "or -1 (off)"
-        )
-    if args.queue < 0:
-        raise ValueError(f"--queue is {args.queue}, must be at least 0")
-    if args.batch_size < 1:
-        raise ValueError(f"--batch-size is {args.batch_size}, must be at least 1")
+    for flag, low, high in (
+        ("--port", 0, 65535),
+        ("--parallel", 1, MAX_PARALLEL),
+        ("--models-max", 0, None),
+        ("--queue", 0, None),
+        ("--batch-size", 1, None),
+    ):
+        value = getattr(args, "n_parallel" if flag == "--parallel" else _name(flag))
+        if value is not None and (value < low or (high is not None and value > high)):
+            limits = f"at least {low}" if high is None else f"{low} to {high}"
+            raise ValueError(f"{flag} is {value}, must be {limits}")
+    for flag, has_off in (("--timeout", False), ("--sse-ping-interval", True)):
+        value = getattr(args, _name(flag))
+        if not 0 < value <= MAX_S and not (has_off and value == -1):
+            off = ", or -1 (off)" if has_off else ""
+            raise ValueError(f"{flag} is {value:g}, must be above 0 and at most {MAX_S}{off}")
+    if (args.ssl_key_file is None) != (args.ssl_cert_file is None):
+        raise ValueError("--ssl-key-file and --ssl-cert-file go together: give both")
+    load_config(args, None)
     args.reasoning_format = "none" if args.reasoning_format == "none" else "auto"
+    origins = listed(args.cors_origins)
+    for origin in origins:
+        if origin not in ("localhost", "*") and not re.fullmatch(r"[\w+.-]+://[^/]+", origin):
+            raise ValueError(
+                f"--cors-origins holds {origin!r}, must be localhost, * or origins such as "
+                "https://example.org, without a path"
+            )
     return Settings(
         decode=decode_config(args),
         keys=tuple(_keys(args)),
-        cors_origins=tuple(listed(args.cors_origins)),
+        cors_origins=tuple(origins),
         tags=tuple(listed(args.tags)),
         has_metrics=bool(args.metrics),
         has_slots=args.slots,
@@ -278,6 +308,10 @@ def settings_of(args: argparse.Namespace) -> Settings:
         timeout_s=args.timeout,
         keep_alive_s=math.inf if args.sse_ping_interval == -1 else args.sse_ping_interval,
     )
+
+
+def _name(flag: str) -> str:
+    return flag.strip("-").replace("-", "_")
 
 
 def template_of(args: argparse.Namespace) -> str | None:
@@ -327,8 +361,10 @@ def _folder(path: str | None) -> Path | None:
 
 def _keys(args: argparse.Namespace) -> list[str]:
     keys = [key for text in args.api_key for key in listed(text)]
+    if args.api_key and not keys:
+        raise ValueError("--api-key is empty, must hold a key")
     if args.api_key_file is not None:
-        lines = Path(args.api_key_file).read_text(encoding="utf-8").splitlines()
+        lines = Path(args.api_key_file).read_text("utf-8", errors="replace").splitlines()
         of_file = [line.strip() for line in lines if line.strip()]
         keys += of_file
         if not of_file:

@@ -15,7 +15,7 @@ from pathlib import Path
 from .. import bundled
 from ..cli.command import guarded, list_devices
 from ..cli.llama_flags import ignored_flags
-from ..native import MAX_PARALLEL, OPTIONS
+from ..native import OPTIONS
 from ..text.gguf_metadata import GgufMetadata
 from ..text.tokenizer import Tokenizer
 from .app import App
@@ -54,10 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the server until a signal; returns the exit code."""
     words = sys.argv[1:] if argv is None else list(argv)
 
-    def run() -> int:
-        return _run(parser().parse_args(with_environment(words, os.environ)))
-
-    return guarded(run)
+    return guarded(lambda: _run(words))
 
 
 def log(line: str) -> None:
@@ -65,39 +62,51 @@ def log(line: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
 
 
-def _run(args: argparse.Namespace) -> int:
-    if args.list_devices:
-        return list_devices(args.backend_module)
-    settings = settings_of(args)
-    texts = [host for text in args.host or ["127.0.0.1"] for host in listed(text) or [""]]
-    hosts = checked_hosts(texts)
-    open_hosts = [host for host in hosts if not is_local(host)]
-    if open_hosts and not settings.keys and not args.no_api_key:
-        raise ValueError(
-            f"--host {open_hosts[0]} lets other machines send requests: give --api-key KEY, or "
-            "--no-api-key to serve without keys"
-        )
-    if (args.ssl_key_file is None) != (args.ssl_cert_file is None):
-        raise ValueError("--ssl-key-file and --ssl-cert-file go together: give both")
-    n_parallel = 1 if args.n_parallel is None else args.n_parallel
-    if not 1 <= n_parallel <= MAX_PARALLEL:
-        raise ValueError(f"--parallel is {n_parallel}, must be 1 to {MAX_PARALLEL}")
+def _run(words: Sequence[str]) -> int:
+    p = parser()
+    try:
+        args = p.parse_args(with_environment(words, os.environ))
+        if args.list_devices:
+            return list_devices(args.backend_module)
+        settings, hosts = settings_of(args), _hosts(args)
+        template_of(args), template_variables(args)
+        _check_models(args)
+    except ValueError as error:
+        p.error(str(error))
     models = _models(args)
     for note in ignored_flags(args):
         log(note)
     for path in (args.ssl_key_file, args.ssl_cert_file):
         if path is not None:
             open(path, "rb").close()
+    n_parallel = 1 if args.n_parallel is None else args.n_parallel
     return asyncio.run(_serve(args, settings, models, hosts, n_parallel))
+
+
+def _hosts(args: argparse.Namespace) -> list[str]:
+    """Returns the hosts to listen on. ValueError for one that needs a key and has none."""
+    texts = [host for text in args.host or ["127.0.0.1"] for host in listed(text) or [""]]
+    hosts = checked_hosts(texts)
+    open_hosts = [host for host in hosts if not is_local(host)]
+    if open_hosts and not (args.api_key or args.api_key_file or args.no_api_key):
+        raise ValueError(
+            f"--host {open_hosts[0]} lets other machines send requests: give --api-key KEY, or "
+            "--no-api-key to serve without keys"
+        )
+    return hosts
+
+
+def _check_models(args: argparse.Namespace) -> None:
+    """Raises ValueError for flags of models that contradict each other."""
+    if args.models is not None and (args.model_draft is not None or args.alias is not None):
+        raise ValueError("-md and --alias go with one model, not with --models: use -m")
+    if args.models is None and args.model is None and args.model_draft is not None:
+        raise ValueError(f"-md {args.model_draft} is a drafter: give its target model with -m")
 
 
 def _models(args: argparse.Namespace) -> list[ServedModel]:
     if args.models is not None:
-        if args.model_draft is not None or args.alias is not None:
-            raise ValueError("-md and --alias go with one model, not with --models: use -m")
         return models_in_folder(args.models)
-    if args.model is None and args.model_draft is not None:
-        raise ValueError(f"-md {args.model_draft} is a drafter: give its target model with -m")
     name = args.model or default_model()
     drafter = None if args.model_draft is None else Path(args.model_draft)
     path, called = Path(name), Path(name).stem

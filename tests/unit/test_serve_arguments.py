@@ -16,7 +16,7 @@ from dflash_gguf.serve.arguments import (
     thinks,
     with_environment,
 )
-from dflash_gguf.serve.listen import is_loopback
+from dflash_gguf.serve.listen import checked_hosts, is_local
 from dflash_gguf.serve.prompts import PromptBuilder
 from dflash_gguf.serve.schemas import BadRequestError, TemplateBody
 from dflash_gguf.text import chat
@@ -76,8 +76,9 @@ def test_environment_variables_stand_for_flags_that_are_not_given() -> None:
 
 
 def test_which_hosts_are_of_this_machine() -> None:
-    assert all(map(is_loopback, ("localhost", "127.0.0.1", "127.8.8.8", "::1")))
-    assert not any(map(is_loopback, ("0.0.0.0", "::", "127.evil.example", "10.0.0.1", "")))
+    assert all(map(is_local, ("localhost", "127.0.0.1", "127.8.8.8", "::1", "/run/x.sock")))
+    assert not any(map(is_local, ("0.0.0.0", "::", "127.evil.example", "10.0.0.1", "")))
+    assert checked_hosts(["[::1]", "::1", "x.sock"]) == ["::1", "::1", "x.sock"]
 
 
 def test_keys_come_from_a_file_too(tmp_path: Path) -> None:
