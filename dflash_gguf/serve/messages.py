@@ -209,11 +209,14 @@ class Channel:
 
     def read(self) -> ToEngine | None:
         """Waits for the next message; returns None if the HTTP process closed the socket."""
-        header = self._file.read(4)
+        try:
+            header = self._file.read(4)
+            n = length(header) if len(header) == 4 else 0
+            data = self._file.read(n)
+        except ConnectionError:  # closed with messages that nobody had read
+            return None
         if len(header) < 4:
             return None
-        n = length(header)
-        data = self._file.read(n)
         return _to_engine.decode(data) if len(data) == n else None
 
     def write(self, *messages: Message) -> None:

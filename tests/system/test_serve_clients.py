@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -240,10 +242,39 @@ def test_pages_of_this_machine_may_ask_and_no_others(served: Served) -> None:
         assert found.headers.get("access-control-allow-origin") == (origin if is_allowed else None)
         found = served.get("/health", headers={"Origin": origin})
         assert ("access-control-allow-origin" in found.headers) is is_allowed
-    found = served.client.options("/", headers={"Origin": "http://localhost"})
+    asked = {"Access-Control-Request-Headers": "authorization,x-stainless-os"}
+    found = served.client.options("/", headers={"Origin": "http://localhost", **asked})
     assert found.headers["access-control-allow-credentials"] == "true"
     assert found.headers["access-control-allow-methods"] == "GET, POST, DELETE, OPTIONS"
-    assert found.headers["access-control-allow-headers"] == "*"
+    assert found.headers["access-control-allow-headers"] == "authorization,x-stainless-os"
+    found = served.client.options("/", headers={"Origin": "http://localhost"})
+    assert "Authorization" in found.headers["access-control-allow-headers"]
+
+
+@pytest.mark.parametrize(
+    ("request_line", "status"),
+    [
+        (b"GET http://example.org/health HTTP/1.1", 200),
+        (b"GET HTTP://example.org/v1/health/?x=1 HTTP/1.1", 200),
+        (b"GET http://example.org HTTP/1.1", 401),
+        (b"GET /health/ HTTP/1.1", 200),
+        (b"GET /v1/models/ HTTP/1.1", 401),
+        (b"GET /nowhere// HTTP/1.1", 401),
+        (b"GET /health", 400),
+        (b"GET /health HTTP/1.1\r\nA B: c", 400),
+        (b"\x16\x03\x01\x02\x00\x01", 400),
+    ],
+)
+def test_corners_of_http_are_answered_in_json(
+    served: Served, request_line: bytes, status: int
+) -> None:
+    with socket.create_connection((served.host, served.port), 30) as connection:
+        connection.sendall(request_line + b"\r\nHost: x\r\nConnection: close\r\n\r\n")
+        answer = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d " % status)
+    assert b"location:" not in head.lower()
+    assert json.loads(body)
 
 
 def test_bodies_and_heads_are_bounded(served: Served) -> None:
