@@ -78,8 +78,8 @@ class DecodeConfig:
         tokens beside each; None reports none. post_sampling_probs: True for probabilities after
         biases, penalties, truncation and temperature, False for the model's.
     reasoning_format: one of REASONING_FORMATS.
-    cache_prompt: True to start from the longest cached prefix of the prompt, False to compute all
-        of it. The prompt itself is cached in both cases.
+    cache_prompt: True to start from the longest cached prefix of the prompt. False: the prompt is
+        computed in full, drafts use no earlier text, and nothing is kept for later requests.
     draft: one of DRAFT_KINDS.
     draft_type: one or several names of DRAFT_TYPES; None: with "auto" all proposers, else the
         draft model, or the suffix index if no drafter is loaded.

@@ -34,6 +34,8 @@ class Request:
     """Reasoning markers of the answer; None if the chat template has none."""
     turn_boundaries: tuple[int, ...] = ()
     """Positions where a later prompt of the conversation may diverge from this prompt."""
+    scope: str = ""
+    """Name of the requests that may reuse this text, in the prefix cache and in drafts."""
 
 
 class RequestStatus(Enum):
@@ -74,6 +76,8 @@ class RequestState(SpeculativeState):
         self.sampler = Sampler(config, banned=banned | vocabulary.suppressed_tokens)
         super().__init__(None, list(request.prompt), self.sampler.scorer)
         self.request = request
+        # Without cache_prompt no other request has this scope, and its end forgets the scope.
+        self.scope = request.scope if config.cache_prompt else object()
         self.output = OutputProcessor(
             vocabulary, config, n_ctx - len(request.prompt), request.reasoning
         )
@@ -113,11 +117,6 @@ class RequestState(SpeculativeState):
         return bool(self.steps) and (
             sum([len(step.tokens) for step in self.steps]) >= MAX_UNREAD_TOKENS
         )
-
-    @property
-    def ignore_prefix_cache(self) -> bool:
-        """True if the request must not use the prefix cache; False once its prefill has begun."""
-        return not self.request.config.cache_prompt and not self.n_to_prefill
 
     @property
     def n_rows(self) -> int:

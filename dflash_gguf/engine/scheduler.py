@@ -108,6 +108,7 @@ class Scheduler:
             raise ValueError("the request is another decoder's; end it with that decoder")
         # Call the core last: the request must be finished even if a call fails.
         sequence, state.sequence = state.sequence, None
+        is_kept = state.request.config.cache_prompt
         if state.output.n_new:
             state.add_step()
         state.error, state.is_finished = state.error or error, True
@@ -116,10 +117,16 @@ class Scheduler:
             self._sequences.sort(key=lambda one: one is sequence)
             if self._batch is not None:
                 sequence.commit(0)
-            if state.output.tokens and sequence.position == len(state.history) - 1:
+            if not is_kept:
+                if state.speculator is not None:
+                    state.speculator.forget(sequence)
+                sequence.reset()
+            elif state.output.tokens and sequence.position == len(state.history) - 1:
                 self._prefix_cache.park(sequence)
             else:
                 self._prefix_cache.release(sequence)
+        if not is_kept:
+            self._prefix_cache.forget_scope(state.scope)
 
     def abort_all(self, states: Iterable[RequestState], error: BaseException | None = None) -> None:
         """Ends several requests; if ending one of them fails, the rest are still ended."""
@@ -199,8 +206,8 @@ class Scheduler:
 
     def _place(self, state: RequestState, running: list[RequestState], batch: Batch) -> bool:
         """Admits a request or fails it; returns False if this and all later requests must wait."""
-        match = self._prefix_cache.match(state.history, ignore=state.ignore_prefix_cache)
-        if not state.ignore_prefix_cache and self._is_being_prefilled(state, match, running):
+        match = self._prefix_cache.match(state.history, state.scope)
+        if self._is_being_prefilled(state, match, running):
             return False
         # Running requests need room to grow; otherwise the newest would soon be preempted.
         headroom = 2 * PAGE * len(running)
@@ -228,6 +235,8 @@ class Scheduler:
     ) -> bool:
         """True if a running request is prefilling more of this prompt's prefix than is cached."""
         for other in running:
+            if other.scope != state.scope:
+                continue
             n = _n_common(state.history[:-1], other.history)
             if other.is_decoding or other.is_throttled or n < match.n + PAGE:
                 continue

@@ -10,14 +10,16 @@ A request that continues a parked sequence uses its cells in place, without a co
 prefixes share pages of cells; if cells run out, the least recently used prefixes are offloaded to
 main memory, and dropped from there. On other devices, prefixes lie in cells of the sequence that
 computed them, and are offloaded when the sequence gives up these cells.
+Every text has a scope, such as a server's API key, and is found by texts of the same scope alone.
 Models with recurrent layers or windows can start only at a snapshot; snapshots are taken at
 positions where later prompts may diverge: `PrefixHit.snapshot_positions`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import NamedTuple, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,6 +127,8 @@ class PrefixMatch(NamedTuple):
     """Number of tokens that can be attached to a sequence."""
     n_common: int
     """Number of tokens that the text shares with a cached text, attachable or not."""
+    scope: Hashable = ""
+    """The scope that was searched."""
 
     @property
     def prefix(self) -> Prefix | None:
@@ -141,7 +145,8 @@ class PrefixCache:
         self.limit = limit
         self.parked: Callable[[], Sequence[SequenceLike]] = list
         """Callback that returns the sequences no request uses, least recently used first."""
-        self._root = _Node(None, np.empty(0, dtype=np.int32))
+        self._roots: dict[Hashable, _Node] = {}
+        self._scopes: WeakKeyDictionary[SequenceLike, Hashable] = WeakKeyDictionary()
         # Nodes with a prefix, and those of them pinned in cells, each least recently used first.
         self._used: dict[_Node, None] = {}
         self._in_cells: dict[_Node, None] = {}
@@ -149,23 +154,25 @@ class PrefixCache:
     def __len__(self) -> int:
         return len(self._used)
 
-    def match(self, tokens: Sequence[int] | Tokens, ignore: bool = False) -> PrefixMatch:
-        """Returns the longest cached prefix, at most len(tokens) - 1 tokens; none if `ignore`."""
-        return self._match(tokens, 0 if ignore else len(tokens) - 1)
+    def match(self, tokens: Sequence[int] | Tokens, scope: Hashable = "") -> PrefixMatch:
+        """Returns the longest prefix that a scope has cached, at most len(tokens) - 1 tokens."""
+        return self._match(tokens, len(tokens) - 1, scope)
 
     def start(
         self, sequence: SequenceLike, match: PrefixMatch, turn_boundaries: Sequence[int] = ()
     ) -> PrefixHit:
         """Attaches a matched prefix to a sequence, whose previous content is cached first.
 
-        Tokens common to both stay in place. turn_boundaries: where later prompts may diverge.
+        Tokens common to both stay in place. The sequence gets the scope of the match.
+        turn_boundaries: where later prompts may diverge.
         """
         is_gone = match.node is not None and match.prefix is None
-        if sequence.position and self.find(sequence.tokens) is None:
+        if sequence.position and not self._is_cached(sequence):
             self.insert(sequence)
             is_gone = True
         if is_gone:
-            match = self._match(match.ids, match.end)
+            match = self._match(match.ids, match.end, match.scope)
+        self._scopes[sequence] = match.scope
         n, n_draft = 0, 0
         if match.prefix is None:
             _empty(sequence)
@@ -195,13 +202,13 @@ class PrefixCache:
         """Caches a sequence that no request uses; if it cannot be cached, empties it."""
         if sequence.position:
             self.insert(sequence)
-            if self.find(sequence.tokens) is None:
+            if not self._is_cached(sequence):
                 sequence.reset()
 
     def insert(self, sequence: SequenceLike) -> None:
         """Caches a snapshot of a sequence if there is memory; may invalidate its last logits."""
-        ids = sequence.tokens
-        match = self._match(ids, len(ids))
+        ids, scope = sequence.tokens, self._scopes.get(sequence, "")
+        match = self._match(ids, len(ids), scope)
         if not len(ids):
             return
         if match.node is not None and match.n == len(ids):
@@ -211,7 +218,7 @@ class PrefixCache:
             if not self._used or cost > self.limit:
                 return
             self._drop(next(iter(self._used)))
-        self.add(ids, sequence.snapshot())
+        self.add(ids, sequence.snapshot(), scope)
 
     def reserve(self, sequence: SequenceLike, match: PrefixMatch, headroom: int = 0) -> bool:
         """Frees K/V cells to start a text in a sequence, plus headroom; False if too few."""
@@ -263,9 +270,17 @@ class PrefixCache:
         while self._used:
             self._drop(next(iter(self._used)))
 
-    def forget_text(self, tokens: Sequence[int]) -> bool:
-        """Drops a text's prefixes that no other cached text has; returns False if none."""
-        node, n_before = self._match(tokens, len(tokens)).node, len(self._used)
+    def forget_scope(self, scope: Hashable) -> None:
+        """Drops all cached prefixes of a scope."""
+        nodes = [self._roots.pop(scope)] if scope in self._roots else []
+        for node in nodes:
+            nodes += node.children.values()
+            if node.prefix is not None:
+                self._close(node)
+
+    def forget_text(self, tokens: Sequence[int], scope: Hashable = "") -> bool:
+        """Drops a text's prefixes that no other text of its scope has; returns False if none."""
+        node, n_before = self._match(tokens, len(tokens), scope).node, len(self._used)
         while node is not None and not node.children and node.parent is not None:
             parent = node.parent
             if node.prefix is not None:
@@ -273,10 +288,13 @@ class PrefixCache:
             node = parent
         return len(self._used) < n_before
 
-    def find(self, tokens: Sequence[int] | Tokens) -> Prefix | None:
-        """Returns the cached prefix of exactly these tokens, or None."""
-        prefix = self._match(tokens, len(tokens)).prefix
+    def find(self, tokens: Sequence[int] | Tokens, scope: Hashable = "") -> Prefix | None:
+        """Returns the prefix of exactly these tokens that a scope has cached, or None."""
+        prefix = self._match(tokens, len(tokens), scope).prefix
         return prefix if prefix is not None and prefix.n_tokens == len(tokens) else None
+
+    def _is_cached(self, sequence: SequenceLike) -> bool:
+        return self.find(sequence.tokens, self._scopes.get(sequence, "")) is not None
 
     def make_host_room(self, n_bytes: int) -> bool:
         """Drops the least recently used prefixes until n_bytes fit; False if they never fit."""
@@ -298,10 +316,13 @@ class PrefixCache:
             wanted.add(n_common)
         return tuple(sorted(stop for stop in wanted if n < stop < end))
 
-    def _match(self, tokens: Sequence[int] | Tokens, end: int) -> PrefixMatch:
+    def _root(self, scope: Hashable) -> _Node:
+        return self._roots.setdefault(scope, _Node(None, np.empty(0, dtype=np.int32)))
+
+    def _match(self, tokens: Sequence[int] | Tokens, end: int, scope: Hashable) -> PrefixMatch:
         text = np.asarray(tokens, dtype=np.int32)
         ids = text[: max(0, end)]
-        node, at = self._root, 0
+        node, at = self._root(scope), 0
         best, n_best = None, 0
         below = None
         while at < len(ids) and (child := node.children.get(int(ids[at]))) is not None:
@@ -318,12 +339,12 @@ class PrefixCache:
                 below = below.children[next(reversed(below.children))]
             if below.prefix is not None:  # an interruption may leave a leaf without a prefix
                 best, n_best = below, at
-        return PrefixMatch(text, end, best, n_best, at)
+        return PrefixMatch(text, end, best, n_best, at, scope)
 
-    def add(self, tokens: Sequence[int] | Tokens, prefix: Prefix) -> None:
-        """Adds a prefix to the cache; its memory must be reserved by `make_host_room` before."""
+    def add(self, tokens: Sequence[int] | Tokens, prefix: Prefix, scope: Hashable = "") -> None:
+        """Adds a prefix to a scope; its memory must be reserved by `make_host_room` before."""
         ids = np.asarray(tokens, dtype=np.int32)
-        node, at = self._root, 0
+        node, at = self._root(scope), 0
         covered: list[_Node] = []
         while at < len(ids):
             if self._engine.partial_prefix_ok and node.prefix is not None:

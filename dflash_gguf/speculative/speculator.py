@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from .controller import Controller
 from .cost_model import Round
@@ -41,6 +42,11 @@ class Speculator:
         self._drafters = [proposer for proposer in proposers if proposer.needs_forward]
         self._skip, self.n_skip = 1, 0
         """Rounds to skip after the next miss, and rounds still to be skipped now."""
+
+    def forget(self, sequence: Any) -> None:
+        """Makes the proposers forget the remembered text of a sequence."""
+        for proposer in self._proposers:
+            proposer.forget(sequence)
 
     def start(self, request: SpeculativeState) -> None:
         """Starts all proposers for a request, whose `history` holds the prompt."""

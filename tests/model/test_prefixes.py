@@ -112,7 +112,8 @@ def test_an_answer_may_begin_with_nothing_and_others_lose_nothing(
         assert fresh.tokens == expected[0].tokens
         decoder.reset()
         decoder.generate(prompt, cache_prompt=False, **SETTINGS)
-        assert decoder.generate(prompt, **SETTINGS).n_cached == 149
+        assert decoder._speculative.proposers[-1]._memories == {}
+        assert decoder.generate(prompt, **SETTINGS).n_cached == 0
         batch = decoder.generate_batch([prompt] * 3, cache_prompt=[True, False, False], **SETTINGS)
         assert [one.n_cached for one in batch] == [149, 0, 0]
 

@@ -238,7 +238,7 @@ def test_the_native_answer_says_everything(served: Served) -> None:
 
 @pytest.mark.parametrize("path", FORMS)
 def test_a_repeated_prompt_computes_one_token(served: Served, path: str) -> None:
-    served.answer(path, **body(path, cache_prompt=False))
+    served.answer(path, **body(path))
     found = served.answer(path, **body(path))
     assert found["timings"]["prompt_n"] == 1
     n_cached = found["timings"]["cache_n"]

@@ -7,6 +7,7 @@ import pytest
 from pairs import random_tokens
 
 from dflash_gguf.kv_cache.prefix_cache import PrefixCache
+from dflash_gguf.text.stream import n_common
 
 
 class Model:
@@ -169,11 +170,12 @@ def test_ten_thousand_random_operations(divides: bool) -> None:
     lines = [ModelLine(engine) for _ in range(4)]
     resting: list[ModelLine] = []
     store.parked = lambda: resting
-    texts: list[list[int]] = [[]]
+    started: dict[str, list[list[int]]] = {"a": [], "b": []}
     n_found = n_dropped = 0
-    for i in range(5000):
+    for i in range(10_000):
         line = lines[int(rng.integers(4))]
-        text = texts[int(rng.integers(len(texts)))]
+        scope = "aaab"[int(rng.integers(4))]
+        text = (started[scope] or [[]])[-int(rng.integers(1, 7)) :][0]
         cut = int(rng.integers(len(text) + 1))
         tokens = [*text[:cut], *rng.integers(0, 3, int(rng.integers(1, 150))).tolist()][:500]
         way = int(rng.integers(10))
@@ -181,7 +183,12 @@ def test_ten_thousand_random_operations(divides: bool) -> None:
             resting.remove(line)
         if way < 4:
             known = {bytes(prefix.tokens[: prefix.n_tokens]) for prefix in engine.prefixes}
-            begun = store.start(line, store.match(tokens))
+            begun = store.start(line, store.match(tokens, scope))
+            if i % 10 == 0:
+                assert begun.n_cached <= max(
+                    (n_common(tokens, one) for one in started[scope]), default=0
+                )
+            started[scope].append(tokens)
             n_found += begun.n_cached > 0
             assert begun.n_cached < len(tokens)
             np.testing.assert_array_equal(line.tokens, tokens[: begun.n_cached])
@@ -194,7 +201,6 @@ def test_ten_thousand_random_operations(divides: bool) -> None:
             assert all(begun.n_cached < stop < len(tokens) for stop in begun.snapshot_positions)
             if store.make_room(len(tokens) + 64):
                 line.append(tokens[begun.n_cached :])
-            texts = [*texts, tokens][-6:]
         elif way < 7 and line.position:
             store.insert(line)
         elif way == 7 and i % 2:
@@ -202,22 +208,43 @@ def test_ten_thousand_random_operations(divides: bool) -> None:
             assert not line.position
         elif way == 7:
             store.park(line)
-            assert store.nearest([line], store.match([*line.tokens, 1])) is line
+            match = store.match([*line.tokens, 1], store._scopes.get(line, ""))
+            assert store.nearest([line], match) is line
             resting = [one for one in (*resting, line) if one is not line] + [line]
         elif way == 8:
             n_cells = int(rng.integers(40 * 64))
             assert store.make_room(n_cells) == (engine.n_free_cells >= n_cells)
         else:
-            n_dropped += store.forget_text(text)
+            n_dropped += store.forget_text(text, scope)
         assert engine.prefix_bytes <= store.limit
         assert set(store) == engine.prefixes
         assert engine.n_free_cells >= 0
-    assert n_found > (200 if divides else 80)
+    assert n_found > (200 if divides else 40)
     assert n_dropped > 5
-    assert engine.n_in_place > 20
+    assert engine.n_in_place > 15
     for line in lines:
         line.reset()
     store.forget()
     assert not engine.prefixes
-    assert not store._root.children
+    assert not any(root.children for root in store._roots.values())
     assert engine.n_free_cells == 40 * 64
+
+
+@pytest.mark.parametrize("divides", [True, False])
+def test_a_text_is_found_in_its_scope_alone(divides: bool) -> None:
+    engine = Model(40, divides=divides)
+    store, lines = PrefixCache(engine, 6_000), [ModelLine(engine) for _ in range(3)]
+    text = random_tokens(130)
+    for line, scope in zip(lines, ("a", "b", "b"), strict=True):
+        store.start(line, store.match(text, scope))
+        line.append(text[line.position :])
+        store.park(line)
+    assert [len(store.match([*text, 1], scope).ids) for scope in "abc"] == [131] * 3
+    assert [store.match([*text, 1], scope).n for scope in "abc"] == [130, 130, 0]
+    store.forget_scope("b")
+    assert [store.match([*text, 1], scope).n for scope in "abc"] == [130, 0, 0]
+    assert len(engine.prefixes) == len(store) == 1
+    # A sequence that holds another scope's tokens is emptied, and its text stays that scope's.
+    assert store.start(lines[0], store.match([*text, 1], "c")).n_cached == 0
+    assert not lines[0].position
+    assert store.find(text, "a") is not None

@@ -274,6 +274,16 @@ def test_each_sequence_has_its_own_texts() -> None:
     assert [tree.tokens[1] for tree in trees if tree is not None] == [3, 4]
 
 
+def test_texts_of_another_scope_are_not_proposed() -> None:
+    proposer = SuffixProposer()
+    theirs = request_of([*range(20), 5, 6])
+    assert proposed(proposer, theirs).n_drafted
+    ours = request_of([5, 6], theirs.sequence)
+    ours.scope = "another"
+    assert not proposed(proposer, ours).n_drafted
+    assert proposed(proposer, request_of([5, 6], theirs.sequence)).n_drafted == 0
+
+
 def test_what_repeats_goes_on_repeating() -> None:
     for period in ([7], [1, 2], [1, 2, 3, 4, 5]):
         index = SuffixIndex(100)

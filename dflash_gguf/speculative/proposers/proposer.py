@@ -7,7 +7,7 @@ target verifies all candidates, so a bad proposer costs time but never changes t
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -46,7 +46,8 @@ class SpeculativeState:
     tokens that the nodes of all requests must gain. notes: data that proposers keep between calls,
     by proposer. failed: names of proposers that failed for this request. proposed: trees of this
     round by proposer. tree: the tree to verify, None for plain decoding. has_drafted: True once a
-    draft has computed the drafter's K/V of the prompt.
+    draft has computed the drafter's K/V of the prompt. scope: requests of the same scope may be
+    proposed each other's texts.
     """
 
     sequence: Any
@@ -63,6 +64,7 @@ class SpeculativeState:
     proposed: dict[str, Tree] = field(default_factory=dict)
     tree: Tree | None = None
     has_drafted: bool = False
+    scope: Hashable = ""
 
     @property
     def limit(self) -> int:

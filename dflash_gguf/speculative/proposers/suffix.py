@@ -5,7 +5,7 @@ The search, and the probabilities learned from outcomes, are in csrc/speculative
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -26,8 +26,9 @@ _NO_CANDIDATES = Tree.of([-1])
 class _Memory:
     """The suffix index of a sequence; `n` tokens of `history` were appended to the index."""
 
-    def __init__(self, max_tokens: int) -> None:
+    def __init__(self, max_tokens: int, scope: Hashable) -> None:
         self.index = SuffixIndex(max_tokens)
+        self.scope = scope
         self.history: Sequence[int] = []
         self.n = 0
         self.sampling_class = ""
@@ -48,10 +49,14 @@ class SuffixProposer(Proposer):
         self._outcomes: dict[str, list[list[float]]] = {}
 
     def start(self, request: SpeculativeState) -> None:
-        """Appends the prompt to the sequence's suffix index, except tokens already in the index."""
+        """Appends the prompt to the sequence's suffix index, except tokens already in the index.
+
+        The index of a request with another scope is dropped.
+        """
         memory = self._memories.get(request.sequence)
-        if memory is None:
-            memory = self._memories[request.sequence] = _Memory(self._max_tokens)
+        if memory is None or memory.scope != request.scope:
+            self.forget(request.sequence)
+            memory = self._memories[request.sequence] = _Memory(self._max_tokens, request.scope)
         before, now = list(memory.history[: memory.n]), list(request.history)
         n = n_common(before, now)
         if n < len(before):
