@@ -63,7 +63,7 @@ def plain(setting: Setting) -> Iterator[Figures]:
 
 
 def prefill(setting: Setting) -> Iterator[Figures]:
-    """Measures prefill of each prompt length, in fewer runs if long: their times vary less."""
+    """Measures prefill of each prompt length, long prompts in fewer runs: their times vary less."""
     lengths = setting.sizes.prompts
     found: dict[int, list[float]] = {n: [] for n in lengths}
     for open_ in _engines(setting, max(lengths)):

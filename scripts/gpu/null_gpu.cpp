@@ -240,7 +240,7 @@ EXPORT cudaError_t cudaSetDevice(int) { return cudaSuccess; }
 
 EXPORT cudaError_t cudaSetDeviceFlags(unsigned) { return cudaSuccess; }
 
-static constexpr int MULTIPROCESSORS = 82; // multiprocessors of an RTX 3090
+static constexpr int MULTIPROCESSORS = 82; // number of multiprocessors of an RTX 3090
 static constexpr bool IS_HOPPER = NULL_GPU_CAPABILITY == 90;
 static constexpr int SHARED_PER_BLOCK = (IS_HOPPER ? 227 : 99) << 10;
 

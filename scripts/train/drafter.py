@@ -23,7 +23,7 @@ def new_drafter(
     seed: int,
     n_ff: int | None = None,
 ) -> DFlashDraftModel:
-    """Returns a random drafter; ValueError for too many taps. n_ff: None for the target's."""
+    """Returns a random drafter; ValueError for too many taps. n_ff: None for the target's FFN."""
     config = target_config.get_text_config()
     n_target = config.num_hidden_layers
     taps = _taps(n_target, n_taps)
