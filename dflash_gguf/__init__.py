@@ -32,7 +32,7 @@ _HOMES = {"Decoder": "decoder", "Stream": "stream", "load": "loading"}
 
 
 def __getattr__(name: str) -> Any:
-    """Imports the decoder on first use: it opens llama.cpp's library, which a converter lacks."""
+    """Imports the decoder on first use only: the converter runs without llama.cpp's library."""
     if name in _HOMES:
         return getattr(import_module(f".{_HOMES[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line; returns the exit code."""
     args = parser().parse_args(argv)
     code = guarded(lambda: _run(args))
-    if argv is None:  # the process ends here, and has no traceback for a second Ctrl-C
+    if argv is None:  # a second Ctrl-C at the end of the process prints no traceback
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     return code
 
@@ -123,7 +123,7 @@ def _load_prompt_cache(decoder: Decoder, path: str | None) -> None:
 def _save_prompt_cache(
     decoder: Decoder, path: str | None, prompt: str | Sequence[int], result: Result
 ) -> None:
-    """Saves all but the prompt's last token, which is always computed again."""
+    """Saves a prompt but its last token, which is always computed again, as a prefix file."""
     if path is None or result.stop_reason == "cancelled":
         return
     tokens = decoder.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
