@@ -70,7 +70,7 @@ class Config:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Returns a setting that is a finite number; raises ConvertError if missing or other."""
+        """Returns a setting that is a finite number; ConvertError for a missing or other value."""
         value = self.get(key, default)
         if value is None:
             raise ConvertError(f"{self.path}: lacks {key!r}")

@@ -68,7 +68,6 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """True if there are no problems."""
         return not self.problems
 
     def __str__(self) -> str:
@@ -83,7 +82,7 @@ class Report:
 
 
 def check(model_dir: Path, gguf_file: Path, target_model_dir: Path | None = None) -> Report:
-    """Compares a GGUF file with its checkpoint; the file decides if MTP layers are expected."""
+    """Compares a GGUF file with its checkpoint. MTP layers count only if the GGUF file has any."""
     parts = read_parts(gguf_file)
     tensors = {name: tensor for part in parts for name, tensor in part.tensors.items()}
     header = replace(parts[0], tensors=tensors)
@@ -140,7 +139,7 @@ def _metadata_problems(header: GgufHeader, expected: Metadata) -> Iterator[str]:
 
 
 def _default(key: str, expected: Metadata) -> Any:
-    """Returns the value that readers assume if an older file lacks a key, or None."""
+    """Returns the head size that readers assume if an old file lacks its key; else None."""
     if not key.endswith((".attention.key_length", ".attention.value_length")):
         return None
     sizes = (Key.EMBEDDING_LENGTH, Key.ATTENTION_HEAD_COUNT)
@@ -175,7 +174,7 @@ def _check_tensor(
     n_rows = math.prod(tensor.shape[:-1])
     raw = data[tensor.start : tensor.start + tensor.n_bytes].reshape(n_rows, -1)
     layout = layout_of(tensor.name, arch, checkpoint.config)
-    squares = np.zeros(2)  # sums of squares of the differences and of the expected values
+    squares = np.zeros(2)  # sums of squares of (file - checkpoint) and of checkpoint values
     first = 0
     for source in _sources(plan, checkpoint, arch):
         step = max(1, CHUNK_ELEMENTS // source.shape[1])

@@ -61,7 +61,7 @@ def prepare(
     tokenizer_dir = options.target_model_dir if architecture.is_drafter else model_dir
     vocab_size = checkpoint.config.integer("vocab_size")
     add_tokenizer(tokenizer, tokenizer_dir or model_dir, vocab_size, pre)
-    # The model's keys come last: a drafter's mask token replaces that of its target.
+    # The model's keys come last, so that a drafter's mask token replaces the target's.
     metadata = Metadata(model.arch)
     for part in (general, tokenizer, model):
         metadata.values.update(part.values)
@@ -77,7 +77,7 @@ def _count(metadata: Metadata, key: str) -> int:
 
 
 def stored_type(checkpoint: Checkpoint) -> str:
-    """Returns the 16-bit type of the first matrix that has one, "f16" if none has."""
+    """Returns the type of the checkpoint's first 16-bit matrix, "bf16" or "f16"; else "f16"."""
     for name in checkpoint.names:
         if len(checkpoint.shape(name)) >= 2 and IGNORED.search(name) is None:
             dtype = checkpoint.dtype(name)

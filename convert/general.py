@@ -12,7 +12,7 @@ from .errors import ConvertError
 from .plan import Metadata, TensorPlan
 from .schema import Key
 
-QUANTIZATION_VERSION = 2  # GGML_QNT_VERSION in ggml.h
+QUANTIZATION_VERSION = 2  # version of quantised formats, GGML_QNT_VERSION in ggml.h
 
 _KINDS = {
     gguf.GGUFValueType.UINT32: "uint32",
@@ -57,7 +57,7 @@ def _parameters(plans: Sequence[TensorPlan]) -> tuple[int, int, int, int]:
     for plan in plans:
         size = math.prod(plan.shape)
         total += size
-        if "_exps." in plan.name and len(plan.shape) >= 3:  # biases of experts count as shared
+        if "_exps." in plan.name and len(plan.shape) >= 3:  # expert biases count as non-expert
             n_experts = plan.shape[0]
             expert += size // n_experts
         else:

@@ -24,7 +24,7 @@ VERSIONS = (2, 3)
 MAX_DIMS = 4
 MAX_NAME_BYTES = 63
 DEFAULT_ALIGNMENT = 32
-ARRAY_HEAD = 512  # values kept per array; an array with a value per layer is not longer
+ARRAY_HEAD = 512  # values kept of each array, enough for one value per layer
 _MIN_ENTRY_BYTES = {"metadata entries": 13, "tensors": 32}
 _STRING, _ARRAY, _BOOL = 8, 9, 7
 _SCALARS = {
@@ -249,7 +249,7 @@ class _Reader:
         head = tuple(self.string(f"element {i} of {key!r}") for i in range(min(count, ARRAY_HEAD)))
         unpack, data, at = struct.Struct("<Q").unpack_from, self.data, self.at
         try:
-            for _ in range(ARRAY_HEAD, count):  # kept fast: a vocabulary has 250,000 strings
+            for _ in range(ARRAY_HEAD, count):  # fast, as vocabularies have 250,000 strings
                 at += 8 + unpack(data, at)[0]
         except (struct.error, OverflowError):
             at = self.size + 1

@@ -117,7 +117,7 @@ def _qwen3next(template: str) -> Layout:
 
 
 def qwen3next_heads(name: str, source: str, checkpoint: Checkpoint) -> Iterator[NDArray[Any]]:
-    """Yields the rows of Q, K and V, or of gates, from a projection ordered by key head.
+    """Yields the rows of Q, K and V, or of gates, of a projection that joins them by key head.
 
     Source: transformers, models/qwen3_next, fix_query_key_value_ordering.
     """

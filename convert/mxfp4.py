@@ -22,7 +22,7 @@ NOT_A_NUMBER = 255
 
 def repack(blocks: NDArray[np.uint8], exponents: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Returns ggml's rows [..., n * 17] of codes [..., n, 16] and exponents [..., n]."""
-    halves = np.stack((blocks & 15, blocks >> 4), axis=-1)  # [..., n, 16, 2]
+    halves = np.stack((blocks & 15, blocks >> 4), axis=-1)  # low and high codes, [..., n, 16, 2]
     codes = halves.reshape(*blocks.shape[:-1], BLOCK)
     packed = codes[..., : BLOCK // 2] | (codes[..., BLOCK // 2 :] << 4)
     return np.concatenate((exponents[..., None], packed), axis=-1).reshape(*blocks.shape[:-2], -1)

@@ -59,7 +59,7 @@ class Packed:
     type: str
     """Name of the ggml type of the blocks."""
     rows: Callable[[int, int], NDArray[np.uint8]]
-    """Function (start, stop) that returns these rows as ggml's bytes, uint8 [rows, row bytes]."""
+    """Function (start, stop) that returns rows as ggml's bytes, uint8 [rows, row bytes]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,7 +68,7 @@ class TensorPlan:
 
     parts: consecutive 2-D views [rows, cols]. rows, columns: reorder them (new index -> old index).
     apply: maps the float32 values. shape: row-major; its last dimension is the length of a row.
-    packed: supplies the rows instead; `parts` then only give their number.
+    packed: supplies the rows in place of `parts`, which then only give the number of rows.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """Finds the pre-tokenizer (`tokenizer.ggml.pre`) of a byte-level BPE tokenizer.
 
-Each name stands for a split pattern in llama.cpp. The key is a hash of the token ids of a test
-text, so it depends on the vocabulary too, and each family of tokenizers has its own.
+Each name stands for a split pattern in llama.cpp. Tokenizers are recognised by a hash of the token
+ids of a test text, which depends on the vocabulary too: each family of tokenizers has a hash.
 Source: llama.cpp, conversion/base.py, get_vocab_base_pre.
 """
 
@@ -25,10 +25,10 @@ CHECK_TEXT = (
 
 PRE_TOKENIZERS = {
     "e636dc30a262dcc0d8c323492e32ae2b70728f4df7dfe9737d9f920a282b8aea": "qwen2",
-    # hash for Qwen3-Embedding, whose tokenizer adds a trailing token
+    # CHECK_TEXT's hash by Qwen3-Embedding's tokenizer, which adds a trailing token
     "d4540891389ea895b53b399da6ac824becc30f2fba0e9ddbb98f92e55ca0e97c": "qwen2",
     "d30d75d9059f1aa2c19359de71047b3ae408c70875e8a3ccf8c5fba56c9d8af4": "qwen35",
-    # hash for MiniCPM-V-4.6
+    # CHECK_TEXT's hash by MiniCPM-V-4.6's tokenizer
     "1444df51289cfa8063b96f0e62b1125440111bc79a52003ea14b6eac7016fd5f": "qwen35",
     "ccc2ef013c104be7bae2965776d611e1d7a8a2a9c547dd93a682c9a9fc80352e": "gpt-4o",
     "846deafc5b0fa786186fa4ae6c7b49903cf2f1d1895bdb80b9120d60be135252": "gemma4",

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from .errors import ConvertError
 from .plan import Array, TensorPlan
 
-CHUNK_ELEMENTS = 1 << 20  # Values per chunk: 4 MB of float32 stay in cache.
+CHUNK_ELEMENTS = 1 << 20  # Values per chunk of rows: its 4 MB of float32 stay in cache.
 _UNREADY = 3  # Maximum number of chunks in flight per thread.
 
 
@@ -65,7 +65,7 @@ def _check_finite(name: str, values: Array) -> None:
     if values.dtype == np.uint16:
         finite = bool(((values & 0x7F80) != 0x7F80).all())
     else:
-        # A finite sum has finite terms. A sum can overflow, so an infinite one needs a close look.
+        # A finite sum proves all values finite. An infinite sum may be overflow: tests each value.
         with np.errstate(over="ignore", invalid="ignore"):
             total = np.add.reduce(values, axis=None)
         finite = bool(np.isfinite(total)) or bool(np.isfinite(values).all())

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from .errors import ConvertError
 
-MAX_HEADER_BYTES = 100_000_000  # limit of the safetensors library
+MAX_HEADER_BYTES = 100_000_000  # longest header that the safetensors library accepts
 
 # Bytes per element of each dtype in the format.
 DTYPE_BYTES = {

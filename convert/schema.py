@@ -2,7 +2,7 @@
 
 Standard library only: `scripts/render_schema.py` turns this file into a C++ header. `{arch}` in a
 key stands for `general.architecture`, `{bid}` in a tensor for the block index. Names are those of
-the `gguf` package (tests/unit/test_schema.py), or of llama.cpp's loader where it has none.
+the `gguf` package (tests/unit/test_schema.py), or else of llama.cpp's loader.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Arch:
     CLIP = "clip"
     DFLASH = "dflash"
 
-    # Drafter files from before the `dflash` architecture; the name is their key prefix too.
+    # Architectures of drafter files older than `dflash`, and prefixes of their metadata keys.
     OLD_DFLASH = "dflash-draft"
     OLD_QWEN35_DFLASH = "qwen35-dflash-draft"
     OLD_GEMMA4_DFLASH = "gemma4-dflash-draft"
@@ -169,7 +169,7 @@ class Key:
     TOKENIZER_EOT_ID = "tokenizer.ggml.eot_token_id"
     TOKENIZER_EOM_ID = "tokenizer.ggml.eom_token_id"
     TOKENIZER_UNK_ID = "tokenizer.ggml.unknown_token_id"
-    TOKENIZER_SEP_ID = "tokenizer.ggml.seperator_token_id"  # GGUF files misspell this key
+    TOKENIZER_SEP_ID = "tokenizer.ggml.seperator_token_id"  # GGUF misspells separator
     TOKENIZER_PAD_ID = "tokenizer.ggml.padding_token_id"
     TOKENIZER_CLS_ID = "tokenizer.ggml.cls_token_id"
     TOKENIZER_MASK_ID = "tokenizer.ggml.mask_token_id"
@@ -283,7 +283,7 @@ class Tensor:
     SELECTOR_SUCCESSOR = "selector_successor.weight"
     SELECTOR_HIDDEN = "selector_hidden.weight"
 
-    # Tensors of older drafter files.
+    # Tensor names in drafter files that are older than architecture `dflash`.
     OLD_DFLASH_FC = "dflash.fc.weight"
     OLD_DFLASH_FC_FLAT = "dflash_fc.weight"
     OLD_DFLASH_HIDDEN_NORM = "dflash.hidden_norm.weight"
@@ -291,5 +291,5 @@ class Tensor:
 
 
 def names_of(group: type) -> dict[str, str]:
-    """Returns the constants of a class here as {constant: value}, in order of definition."""
+    """Returns the constants of Arch, Key or Tensor as {name: value}, in order of definition."""
     return {name: value for name, value in vars(group).items() if name.isupper()}

@@ -23,7 +23,7 @@ from .schema import Key
 # Values of tokenizer.ggml.token_type (llama.h, enum llama_token_type).
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
-SMOLLM_VOCAB_SIZE = 49152  # llama.cpp detects SmolLM by this size: no BOS before a text
+SMOLLM_VOCAB_SIZE = 49152  # SmolLM's vocabulary size; for it, llama.cpp adds no BOS
 
 SPECIAL_ID_KEYS = {
     "bos": Key.TOKENIZER_BOS_ID,
@@ -64,7 +64,7 @@ _NO_SCORE, _UNUSED_SCORE = -1000.0, -10000.0
 
 
 def add_tokenizer(metadata: Metadata, directory: Path, vocab_size: int, pre: str | None) -> None:
-    """Adds a folder's tokenizer, padded to vocab_size. pre: pre-tokenizer; None finds it."""
+    """Adds a folder's tokenizer, padded to vocab_size. pre: pre-tokenizer, None to detect it."""
     architecture = Config(directory).architecture
     if architecture.startswith("Gemma4"):
         _add_gemma4(metadata, directory, vocab_size)
@@ -90,7 +90,7 @@ def add_tokenizer(metadata: Metadata, directory: Path, vocab_size: int, pre: str
 
 
 def _add_gemma4(metadata: Metadata, directory: Path, vocab_size: int) -> None:
-    """Adds a BPE tokenizer on characters, with byte tokens for characters that it lacks."""
+    """Adds a BPE tokenizer on characters, with byte tokens for those outside the vocabulary."""
     files = _read(directory)
     if not files.json["model"].get("byte_fallback", False):
         path = directory / "tokenizer.json"
@@ -314,7 +314,7 @@ def _add_special(metadata: Metadata, files: _Files, vocab_size: int) -> None:
     roles = {name: _content(files.config.get(f"{name}_token")) for name in names}
     roles["bos"] = roles["bos"] or roles["cls"]
     roles["eos"] = roles["eos"] or roles["sep"]
-    roles["eot"] = None  # EOT comes from a TemplateProcessing only
+    roles["eot"] = None  # only a TemplateProcessing can name an EOT token
     flags: dict[str, bool] = {}
     post = files.json.get("post_processor") or {}
     for processor in post.get("processors", [post]):

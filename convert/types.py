@@ -30,7 +30,7 @@ FILE_TYPES = {
 # ggml type of most tensors by outtype, if the two names differ.
 BASE_TYPES = {"q4_k_m": "q4_K", "q5_k_m": "q5_K", "q6_k": "q6_K"}
 
-# Elements and bytes of a block. TYPE_IDS: numbers of types in a file (ggml.h, enum ggml_type).
+# Values and bytes of a block by ggml type. TYPE_IDS: values of enum ggml_type (ggml.h).
 BLOCKS = {
     "f32": (1, 4),
     "f16": (1, 2),
@@ -117,7 +117,7 @@ class _Mixture:
         self.types = {plan.name: self._choose(plan) for plan in ordered}
 
     def _choose(self, plan: TensorPlan) -> str:
-        # ggml does not count leading dimensions of 1.
+        # Vectors stay float32; ggml ignores leading dimensions of 1 when it counts dimensions.
         if _stays_f32(plan, 1 + sum(size > 1 for size in plan.shape[:-1])):
             return "f32"
         if plan.name == Tensor.PER_LAYER_MODEL_PROJ:

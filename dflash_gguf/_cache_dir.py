@@ -1,4 +1,4 @@
-"""Small JSON files of measurements of this machine. An unreadable file counts as missing."""
+"""Stores measurements of this machine as JSON files. An unreadable file counts as missing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def cpu_name() -> str:
 
 
 def read(name: str, identity: Any) -> Any:
-    """Returns the stored value of a cache file, or None if it was stored for another identity."""
+    """Returns the value in a cache file, or None if the file was stored for another identity."""
     with contextlib.suppress(OSError, *SENSELESS):
         stored = json.loads((cache_folder() / name).read_text(encoding="utf-8"))
         if stored.get("identity") == identity:

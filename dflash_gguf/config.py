@@ -179,7 +179,7 @@ def _texts(name: str, value: object, kind: str) -> tuple[str, ...]:
 
 
 def _names(value: object) -> tuple[str, ...]:
-    """Splits names of proposers at commas. The decoder checks them: it knows which it has."""
+    """Splits names of proposers at commas; the decoder, which has the proposers, checks them."""
     given = value.split(",") if isinstance(value, str) else value
     names = [name.strip() for name in _texts("draft_type", given, "name")]
     if not names:

@@ -68,7 +68,7 @@ class Decoder:
         self._is_running = self._is_closed = False
         self._prefix_cache = PrefixCache(self.engine, prefix_bytes)
         self._scheduler = Scheduler(sequence, self._prefix_cache, _PaddedVocabulary(tokenizer))
-        self._unfinished: RequestState | None = None  # the stream that a later call would end
+        self._unfinished: RequestState | None = None  # stream that the next request ends
 
     @property
     def n_ctx(self) -> int:
@@ -94,7 +94,7 @@ class Decoder:
                 self.tokenizer.close()
 
     def measure(self) -> None:
-        """Measures the costs of rounds, if none are known: 0.2 s at most. `load` calls this."""
+        """Measures for up to 0.2 s the costs of rounds if none are known. `load` calls this."""
         with self._turn(), self._idle_sequence():
             self._speculative.measure()
 
@@ -435,7 +435,7 @@ class Decoder:
             self.sequence.reset()
 
     def forget_texts(self) -> None:
-        """Empties the suffix index, which would propose all of an answer that was given before."""
+        """Empties the suffix index, else a repeated prompt is proposed the whole earlier answer."""
         with self._turn():
             self._speculative.forget(self._scheduler.sequences)
 
@@ -504,7 +504,7 @@ class _Uninterrupted:
     def __enter__(self) -> _Uninterrupted:
         if threading.current_thread() is threading.main_thread():
             handler = _signal.getsignal(_signal.SIGINT)
-            if callable(handler):  # not SIG_IGN, SIG_DFL or a handler of C code
+            if callable(handler):  # a Python handler, not SIG_IGN, SIG_DFL or C code
                 self._handler = handler
                 _signal.signal(_signal.SIGINT, self._come)
         return self

@@ -64,7 +64,7 @@ def load(
     files, kernels = [model.path], sorted(model.kernels)
     if loaded is not None:
         files, kernels = [*files, loaded.path], [*kernels, *sorted(loaded.kernels)]
-    # The build is part of the key of measured costs: another one may have other kernels.
+    # Costs measured with another build of libdflash do not count: its kernels may differ.
     place = (library_build(), model.backend, str(config.n_gpu_layers), str(config.n_cpu_moe))
     settings = (*place, engine.n_threads, config.cache_type_k, config.cache_type_v)
     costs = CostFile(files, *settings, *kernels)

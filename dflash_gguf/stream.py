@@ -43,7 +43,7 @@ class Stream:
                 raise StopIteration
             self._decoder._read(state)
         step = state.steps[0]
-        del state.steps[0]  # pop(0) is a call, after which a signal could lose the step
+        del state.steps[0]  # not by pop(0): a signal after that call could lose the step
         return step
 
     def close(self) -> None:

@@ -78,7 +78,7 @@ PARTS = {
 }
 """Parts in order of importance: the last ones do not run if no time is left."""
 OPTIONS = {"module": "--backend-module", "folder": "--tools"}
-"""Fields of preparations' lines, and the options by which later parts get their values."""
+"""Fields in the JSON lines of preparations, and the options that give them to later parts."""
 LIMIT = 470.0
 """Default of --limit: seconds of all parts and preparations together."""
 
@@ -94,7 +94,7 @@ class Run:
     """Runs the requested parts, each in a child process."""
 
     def __init__(self, args: argparse.Namespace, arguments: list[str]) -> None:
-        """arguments: the command line, passed on to the child processes."""
+        """arguments: the command line, which all child processes receive too."""
         self._args = args
         self._arguments = list(arguments)
         self._end = time.monotonic() + args.limit
@@ -155,7 +155,7 @@ class Run:
             self._curve = figures
 
     def _finish(self, name: str, child: Child) -> list[Figures]:
-        """Prints a part's JSON lines as they come, then its run time; returns the former."""
+        """Prints a part's JSON lines as they come, then its run time; returns the parsed lines."""
         found: list[Figures] = []
         for line in child.lines():
             found.append(json.loads(line))

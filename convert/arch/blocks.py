@@ -1,4 +1,4 @@
-"""Plans tensors of block parts that several architectures have."""
+"""Plans attention and feed-forward tensors, which several architectures have in common."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def add_attention(
         optional = {"k_proj": optional_k, "v_proj": optional_v}.get(part, False)
         add = inventory.add_optional if optional else inventory.add
         add(of_block(weight, block), f"{source}.weight", (size, dims.n_embd), rows=rows)
-        # A bias is one row of `size` values: a row order of the weight is a column order here.
+        # A bias is stored as one row, so the row order of its weight applies to its columns.
         inventory.add_optional(of_block(bias, block), f"{source}.bias", (size,), columns=rows)
     output = of_block(Tensor.ATTN_OUTPUT, block)
     inventory.add(output, f"{prefix}.self_attn.o_proj.weight", (dims.n_embd, q))

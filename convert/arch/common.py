@@ -23,8 +23,8 @@ IGNORED = re.compile(
     r"|multi_modal_projector)\.|\.rotary_emb\.inv_freq$"
 )
 
-MAX_LAYERS = 512  # Limit of llama.cpp (LLAMA_MAX_LAYERS).
-MAX_VOCAB = 1 << 24  # Some readers hold token ids in float32, which is exact up to here.
+MAX_LAYERS = 512  # Most layers that llama.cpp loads (LLAMA_MAX_LAYERS).
+MAX_VOCAB = 1 << 24  # Vocabulary limit: some readers hold token ids in float32, exact up to 2^24.
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +99,9 @@ def add_transformer(metadata: Metadata, config: Config, dims: Dims, n_blocks: in
 def add_rope(
     metadata: Metadata, config: Config, also: Sequence[str] = (), *, truncates: bool = True
 ) -> None:
-    """Adds rope base and scaling. also: rope types that the architecture handles itself.
+    """Adds rope base and scaling. also: further rope types, which the architecture handles itself.
 
-    truncates: True if readers round the bounds of yarn's ramp unless the file says otherwise.
+    truncates: True if readers of the architecture round the bounds of YaRN's ramp by default.
     """
     rope = rope_parameters(config)
     metadata.float32(Key.ROPE_FREQ_BASE, rope_number(config, rope, "rope_theta"))
@@ -227,7 +227,7 @@ class Inventory:
     def add_parts(
         self, name: str, shape: Sequence[int], parts: Sequence[Array], sources: Sequence[str]
     ) -> None:
-        """Plans a tensor from consecutive 2-D views."""
+        """Plans a tensor that joins 2-D views of checkpoint tensors, one below the other."""
         self.plans.append(TensorPlan(name, tuple(shape), tuple(parts), sources=tuple(sources)))
 
     def add_values(self, name: str, values: NDArray[np.float32]) -> None:
@@ -264,7 +264,7 @@ def of_block(template: str, block: int) -> str:
 
 
 def permutation(n: int, n_heads: int, reorder: Callable[[Array], Array]) -> NDArray[np.int64]:
-    """Returns the indices of n rows after `reorder` rearranged them as [n_heads, n / n_heads]."""
+    """Returns the order of n rows that `reorder` makes of their indices [n_heads, n / n_heads]."""
     return reorder(np.arange(n, dtype=np.int64).reshape(n_heads, n // n_heads)).reshape(n)
 
 
@@ -290,6 +290,6 @@ def llama3_rope_factors(config: Config, head_dim: int) -> NDArray[np.float32] | 
     )
     wavelength = np.float32(2 * math.pi) / frequency
     smooth = (np.float32(original) / wavelength - np.float32(low)) / np.float32(high - low)
-    # Weight of the unscaled frequency: 0 for long wavelengths, 1 for short ones.
+    # Share of the unscaled frequency in Llama 3's rope: 0 for long wavelengths, 1 for short.
     smooth = np.clip(smooth, 0, 1)
     return np.asarray(1 / ((1 - smooth) / np.float32(factor) + smooth), dtype=np.float32)

@@ -28,7 +28,7 @@ from .common import (
 )
 from .qwen3 import DEFAULT_HEAD_DIM
 
-DEFAULT_BLOCK_SIZE = 16  # default block size of z-lab/dflash, model.py
+DEFAULT_BLOCK_SIZE = 16  # default block size in z-lab/dflash, model.py
 _ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
 
 
@@ -82,7 +82,7 @@ def target_layer_ids(config: Config, target: Config) -> list[int]:
     if not isinstance(ids, list) or not ids or any(type(i) is not int for i in ids):
         raise ConvertError(f"{config.path}: target_layer_ids is {ids!r}, integers are needed")
     for layer in ids:
-        # Readers of GGUF drafters see the last layer's output only after the final norm.
+        # Refuses the last layer: GGUF readers see its output only after the target's final norm.
         if not 0 <= layer <= n_target - 2:
             raise ConvertError(
                 f"{config.path}: target_layer_ids names layer {layer}, but the target "
@@ -135,7 +135,7 @@ def _add_rope_extras(metadata: Metadata, config: Config, target: Config, dims: D
 
 
 def _add_scales(metadata: Metadata, config: Config, options: Options) -> None:
-    """Adds scales of the drafter's config; like the reference, ignores those of the target."""
+    """Adds the drafter's own scales and soft cap; like z-lab/dflash, ignores the target's."""
     embedding = _number(config, "input_embedding_scale")
     if embedding is None and options.scaled_embeddings:
         embedding = math.sqrt(config.integer("hidden_size"))
@@ -190,7 +190,7 @@ def tensors(checkpoint: Checkpoint, options: Options) -> list[TensorPlan]:
     inventory = Inventory(checkpoint)
 
     def source(name: str) -> str:
-        """Returns the name in the checkpoint: some exports put `model.` before every name."""
+        """Returns a tensor's name in the checkpoint: some exports put `model.` before all names."""
         prefixed = f"model.{name}"
         return prefixed if prefixed in checkpoint else name
 
@@ -240,7 +240,7 @@ def _add_block(inventory: Inventory, config: Config, dims: Dims, block: int, pre
     neox = config.get("rope_is_neox_style", True)
 
     def order(n_heads: int) -> Any:
-        """Returns the row order for drafters that rotate neighbours: even dimensions first."""
+        """Returns the row order, even dimensions first, if the drafter's rope pairs neighbours."""
         if neox:
             return None
         return permutation(

@@ -25,9 +25,9 @@ DEFAULTS = {
 }
 """Defaults of transformers' Gemma3TextConfig, which published config.json files leave out."""
 PERIOD = 6
-"""Number of layers per full-attention layer: GGUF readers know no other pattern."""
+"""Every sixth layer has full attention, others a window: GGUF readers know no other pattern."""
 N_LAYERS_27B = 62
-"""Number of layers by which GGUF readers detect the 27B model, with its other attention scale."""
+"""Layer count by which readers detect 27B: attention scale 1 / sqrt(hidden_size / n_heads)."""
 
 
 def metadata(checkpoint: Checkpoint, _options: Options) -> Metadata:
@@ -84,7 +84,7 @@ def _sliding_rope_base(config: Config) -> float:
 
 
 def tensors(checkpoint: Checkpoint, _options: Options) -> list[TensorPlan]:
-    """Returns the plans of all tensors; norm weights are stored with the 1 that Gemma adds."""
+    """Returns the plans of all tensors; a norm is stored as 1 + weight, the factor in use."""
     config = _config(checkpoint)
     dims = dims_of(config, DEFAULT_HEAD_DIM)
     n_ff = config.integer("intermediate_size")

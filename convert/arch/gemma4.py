@@ -20,7 +20,7 @@ from .common import Dims, Inventory, Options, add_transformer, dims_of, of_block
 from .qwen3moe import add_expert_counts, expert_count
 
 SLIDING, FULL = "sliding_attention", "full_attention"
-DEFAULT_PERIOD = 6  # default of transformers' Gemma4TextConfig: every sixth layer is full
+DEFAULT_PERIOD = 6  # transformers' default: every sixth layer has full attention
 DEFAULT_FULL_HEAD_DIM = 512
 FROZEN = 1e30  # divisor of a rope angle that leaves a pair unrotated
 
@@ -87,7 +87,7 @@ def _full_dims(config: Config, sliding: Dims, first: int) -> Dims:
         "head_dim": own.get("head_dim"),
         "num_key_value_heads": own.get("num_key_value_heads"),
     }
-    if config.get("per_layer_config") is None:  # an empty per_layer_config means equal layers
+    if config.get("per_layer_config") is None:  # per_layer_config {} gives all layers equal sizes
         given["head_dim"] = config.integer("global_head_dim", DEFAULT_FULL_HEAD_DIM)
         if config.get("attention_k_eq_v", False):
             given["num_key_value_heads"] = config.get("num_global_key_value_heads")
@@ -185,7 +185,7 @@ def _refuse_unrepresentable(config: Config) -> None:
 
 
 def _suppressed_tokens(checkpoint: Checkpoint) -> list[int]:
-    """Returns suppress_tokens of generation_config.json, for unified checkpoints only."""
+    """Returns suppress_tokens of generation_config.json for Gemma4Unified classes, else []."""
     path = checkpoint.directory / "generation_config.json"
     if "Unified" not in checkpoint.config.architecture or not path.is_file():
         return []

@@ -79,6 +79,6 @@ def tensors(checkpoint: Checkpoint, _options: Options) -> list[TensorPlan]:
         for weight, bias, part, n_out, n_in, rows in linear:
             source = f"{prefix}.{part}"
             inventory.add(of_block(weight, block), f"{source}.weight", (n_out, n_in), rows=rows)
-            # A bias is one row of n_out values: a row order of the weight is a column order here.
+            # A bias is stored as one row, so the row order of its weight applies to its columns.
             inventory.add_optional(of_block(bias, block), f"{source}.bias", (n_out,), columns=rows)
     return inventory.finish()

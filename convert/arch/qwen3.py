@@ -18,7 +18,7 @@ from .common import (
     require_silu,
 )
 
-DEFAULT_HEAD_DIM = 128  # default of transformers' Qwen3Config
+DEFAULT_HEAD_DIM = 128  # default head_dim of transformers' Qwen3Config
 
 
 def metadata(checkpoint: Checkpoint, _options: Options) -> Metadata:

@@ -33,8 +33,8 @@ from .common import (
     rope_parameters,
 )
 
-DEFAULT_HEAD_DIM = 256  # Default of transformers' Qwen3_5TextConfig.
-DEFAULT_ROPE_SECTIONS = [11, 11, 10, 0]  # Default of transformers' Qwen3_5TextRotaryEmbedding.
+DEFAULT_HEAD_DIM = 256  # Default head_dim of transformers' Qwen3_5TextConfig.
+DEFAULT_ROPE_SECTIONS = [11, 11, 10, 0]  # Default mrope_section of Qwen3_5TextRotaryEmbedding.
 DEFAULT_INTERVAL = 4
 
 AddFfn = Callable[[Inventory, int, str], None]
@@ -219,7 +219,7 @@ def add_linear_attention(
 
 
 def add_full_attention(inventory: Inventory, dims: Dims, block: int, prefix: str) -> None:
-    """Adds a full-attention layer; Q holds the query of a head, then its gate, head by head."""
+    """Adds a full-attention layer; each head has a query and then a gate in the Q projection."""
     for template, part in ((Tensor.ATTN_Q_NORM, "q_norm"), (Tensor.ATTN_K_NORM, "k_norm")):
         source = f"{prefix}.self_attn.{part}.weight"
         inventory.add(of_block(template, block), source, (dims.head_dim,), apply=plus_one)
@@ -259,7 +259,7 @@ def text_tensors(
     add_block_ffn: AddFfn,
     add_linear: AddLinear = add_linear_attention,
 ) -> list[TensorPlan]:
-    """Returns the plans of all tensors. add_block_ffn, add_linear: add a block's tensors."""
+    """Returns all plans. add_block_ffn: adds a block's FFN. add_linear: adds a Gated DeltaNet."""
     config, dims = checkpoint.config, dims_of(checkpoint.config, DEFAULT_HEAD_DIM)
     linear = linear_dims_of(config)
     inventory = Inventory(checkpoint)

@@ -46,7 +46,7 @@ def add_expert_counts(
     used: str = "num_experts_per_tok",
     width: str = "moe_intermediate_size",
 ) -> None:
-    """Adds number, choice and width of experts; `used` and `width` are keys of config.json."""
+    """Adds expert count, experts per token and expert width. used, width: config.json keys."""
     count, n_used = expert_count(config), config.integer(used)
     if n_used > count:
         raise ConvertError(f"{config.path}: {n_used} experts per token, but there are only {count}")
@@ -56,7 +56,7 @@ def add_expert_counts(
 
 
 def require_uniform_experts(config: Config) -> None:
-    """Raises ConvertError for dense layers or unnormalised expert weights: GGUF has no keys."""
+    """Raises ConvertError for dense layers or raw expert weights: GGUF has no keys for them."""
     if config.get("norm_topk_prob", False) is not True:
         raise ConvertError(
             f"{config.path}: norm_topk_prob is not true, which {config.architecture} requires in "

@@ -24,8 +24,8 @@ cmake_minimum_required(VERSION 3.18)
 project(ggml_module C CXX)
 add_subdirectory({sources} ggml)
 """
-# Pairs of K and V types with attention kernels for one or two rows (12 s of compiling each). Other
-# pairs are converted to float16 at every step.
+# Pairs of K and V types that get CUDA attention kernels for one or two rows; each pair adds 12 s
+# of compiling. K and V of other pairs are converted to float16 at every step.
 KV_TYPES = "f16-f16;bf16-bf16;q8_0-q8_0;q8_0-q4_0;q5_1-q5_1;q5_0-q4_0;q4_0-q4_0"
 # Functions of libcuda that the module calls; without a driver a stub with them is linked.
 DRIVER_FUNCTIONS = [
@@ -44,13 +44,13 @@ DRIVER_FUNCTIONS = [
 
 
 def module_path(kind: str, cache: Path = DEFAULT_CACHE, arch: str = "") -> Path:
-    """Returns a module's path, built or not; Error if `arch` is "" and there is no NVIDIA GPU."""
+    """Returns a backend module's path, built or not; Error for `arch` "" without NVIDIA GPU."""
     gpus = f"-{(arch or _architectures()).replace(';', '+')}" if kind == "cuda" else ""
     return cache / f"backend-{kind}-{installed_version()}{gpus}" / f"libggml-{kind}.so"
 
 
 def built_modules(cache: Path = DEFAULT_CACHE) -> list[Path]:
-    """Returns the cached modules for the installed llama-cpp-python."""
+    """Returns the paths of cached backend modules for the installed llama-cpp-python."""
     return sorted(
         path
         for kind in KINDS
@@ -136,7 +136,7 @@ def _nvcc() -> str:
 
 
 def cuda_homes() -> list[Path]:
-    """Returns folders with include/ and lib/: nvcc's toolkit, then NVIDIA's Python packages."""
+    """Returns CUDA folders (with include/, lib/): nvcc's toolkit, NVIDIA's Python packages."""
     nvcc = _nvcc()
     dry = subprocess.run(
         [nvcc, "--dryrun", "-x", "cu", os.devnull], capture_output=True, text=True
@@ -151,7 +151,7 @@ def cuda_homes() -> list[Path]:
 
 
 def first_of(homes: list[Path], package: str, *patterns: str) -> Path:
-    """Returns the first file that matches a pattern; the Error names the package to install."""
+    """Returns the first file that matches a pattern; else an Error names the missing package."""
     for home in homes:
         for pattern in patterns:
             paths = sorted(home.glob(pattern))
@@ -167,7 +167,7 @@ def _driver() -> Path | None:
 
 
 def _driver_stub(folder: Path) -> Path:
-    """Compiles a libcuda for the linker, on machines without a driver; it is never loaded."""
+    """Compiles a stub of libcuda to link on machines without a driver; never loads the stub."""
     stub = folder / "libcuda.so"
     source = "".join(f"int cu{name}(void) {{ return 100; }}\n" for name in DRIVER_FUNCTIONS)
     (folder / "stub.c").write_text(source, encoding="utf-8")

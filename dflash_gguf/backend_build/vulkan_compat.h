@@ -21,7 +21,7 @@ struct LayerSettingEXT {
 };
 
 struct LayerSettingsCreateInfoEXT {
-    int32_t type = 1000496000; // VK_STRUCTURE_TYPE_LAYER_SETTINGS_CREATE_INFO_EXT
+    int32_t type = 1000496000; // Vulkan's VK_STRUCTURE_TYPE_LAYER_SETTINGS_CREATE_INFO_EXT
     const void * next = nullptr;
     uint32_t count;
     const LayerSettingEXT * settings;

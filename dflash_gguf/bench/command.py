@@ -1,4 +1,4 @@
-"""dflash-bench: its arguments, and the order of its measurements."""
+"""dflash-bench: parses the arguments and runs the measurements in order."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def _run(args: argparse.Namespace) -> int:
 def _pairs(
     args: argparse.Namespace, prompts: Sequence[Prompt], names: str
 ) -> Iterator[tuple[Decoder, str, list[tuple[str, list[int]]], list[Setting]]]:
-    """Loads the pairs in turn; yields decoder, name, named token ids of prompts, and settings."""
+    """Loads each target with its drafter; yields decoder, name, named prompts and settings."""
     for target, drafter in [_files(names) for names in args.pair]:
         n_ctx_train = training_context(str(target)) if args.n_ctx == 0 else None
         options = load_config(args, n_ctx_train)
@@ -235,7 +235,7 @@ def _replay(
     settings: Sequence[Setting],
     n_tokens: int,
 ) -> None:
-    """Runs --replay: prints the computed speed of every setting on the same drafts."""
+    """Runs --replay: prints each setting's speed, simulated on one recording of drafts."""
     sequence = decoder.sequence
     max_nodes = max(AUTO_TREE_BUDGET, *(setting.size for setting in settings))
     used = [min(setting.size, sequence.max_draft) for setting in settings if setting.size]

@@ -1,4 +1,4 @@
-"""Measures the seconds of drafts and passes of a pair, by size."""
+"""Measures how long drafts of a drafter and passes of its target take, by number of rows."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ..speculative.proposers.dflash import N_RANKED, DFlash
 
 
 def branched(n: int) -> list[int]:
-    """Returns the parents of a tree of n nodes: half on a main chain, half siblings of these."""
+    """Returns the parents in a tree of n nodes: a main chain whose nodes have a sibling each."""
     return [-1, *(max(0, node - 2 + node % 2) for node in range(1, n))]
 
 
 def measure(
     sequence: native.Sequence, prompt: Sequence[int], lengths: Sequence[int], sizes: Sequence[int]
 ) -> CostModel:
-    """Measures the costs of rounds after a prompt, which accept nothing.
+    """Measures the costs of rounds that follow a prompt and accept no candidate.
 
     lengths: numbers of drafted positions. sizes: nodes of verified chains and trees.
     """
@@ -28,7 +28,7 @@ def measure(
     sequence.engine.reserve_verify(max(sizes) + 1)
     start, first = sequence.snapshot(), last
     for _ in range(N_FIRST + N_TIMES):
-        sequence.attach(start, start.n_tokens)  # all rounds start at one context length
+        sequence.attach(start, start.n_tokens)  # rewinds, as costs depend on the context length
         last = first
         done = Round(sequence.position, n_tokens=1)
         started = time.perf_counter()

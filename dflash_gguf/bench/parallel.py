@@ -13,7 +13,7 @@ from .runs import N_WARM
 from .settings import Setting
 
 N_RUNS = 3
-"""Timed runs of each setting, after one more that builds graphs."""
+"""Number of timed runs of each setting, after an untimed run that builds graphs."""
 
 
 def measure(

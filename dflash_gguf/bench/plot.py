@@ -15,7 +15,7 @@ def require() -> None:
 
 
 def draw(entries: Sequence[dict[str, Any]], path: str) -> None:
-    """Plots tokens per second and per round against candidates, one row of panels per pair."""
+    """Plots tokens per second and per round by number of candidates, a row for each pair."""
     pairs = list(dict.fromkeys(entry["pair"] for entry in entries))
     figure, axes = _panels(len(pairs), 2, (11, 4 * len(pairs)))
     for (left, right), pair in zip(axes, pairs, strict=True):
@@ -42,7 +42,7 @@ def draw(entries: Sequence[dict[str, Any]], path: str) -> None:
 
 
 def draw_sweep(entries: Sequence[dict[str, Any]], path: str) -> None:
-    """Plots tokens per second of each pair and setting, one panel per prompt file."""
+    """Plots tokens per second of each model pair and setting, one panel per prompt file."""
     classes = list(dict.fromkeys(entry["class"] for entry in entries))
     n_rows = len({(entry["pair"], entry["setting"]) for entry in entries})
     size = 3 + 3 * len(classes), 1.5 + 0.4 * n_rows

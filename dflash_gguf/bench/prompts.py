@@ -22,7 +22,7 @@ class Prompt:
     tokens: tuple[int, ...] = ()
 
     def ids(self, decoder: Decoder, instruction: str | None) -> list[int]:
-        """Returns token ids. instruction: first line of a chat turn; None for no chat template."""
+        """Returns the prompt's token ids. instruction: first line of a chat turn; None: no chat."""
         if self.text is None:
             return list(self.tokens)
         if instruction is None:

@@ -23,7 +23,7 @@ from .settings import Setting
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A greedy answer, and the drafts by length before each of its tokens except the first."""
+    """A greedy answer. drafts[i]: drafts by their length, made just before token i + 1."""
 
     n_prompt: int
     tokens: list[int]
@@ -33,7 +33,7 @@ class Record:
 def record(
     sequence: native.Sequence, prompt: Sequence[int], n_tokens: int, lengths: Sequence[int]
 ) -> Record:
-    """Decodes an answer of n_tokens, and records drafts of all lengths before each token."""
+    """Decodes n_tokens tokens, and records a draft of each length before each next token."""
     sequence.reset()
     tokens, drafts = [sequence.prefill(prompt).argmax()], []
     while len(tokens) < n_tokens:
@@ -43,7 +43,7 @@ def record(
 
 
 class _Drafter:
-    """Replays the drafts of a record; other lengths are cut from the next longer draft."""
+    """Replays recorded drafts; cuts a length that was not recorded from the next longer one."""
 
     def __init__(self, record: Record) -> None:
         self._record = record
@@ -68,7 +68,7 @@ def play(
 ) -> tuple[float, list[Round]]:
     """Simulates a setting on a record. Returns the seconds it would have taken, and its rounds.
 
-    state, dflash: controller state and proposer, which learn. max_nodes: most nodes of "auto".
+    state, dflash: controller state and proposer, both learn. max_nodes: largest tree of "auto".
     """
     drafter = _Drafter(record)
     speculator = None

@@ -27,7 +27,7 @@ class BenchmarkRun:
     n_equal: int | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns one line of the JSON report as a dict."""
+        """Returns this run's line of the JSON report as a dict."""
         report = self.result.to_dict()
         kept = (
             *("n_prompt", "n_tokens", "tokens_per_s", "rounds", "tau", "accept_histogram"),
@@ -62,7 +62,7 @@ def compare(
         first = number % len(settings)
         results = {}
         for setting in (*settings[first:], *settings[:first]):
-            decoder.forget_texts()  # the suffix index would propose the last answer
+            decoder.forget_texts()  # or the suffix index proposes the previous answer
             results[str(setting)] = decoder.generate(tokens, config, **setting.fields)
         plain = results.get("none")
         for setting_name in map(str, settings):

@@ -32,7 +32,7 @@ class Setting:
     def controller(
         self, state: ControllerState, max_draft: int, max_nodes: int
     ) -> Controller | None:
-        """Builds a controller, None for plain decoding. state, max_nodes: for "auto"."""
+        """Builds the setting's controller; None if plain. "auto" uses `state` and `max_nodes`."""
         if self.kind == "auto":
             return AutoController(state, max_draft, max_nodes)
         shape = {"chain": CHAIN, "tree": TREE}.get(self.kind)
@@ -40,7 +40,7 @@ class Setting:
 
 
 def parse_settings(text: str, max_draft: int) -> list[Setting]:
-    """Parses names of settings; chains get at most max_draft candidates. ValueError for others."""
+    """Parses names of settings; chains get at most max_draft candidates. ValueError if unknown."""
     settings: dict[Setting, None] = {}
     for name in text.split(","):
         kind, _, size = name.strip().partition(" ")

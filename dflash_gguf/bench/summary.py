@@ -24,7 +24,7 @@ def ratio_interval(ratios: Sequence[float]) -> tuple[float, float, float]:
 
 
 def by_setting(runs: Sequence[BenchmarkRun]) -> list[dict[str, Any]]:
-    """Summarises runs by pair and setting, in their order."""
+    """Summarises runs by model pair and setting, in order of first appearance."""
     entries = []
     for pair, setting in dict.fromkeys((run.pair, run.setting) for run in runs):
         mine = [run for run in runs if (run.pair, run.setting) == (pair, setting)]
@@ -65,7 +65,7 @@ def by_class(runs: Sequence[BenchmarkRun]) -> list[dict[str, Any]]:
 
 
 def class_of(run: BenchmarkRun) -> str:
-    """Returns the name of a run's prompt file, from the prompt's name, "file 12"."""
+    """Returns the prompt file of a run, whose prompt is named by file and number ("file 12")."""
     return run.prompt.rpartition(" ")[0]
 
 
@@ -95,7 +95,7 @@ def _rounds(runs: Sequence[BenchmarkRun]) -> dict[str, int]:
 
 
 def table(entries: Sequence[dict[str, Any]]) -> str:
-    """Formats the entries of `by_setting` as a Markdown table."""
+    """Formats the summaries that `by_setting` returned as a Markdown table."""
     lines = [
         "| setting | tok/s | ratio to plain | tokens a round | ms a round | of it draft, verify |",
         "| --- | --- | --- | --- | --- | --- |",

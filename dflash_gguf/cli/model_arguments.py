@@ -1,4 +1,4 @@
-"""Arguments of loading a model, made from the options of LoadConfig."""
+"""Command-line flags of loading a model, made from the options of LoadConfig."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def load_config(args: argparse.Namespace, n_ctx_train: int | None) -> LoadConfig
 
 
 def number_or(words: tuple[str, ...]) -> Callable[[str], int | None]:
-    """Returns a parser of an integer, or of one of the words as None."""
+    """Returns a parser that converts text to an integer, and each of the words to None."""
 
     def read(text: str) -> int | None:
         if text in words:

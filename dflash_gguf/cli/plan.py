@@ -13,7 +13,7 @@ from ..native import MAX_LAYERS, Error
 
 
 def show_plan(args: argparse.Namespace, load: LoadConfig, decode: DecodeConfig) -> int:
-    """Prints the plan of the settings, or of those of --fit. Returns 0 if all fits, else 1."""
+    """Prints the plan of the given settings or, with --fit, fitted ones. Returns 1 if too large."""
     if args.fit:
         plan = _fit(args, load, decode)[1].plan
     else:

@@ -48,7 +48,7 @@ class Bar:
         self._stream.flush()
 
     def clear(self) -> None:
-        """Erases the bar."""
+        """Erases the progress bar."""
         if self._is_visible:
             self._stream.write("\r\x1b[K")
             self._stream.flush()

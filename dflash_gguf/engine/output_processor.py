@@ -71,7 +71,7 @@ class OutputProcessor:
 
     @property
     def n_new(self) -> int:
-        """Number of tokens that `take_new` has not returned yet."""
+        """Number of tokens added to the answer since the last call of `take_new`."""
         return len(self.tokens) - self._n_read
 
     def push(self, token: int) -> bool:

@@ -10,14 +10,14 @@ MAX_DECODE_SLOWDOWN = 1.86
 """Maximum mean duration of decoding rounds during a prefill, relative to rounds without prefill.
 Four requests on 2 CPU cores keep half of their speed with this value."""
 MIN_CHUNK, MIN_QUICK_CHUNK = CHUNKS[0], 128
-"""Minimum sizes of a prefill chunk in tokens; the larger one if it takes at most QUICK_S."""
+"""Minimum tokens of a prefill chunk: MIN_QUICK_CHUNK if they take at most QUICK_S."""
 QUICK_S = 0.2
 """Acceptable pause of streams in seconds for a prefill chunk of MIN_QUICK_CHUNK tokens."""
 MAX_MIXED_ROUNDS = 16
 """Maximum consecutive rounds with prefill, so that rounds without prefill are measured again."""
 MAX_WAITING_ROUNDS = 128
-"""Maximum rounds that prefill waits after a slow chunk. Chunks cause waits of up to 87 rounds; if
-the computer was suspended during a chunk, prompts would otherwise wait as long again."""
+"""Maximum rounds that prefill waits after a slow chunk. Chunks cause waits of up to 87 rounds; only
+a chunk during which the computer was suspended would cause a far longer wait."""
 
 
 class PrefillBudget:

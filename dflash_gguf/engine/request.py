@@ -133,7 +133,7 @@ class RequestState(SpeculativeState):
         self.sequence = sequence
 
     def end_prefill_chunk(self, position: int, sample_s: float) -> None:
-        """Records a chunk of the first prefill, which ended at `position`."""
+        """Records a prefill chunk that ended at `position`, before the answer's first token."""
         assert self.prefill_started is not None
         self.stats.set_prefill(time.perf_counter() - self.prefill_started, sample_s)
         self._report_prefill(min(max(position - self.n_cached, 0), self.n_to_prefill))

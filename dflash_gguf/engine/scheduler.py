@@ -57,7 +57,7 @@ class Scheduler:
         # If any request verifies on a GPU, plain steps run as one-row verifies: the pass needs one
         # graph, and recurrent states commit together. On CPUs one-row verifies are slower.
         self._few_graphs = self.engine.model.backend != "CPU"
-        self._top = -1, 0  # k of the device's top-k of logits: requested, available
+        self._top = -1, 0  # k of the device's top-k of logits: last requested, in use
 
     def add_request(
         self,
@@ -142,7 +142,7 @@ class Scheduler:
             state = entry.state
             entry.sequence.commit(0)
             if state.sequence is None:
-                continue  # the request has ended or was preempted
+                continue  # an ended or preempted request has no sequence to rewind
             state.rewind(entry.n_tokens)
             if state.sequence.position != entry.position:
                 self._preempt(state)
@@ -258,7 +258,7 @@ class Scheduler:
     def _preempt(self, state: RequestState) -> None:
         """Takes the sequence from a request, which will start again from its cached prefix."""
         sequence, state.sequence = state.sequence, None
-        state.notes.clear()  # notes of proposers refer to the lost sequence
+        state.notes.clear()  # proposers' notes refer to the sequence that is taken
         self._prefix_cache.release(sequence)
 
     def _make_room(self, states: list[RequestState]) -> None:
@@ -321,7 +321,7 @@ class Scheduler:
         entries = [entry for entry in batch.entries if not entry.state.is_finished]
         seconds = time.perf_counter() - batch.started
         batch.seconds["overhead"] = seconds - sum(batch.seconds.values())
-        self._batch = None  # the batch can no longer be undone
+        self._batch = None  # from here on `abort_batch` does not undo the batch
         for entry in entries:
             if entry.is_decoding:
                 self._end_round(entry, batch)
@@ -428,7 +428,7 @@ class Scheduler:
                 continue
             try:
                 found.check()
-            except Error as error:  # the prompt's logits are not finite
+            except Error as error:  # non-finite logits of a prompt end its request alone
                 self.abort(entry.state, error)
             if entry.samples:
                 entry.state.output.stop_reason = "length"  # max_tokens is 0, so no token is sampled
@@ -443,7 +443,7 @@ class Scheduler:
         for (entry, found), tokens in zip(sampling, sampled, strict=True):
             try:
                 self._accept(entry, found, tokens)
-            except (Error, ValueError) as error:  # logits of this request are not finite
+            except (Error, ValueError) as error:  # non-finite logits end this request alone
                 self.abort(entry.state, error)
 
     def _accept(self, entry: ScheduledEntry, rows: Rows, sampled: Sequence[int]) -> None:
@@ -451,7 +451,7 @@ class Scheduler:
 
         def choose(index: int) -> int:
             token = next(tokens, None)
-            if token is None:  # no token can be sampled: reading the row raises the reason
+            if token is None:  # sampling failed: one of these calls raises why
                 row = rows.logits(index)
                 token = state.sampler.sample(row, state.history, len(state.history)).token
             if state.request.config.n_probs is not None:

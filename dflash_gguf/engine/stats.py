@@ -64,7 +64,7 @@ class RequestStats:
         self.by_proposer[name] = before[0] + n_drafted, before[1] + n_accepted
 
     def set_prefill(self, seconds: float, sample_s: float) -> None:
-        """Sets the request's prefill time so far; sample_s: sampling in its last batch, seconds."""
+        """Sets the seconds of prefill so far; sample_s: seconds of sampling in the newest batch."""
         self.prefill_s = seconds
         self._phase_s["sample"] += sample_s
         self._phase_s["prefill"] = seconds - self._phase_s["sample"]

@@ -48,7 +48,7 @@ class EngineLike(Protocol):
         """Bytes of main memory that all prefixes take."""
 
     def offload(self, n_cells: int, n_bytes: int) -> bool:
-        """Offloads unpinned prefixes until n_cells are free; False if that takes over n_bytes."""
+        """Offloads unpinned prefixes until n_cells are free; False if n_bytes do not suffice."""
 
 
 class SequenceLike(Protocol):
@@ -72,7 +72,7 @@ class SequenceLike(Protocol):
         """Returns the bytes of main memory that a snapshot of the sequence takes."""
 
     def attach(self, prefix: Prefix, n: int) -> None:
-        """Attaches the first n tokens of a prefix, or cuts a sequence that holds them to n."""
+        """Attaches n tokens of a prefix, or cuts a sequence that begins with these n after them."""
 
     def reset(self) -> None:
         """Removes all tokens from the sequence."""
@@ -92,7 +92,7 @@ class PrefixHit(NamedTuple):
     """Positions in the rest of the prompt where prefill chunks end, for a snapshot at each."""
 
     def with_snapshot(self, position: int) -> PrefixHit:
-        """Returns the hit with a further snapshot position; unchanged if it has none at all."""
+        """Returns the hit with one more snapshot position; unchanged if it had no positions yet."""
         if not self.snapshot_positions or position in self.snapshot_positions:
             return self
         return self._replace(snapshot_positions=tuple(sorted((*self.snapshot_positions, position))))
@@ -147,7 +147,7 @@ class PrefixCache:
         """Callback that returns the sequences no request uses, least recently used first."""
         self._roots: dict[Hashable, _Node] = {}
         self._scopes: WeakKeyDictionary[SequenceLike, Hashable] = WeakKeyDictionary()
-        # Nodes with a prefix, and those of them pinned in cells, each least recently used first.
+        # Nodes with a prefix, and nodes whose prefix is pinned in cells; least recently used first.
         self._used: dict[_Node, None] = {}
         self._in_cells: dict[_Node, None] = {}
 
@@ -279,7 +279,7 @@ class PrefixCache:
                 self._close(node)
 
     def forget_text(self, tokens: Sequence[int], scope: Hashable = "") -> bool:
-        """Drops a text's prefixes that no other text of its scope has; returns False if none."""
+        """Drops the prefixes that, in a scope, only this text begins with; False if there are none."""
         node, n_before = self._match(tokens, len(tokens), scope).node, len(self._used)
         while node is not None and not node.children and node.parent is not None:
             parent = node.parent

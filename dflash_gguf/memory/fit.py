@@ -10,7 +10,7 @@ from ..native import DEFAULTS, MAX_VERIFY
 from .plan import Plan, gib
 
 USEFUL_CONTEXT = 32768
-"""Context in tokens that suffices, if none is given: --fit reduces other settings to reach it."""
+"""Context in tokens that --fit tries to reach by reducing other settings, if no -c is given."""
 USABLE = 0.98
 """Usable share of free memory: other programs' use varies, and allocators round up."""
 PART_CONTEXT = 8192
@@ -53,7 +53,7 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class SplitFit:
-    """A split that fits: layers on the GPU, head included, and first layers without experts."""
+    """A split that fits: layers on the GPU (the head counts), layers with experts on the CPU."""
 
     n_gpu_layers: int
     n_cpu_moe: int
@@ -80,7 +80,7 @@ def _pairs(constraints: FitConstraints) -> list[tuple[str, str]]:
 
 
 def candidates(constraints: FitConstraints) -> Iterator[tuple[LoadConfig, int]]:
-    """Yields settings without a context, best first: buffers shrink before K/V become 4-bit."""
+    """Yields settings but n_ctx, and verify rows, best first; buffers shrink before 4-bit K/V."""
     pairs, parts = _pairs(constraints), list(dict.fromkeys(_small_parts(constraints)))
     gentle, rough = pairs[:2], pairs[2:]
     for some in (gentle, rough):
@@ -117,10 +117,10 @@ def longest_context(planning: Planning, config: LoadConfig, n_rows: int, max_ctx
 
 
 def with_context(planning: Planning, config: LoadConfig, n_ctx_train: int) -> LoadConfig:
-    """Returns the settings with a context length; a given one is kept.
+    """Returns the settings with n_ctx set; a given n_ctx is kept.
 
-    Otherwise the longest that fits is chosen, at most n_ctx_train and DEFAULT_N_CTX, without room
-    for large verifies; if none fits, a short one, whose plan shows the missing bytes.
+    Otherwise n_ctx is the longest that fits, at most n_ctx_train and DEFAULT_N_CTX, without room
+    for large verifies. If none fits, n_ctx is small, so that its plan shows the missing bytes.
     """
     if config.n_ctx is not None:
         return config

@@ -33,7 +33,7 @@ class Plan:
     device: name of the accelerator, or of the host without one. verify_rows: maximum rows of a
     verify. free_bytes: free bytes of the device; all bytes of a hypothetical GPU. host_free_bytes:
     free main memory beside a real accelerator, else None. prefix_bytes: limit of the prefix cache
-    in main memory; an item of the plan only if cache_ram is set, else a part of the rest.
+    in main memory: cache_ram, which is an item of the plan, or else part of the unplanned memory.
     """
 
     device: str
@@ -77,7 +77,7 @@ class Plan:
         return next((x for x in self.places if x[1] > x[2]), self.places[0])
 
     def to_json(self) -> str:
-        """Returns all fields of the plan and the sums as JSON."""
+        """Returns the plan's fields, needed bytes and missing bytes as JSON."""
         sums = {"needed_bytes": self.needed_bytes, "missing_bytes": self.missing_bytes}
         return json.dumps(asdict(self) | sums)
 
@@ -155,7 +155,7 @@ class Planner:
         return self._drafter.block_size if self._drafter else 0
 
     def plan(self, config: LoadConfig | None = None, verify_rows: int = 0) -> Plan:
-        """Returns the plan of the settings (None: the planner's); layers stay on their devices.
+        """Plans the settings (None: the planner's), but leaves layers on the planner's devices.
 
         verify_rows: rows of a verify, at least the drafter's block. Errors: Error for K/V types
         that the device does not support.

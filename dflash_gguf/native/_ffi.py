@@ -50,7 +50,7 @@ def ggml_library() -> Path:
     spec = importlib.util.find_spec("llama_cpp")
     plain = library_name("ggml")
     for folder in (spec.submodule_search_locations or []) if spec else []:
-        # The wheel has copies instead of links; a second copy would be a second ggml.
+        # Prefer the name that libllama links to: in a wheel the other file is a second ggml.
         for name in (f"{plain}.0", plain):
             if (path := Path(folder) / "lib" / name).is_file():
                 return path

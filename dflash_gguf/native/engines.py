@@ -125,7 +125,7 @@ class Engine:
     def set_top_k(self, k: int) -> bool:
         """Makes later passes copy each row's k best tokens from the device instead of the row.
 
-        k: 0 to `max_top_k`; 0 ends it. Returns False on a CPU and on devices that cannot select.
+        k: 0 to `max_top_k`; 0 copies rows. Returns False on a CPU or if the device cannot select.
         """
         kept = new("int32_t *")
         call("engine_set_top_k", self.handle, k, kept)
@@ -195,7 +195,7 @@ class Engine:
             if item.all_logits is not None:
                 keep.append(ffi.from_buffer("float[]", item.all_logits, True))
                 to.all_logits = keep[-1]
-        if progress is None:  # making a callback would slow down short rounds
+        if progress is None:  # creating a C callback would slow down short rounds
             call("engine_run", self._handle, params, len(items), ffi.NULL, ffi.NULL)
         else:
             with c_callback(progress) as callback:
@@ -225,7 +225,7 @@ class Engine:
         call(
             "engine_draft",
             self._handle,
-            0,  # index of the drafter
+            0,  # index of the engine's only drafter
             params,
             len(requests),
             k,

@@ -16,7 +16,7 @@ _DEVICE_TYPES = ("cpu", "gpu", "other")
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A ggml device, of type "cpu", "gpu" or "other". Memory as its backend reports it."""
+    """A ggml device: type "cpu", "gpu" or "other", and memory sizes that its backend reports."""
 
     name: str
     description: str
@@ -31,7 +31,7 @@ def ggml_version() -> str:
 
 
 def load_backend(path: str) -> None:
-    """Loads a ggml backend module, whose devices `devices()` lists; Error for another file."""
+    """Loads a ggml backend module, whose devices `devices()` lists; Error for any other file."""
     call("backend_load", os.fsencode(path))
 
 
@@ -43,7 +43,7 @@ def load_backend_of_environment() -> None:
 
 
 def devices() -> list[Device]:
-    """Returns all devices of ggml's backends, with that of GGML_BACKEND_PATH."""
+    """Returns the devices of all ggml backends, also of the one that GGML_BACKEND_PATH names."""
     load_backend_of_environment()
     all_devices = []
     info = new("dfl_device_info *")

@@ -46,7 +46,7 @@ class Option:
     shorthands: tuple[tuple[tuple[str, ...], object, str], ...] = ()
 
     def checked(self, name: str, value: object) -> object:
-        """Returns a valid value, converted to its type; ValueError for others."""
+        """Returns a value of this option, converted to its type; ValueError if it is invalid."""
         if value is None and self.none:
             return None
         if isinstance(self.values, range):

@@ -114,7 +114,7 @@ class Drafter:
     """The weights of a DFlash drafter, checked against its target. Immutable."""
 
     def __init__(self, path: str, target: Model, progress: Progress | None = None) -> None:
-        """Maps or copies the weights, as Model does; Error also if they do not fit the target."""
+        """Maps or copies the weights; Error as for Model, or if drafter and target do not match."""
         self.path = str(path)
         with _model_params(target.config, progress) as params:
             self.handle = create(

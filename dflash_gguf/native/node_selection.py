@@ -24,7 +24,7 @@ class BreakEven:
     trees: abc.Sequence[float] = ()
 
     def limited(self, max_tokens: float) -> BreakEven:
-        """Returns thresholds that are infinite where they exceed max_tokens."""
+        """Returns a copy with infinite minimums where they exceed max_tokens, to rule them out."""
         if not self.sizes or max(self.chains[-1], self.trees[-1]) <= max_tokens:
             return self
         chains, trees = (
@@ -35,7 +35,7 @@ class BreakEven:
 
     @cached_property
     def handle(self) -> Any:
-        """A `dfl_break_even`, valid as long as this object."""
+        """The minimums as a C struct `dfl_break_even`, valid while this BreakEven exists."""
         return new("dfl_break_even *", (*self._arrays, len(self.sizes)))
 
     @cached_property

@@ -92,7 +92,7 @@ def ids_of(tokens: abc.Sequence[int], n_vocab: int) -> Any:
     """Converts token ids to int32 for C; ids of lists and tuples are checked by the core."""
     if isinstance(tokens, (list, tuple)):
         try:
-            return ffi.new("int32_t[]", tokens)  # faster than numpy for short lists
+            return ffi.new("int32_t[]", tokens)  # cffi is faster than numpy for short lists
         except (TypeError, OverflowError):
             pass
     return ffi.from_buffer("int32_t[]", _checked_ids(tokens, n_vocab))

@@ -53,7 +53,7 @@ class Prefix:
         return int(self.info().n_draft)
 
     def keep_in_cells(self, keeps: bool) -> None:
-        """Protects the prefix's cells from `Engine.offload`, or no longer if not `keeps`."""
+        """Protects the prefix's cells from `Engine.offload` if `keeps`, else ends protection."""
         call("prefix_keep_in_cells", self.handle, keeps)
 
     def cells_needed(self, n: int) -> int:

@@ -14,7 +14,7 @@ Progress = Callable[[int, int], None]
 
 @contextmanager
 def c_callback(progress: Progress | None) -> Iterator[Any]:
-    """Wraps `progress` for C. Its exception ends the with block in place of the core's Error."""
+    """Wraps `progress` for C; an exception of `progress` replaces the core's Error of the call."""
     if progress is None:
         yield ffi.NULL
         return
@@ -35,5 +35,5 @@ def c_callback(progress: Progress | None) -> Iterator[Any]:
         if raised:
             raise raised[0] from None
         raise
-    if raised:  # the last call has nothing left to cancel, but its exception counts
+    if raised:  # raised by the last callback, too late to cancel the work
         raise raised[0]

@@ -61,7 +61,7 @@ class CoreSampler:
         position: int,
         ids: NDArray[np.int32] | None = None,
     ) -> tuple[int, float]:
-        """Samples the token for a position. Returns it and its margin over the second best score.
+        """Samples a position's token. Returns the token and its margin over the second best score.
 
         logits: float32 [n], contiguous. history: prompt and answer so far, for penalties. ids: None
         if logits are a whole row; else the tokens of these best logits, int32 [n].

@@ -44,7 +44,7 @@ class SuffixIndex:
         call("suffix_index_separate", self.handle)
 
     def propose(self, n_positions: int, n_nodes: int) -> Proposal:
-        """Returns a tree of n_nodes candidates, n_positions deep, at most; empty without any."""
+        """Returns a tree of at most n_nodes candidates and depth n_positions; empty if no match."""
         proposals = Proposals().propose([self], [()], [n_positions], [n_nodes])
         return (proposals[0] if proposals else None) or ([], [], [], [])
 
@@ -57,7 +57,7 @@ class SuffixIndex:
 
     @outcomes.setter
     def outcomes(self, values: NDArray[np.float64]) -> None:
-        """Raises Error unless 0 < accepted <= tried in each row, ValueError for another shape."""
+        """Sets the numbers; Error unless 0 < accepted <= tried, ValueError for a wrong shape."""
         values = np.ascontiguousarray(values, dtype=np.float64)
         if values.shape != (lib().DFL_SUFFIX_OUTCOMES, 2):
             raise ValueError(f"outcomes have the shape {list(values.shape)}, must be [classes, 2]")

@@ -149,7 +149,7 @@ class DraftScorer(SamplingNoise):
 def noise_of(
     samplers: Sequence[SamplingNoise], counts: Sequence[int], positions: Ids, ids: Ids
 ) -> NDArray[np.float64]:
-    """Returns the noise of tokens [n, k] at n positions; counts: rows of each request, in order."""
+    """Returns the noise of tokens [n, k] at n positions; counts: positions of each sampler."""
     states = np.repeat(np.array([x.noise_base for x in samplers], dtype=np.uint64), counts)
     states ^= positions.astype(np.uint64)
     states += np.uint64(GOLDEN)

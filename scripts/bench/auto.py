@@ -11,12 +11,13 @@ the prompt), forced (edit, the right answer is forced), and right-SHARE (random 
 the drafter's best candidates is replaced by the right tokens). Settings: auto, copies (`auto` with
 the suffix index alone), drafter (`auto` with the drafter alone), chain-N and tree-N.
 
-Each prompt is answered plainly and with each setting, in turns of 60 ms. Costs are measured anew;
---known: an earlier process has stored them; --fresh: they are measured anew for each prompt. Prints
-the speed divided by plain speed, of all answers together and as mean with a 95 % interval; number
-and mean ratio of the answers that are half `copied` from the prompt; `choosing`, the share of time
-for decisions and lookups; accepted tokens by proposer. --bound: the ratio of the suffix index if
-acceptance were known in advance. --at-once: n answers at once. The last line is JSON.
+Each prompt is answered by plain decoding and with each setting, in turns of 60 ms. Costs are
+measured anew in each process, with --fresh for each prompt; with --known, a process before has
+stored them. Prints the speed divided by plain speed, of all answers together and as mean with a
+95 % interval; number and mean ratio of the answers of which half is `copied` from the prompt;
+`choosing`, the share of time for decisions and lookups; accepted tokens by proposer. --bound: also
+the ratio that the suffix index would reach if acceptance were known in advance. --at-once: how many
+answers run at once. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -145,16 +146,16 @@ def copied_share(prompt: Sequence[int], answer: Sequence[int]) -> float:
 
 
 def bound(prompt: list[int], answer: list[int], costs: CostModel) -> tuple[float, float]:
-    """Returns an answer's seconds, plain and by suffix drafts without rejected candidates."""
+    """Returns an answer's seconds by plain decoding, and by suffix drafts if none is rejected."""
     copies, n, position = SuffixIndex(1 << 16), len(answer) - 1, len(prompt)
     copies.append(prompt)
-    n_right = []  # number of candidates that would be accepted after each token
+    n_right = []  # number of right candidates in the suffix draft after each token
     for at in range(n):
         copies.append([answer[at]], is_chosen=True)
         tokens, parents, _, _ = copies.propose(MAX_VERIFY, MAX_VERIFY)
         tree = Tree.of(tokens, parents) if tokens else Tree.of([answer[at]])
         n_right.append(min(len(tree.accepted(answer[at + 1 :])) - 1, n - at - 1))
-    most = 32  # rows of the largest pass; costs of larger ones are extrapolated
+    most = 32  # maximum rows of a pass, as costs of larger passes are extrapolated
     passes = [costs.pass_s(position, rows) for rows in range(1, most + 1)]
     best = [0.0] * (n + 1)  # minimum seconds from each token to the answer's end
     for at in range(n - 1, -1, -1):
@@ -163,7 +164,7 @@ def bound(prompt: list[int], answer: list[int], costs: CostModel) -> tuple[float
 
 
 class Partly(DFlash):
-    """A drafter of whose best candidates a share is replaced by the right tokens."""
+    """A drafter with a share of its best candidates replaced by the right tokens."""
 
     def __init__(self, max_draft: int, share: float) -> None:
         super().__init__(max_draft)
@@ -237,7 +238,7 @@ def files_of(name: str, folder: Path) -> tuple[Path, Path | None]:
 
 @dataclass(slots=True)
 class Total:
-    """Sums of one setting over all prompts. ratios: plain seconds divided by the setting's."""
+    """Sums over the answers with one setting. ratios: plain seconds divided by the setting's."""
 
     tokens: int = 0
     seconds: float = 0.0
@@ -246,7 +247,7 @@ class Total:
     copied: list[float] = field(default_factory=list)
 
     def add(self, result: Result, plain: Result, prompt: Sequence[int]) -> None:
-        """Adds an answer with this setting, and compares it with the plain answer."""
+        """Adds an answer with the setting, and compares its speed with the plain answer's."""
         self.tokens += result.n_decoded
         self.seconds += result.decode_s
         self.choosing += result.seconds_by_phase.get("choose", 0.0) + result.seconds_by_phase.get(
@@ -258,7 +259,7 @@ class Total:
                 self.copied.append(self.ratios[-1])
 
     def summary(self, plain: Total) -> Figures:
-        """Returns the speed divided by plain speed, `copied` and `choosing` (see the module)."""
+        """Returns speeds relative to plain decoding, and the share of time for choosing drafts."""
         return {
             "all": round(plain.seconds / self.seconds, 4),
             "interval": [round(x, 4) for x in ratio_interval(self.ratios)],
@@ -313,7 +314,7 @@ class ProposalBackoff:
         self._stack.close()
 
     def answers(self, number: int) -> tuple[list[int], dict[str, Result]]:
-        """Returns the prompt of a number, and the answers to it by setting."""
+        """Returns prompt number `number`, and the answers to this prompt by setting."""
         decoders, first, turn_s = self.decoders, number, TURN_S
         how: dict[str, Any] = {"max_tokens": self._args.tokens}
         if self._partly is not None:

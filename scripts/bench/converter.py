@@ -41,7 +41,7 @@ CONFIG = {
     "tie_word_embeddings": True,
     "hidden_act": "silu",
 }
-# Runs llama.cpp's converter, and names a pre-tokenizer, as it does not know the random tokenizer.
+# Runs llama.cpp's converter with a given pre-tokenizer, as it cannot detect a random tokenizer's.
 PEER = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -133,7 +133,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "checkpoint"
         folder.mkdir()
-        # Uses a child: a converter's peak memory includes this process's memory at the fork.
+        # A child makes the checkpoint: converters' peak memory includes this process's at the fork.
         maker = multiprocessing.get_context("spawn").Process(target=make_checkpoint, args=(folder,))
         maker.start()
         maker.join()

@@ -90,7 +90,7 @@ def _tables(
 
 
 def _add_beyond(figures: Figures, bare_draft: float) -> None:
-    """Splits our draft time into `draft` and `inject` (K/V of features), and adds `beyond`."""
+    """Splits our draft time in `draft` and `inject` (features' K/V); adds time beyond passes."""
     ours = figures["ours"]
     ours["inject"] = round(ours["draft"] - bare_draft, 3)
     ours["draft"] = round(bare_draft, 3)

@@ -1,7 +1,7 @@
 """Drives our engine and llama.cpp's library in one process, to compare speed and logits.
 
-Both use one ggml, as many threads, and flash attention. A call of our engine includes Python's
-checks and an argmax.
+Both use the same ggml, the same number of threads, and flash attention. A call of our engine
+includes Python's checks and an argmax.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from dflash_gguf import native
 from dflash_gguf.config import LoadConfig
 
 N_UBATCH = 512
-FLASH_ATTENTION_ON = 1  # LLAMA_FLASH_ATTN_TYPE_ENABLED of llama.h
-LOG_LEVEL_ERROR = 4  # GGML_LOG_LEVEL_ERROR of ggml.h
+FLASH_ATTENTION_ON = 1  # Value of LLAMA_FLASH_ATTN_TYPE_ENABLED in llama.h.
+LOG_LEVEL_ERROR = 4  # Value of GGML_LOG_LEVEL_ERROR in ggml.h.
 
 Tokens = NDArray[np.int32]
 Logits = NDArray[np.float32]
@@ -46,7 +46,7 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
     def rows(self, tokens: Sequence[int], last: int) -> Logits:
-        """Computes tokens in an empty sequence; returns logits of the last ones [last, n_vocab]."""
+        """Computes tokens in an empty sequence; returns the last tokens' logits [last, n_vocab]."""
 
     def next(self, token: int) -> Logits:
         """Appends a token and returns its logits, float32 [n_vocab]."""

@@ -75,11 +75,11 @@ class Rows:
         """Does nothing, as simulated rows are always finite."""
 
     def argmax(self, index: int = -1) -> int:
-        """Returns the script's token after a row of the pass."""
+        """Returns the random text's next token after a row of the pass."""
         return self._tokens[index]
 
     def logits(self, index: int = -1) -> NDArray[np.float32]:
-        """Returns random logits for a row of the pass, in which the script's token is far ahead."""
+        """Returns random logits of a row, in which the random text's next token is far ahead."""
         row = self._noise.copy()
         row[self._tokens[index]] += 8.0
         return row
@@ -141,7 +141,7 @@ class SimulatedEngine:
         return drawn
 
     def draft(self, requests: Sequence[DraftRequest], k: int = 1) -> list[Draft]:
-        """Simulates a pass of the drafter, which ranks the script's token first or second."""
+        """Simulates a drafter's pass, which ranks the random text's next token first or second."""
         self._wait(MS["draft"])
         return [self._draft(x.sequence.position, x.n_draft, k) for x in requests]
 
@@ -190,7 +190,7 @@ class SimulatedSequence:
 
     @property
     def tokens(self) -> list[int]:
-        """Returns no tokens, as no sequence starts with a prefix."""
+        """Returns no tokens, as no simulated sequence starts with a cached prefix."""
         return []
 
     def cells_needed(self, n: int) -> int:  # noqa: ARG002
@@ -242,7 +242,7 @@ def simulated(setting: str, n: int, args: argparse.Namespace) -> Figures:
         states.append(scheduler.add_request(request, [DFlash(BLOCK)], rules[setting]))
     rounds, waits = [], []
     while not all(state.output.tokens for state in states):
-        scheduler.step()  # first rounds: they compute prompts
+        scheduler.step()  # untimed rounds, which compute prompts
     while not any(state.is_finished for state in states):
         for state in states:
             state.steps.clear()
@@ -285,7 +285,7 @@ class CoreClock:
         return run
 
     def after(self, name: str, values: Any, result: Any) -> Any:  # noqa: ARG002
-        """Returns a call's result; subclasses may wait here, or change the result."""
+        """Returns an engine call's result; subclasses may wait here, or change the result."""
         return result
 
 
@@ -305,7 +305,7 @@ def real(n: int, args: argparse.Namespace) -> Figures:
             )
             for i in range(n)
         ]
-        for stream in streams * 2:  # first rounds: they compute prompts and build graphs
+        for stream in streams * 2:  # untimed rounds, to compute prompts and build graphs
             next(stream)
         shares, seconds = [], []
         for _ in range(args.rounds or 60):
@@ -325,7 +325,7 @@ def real(n: int, args: argparse.Namespace) -> Figures:
 
 
 class NullClock(CoreClock):
-    """A CoreClock for the null GPU: passes wait, and candidates are accepted by chance."""
+    """Makes passes of a null GPU's engine wait, and accepts candidates by chance."""
 
     def __init__(self, engine: Any, pass_s: float, draft_s: float, accepted: float) -> None:
         """pass_s, draft_s: seconds of a pass and a draft. accepted: probability of acceptance."""
@@ -338,7 +338,7 @@ class NullClock(CoreClock):
 
     def after(self, name: str, values: Any, result: Any) -> Any:
         """Waits after a pass or draft; replaces sampled tokens by accepted candidates."""
-        if name in ("run", "draft"):  # without waits, most rounds would compute prompts
+        if name in ("run", "draft"):  # if passes did not wait, most would compute prompts
             started = time.perf_counter()
             time.sleep(self._waits(name, values))
             self.waited += time.perf_counter() - started

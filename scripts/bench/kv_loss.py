@@ -4,8 +4,8 @@
 
 Compares the second half of each chunk of 512 tokens of HumanEval or a file. kl_difference: mean of
 our divergence minus llama.cpp's, and its standard error. Both engines rotate K/V by a Hadamard
-transform before quantising, so they should agree; LLAMA_ATTN_ROT_DISABLE=1 stops llama.cpp's.
-With a drafter: also tokens a round of greedy continuations. The last line is one JSON object.
+transform before quantising, so they should agree; LLAMA_ATTN_ROT_DISABLE=1 stops llama.cpp's
+rotation. With a drafter: also tokens a round of greedy continuations. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def tokens_a_round(path: Path, drafter: Path, pair: str, chunks: list[list[int]]
             result = decoder.generate(
                 chunk[: CHUNK // 2], max_tokens=N_CONTINUED, ignore_eos=True, draft="chain"
             )
-            n_tokens += result.n_tokens - 1  # the first token comes from the prefill
+            n_tokens += result.n_tokens - 1  # the prefill, not a round, gives the first token
             n_rounds += result.rounds
     return n_tokens / n_rounds
 

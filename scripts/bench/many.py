@@ -218,7 +218,7 @@ def beside(args: argparse.Namespace) -> Figures:
     """
     options = {"n_ctx": args.ctx, "n_parallel": args.streams + 1, "n_threads": args.threads}
     prompt = np.random.default_rng(0).integers(0, args.vocabulary, args.prompt).tolist()
-    n_filled = {"beside": 0, "alone": 0}  # computed tokens of the long prompt
+    n_filled = {"beside": 0, "alone": 0}  # number of tokens of the long prompt computed so far
 
     def begun(decoder: dflash_gguf.Decoder) -> list[dflash_gguf.Stream]:
         streams = [

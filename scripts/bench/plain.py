@@ -203,7 +203,7 @@ def weights_of_a_token(path: Path) -> int:
     return sum(
         int(tensor.n_bytes * (share if "_exps." in tensor.name else 1.0))
         for tensor in reader.tensors
-        if not (untied and tensor.name == "token_embd.weight")  # a step reads one row of it
+        if not (untied and tensor.name == "token_embd.weight")  # a step reads one row of embeddings
     )
 
 

@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def found_prefix(decoder: dflash_gguf.Decoder, tokens: list[int]) -> dict[str, float]:
-    """Returns seconds to the first token after a computed and a cached prompt, and of a pass."""
+    """Returns seconds to the first token, prompt computed or cached, and seconds of a pass."""
     settings: dict[str, Any] = {"max_tokens": 2, "ignore_eos": True, "draft": "none"}
     computed = decoder.generate(tokens, **settings)
     hits = [decoder.generate(tokens, **settings) for _ in range(5)]
@@ -59,7 +59,7 @@ def found_prefix(decoder: dflash_gguf.Decoder, tokens: list[int]) -> dict[str, f
 
 
 def files(decoder: dflash_gguf.Decoder, tokens: list[int]) -> dict[str, float]:
-    """Returns MB/s of saving and loading a prefix, and of writing and reading such a file."""
+    """Returns MB/s of saving and loading a prefix, and of writing and reading its bytes alone."""
     with tempfile.TemporaryDirectory(dir=".") as folder:
         path, plain = Path(folder) / "p.dfl", Path(folder) / "plain"
         seconds = {"save": 1e9, "write": 1e9, "load": 1e9, "read": 1e9}

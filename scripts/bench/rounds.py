@@ -33,7 +33,7 @@ GREEDY = ("--samplers", "top_k", "--top-k", "1")
 
 @dataclass(frozen=True, slots=True)
 class PeerAnswer:
-    """Answer of peer-rounds. rounds: (tokens before it, drafted, accepted). us: microseconds."""
+    """Answer of peer-rounds. rounds: (earlier tokens, drafted, accepted). us: microseconds."""
 
     tokens: list[int]
     rounds: list[tuple[int, int, int]]
@@ -256,7 +256,7 @@ class Ours:
         return 1e3 * np.array(rows)
 
     def bare_draft_ms(self, last_token: int, n_draft: int, n_runs: int = 25) -> float:
-        """Returns milliseconds of a draft alone, without K/V of new tokens (inject)."""
+        """Returns milliseconds of a draft for which the drafter needs no K/V of new features."""
         times = []
         for _ in range(n_runs):
             self.sequence.verify([last_token] * (n_draft + 1))

@@ -58,12 +58,12 @@ class Running(ServerClient):
         super().__init__(url, None)
         self.pid = pid
         self.cpu_s, self.n_tokens = 0.0, 0
-        """CPU seconds of the server process during measurements, and the tokens sent meanwhile."""
+        """CPU seconds of the server process in measurements, and tokens that it sent in them."""
 
 
 @contextlib.contextmanager
 def served(command: Sequence[str], port: int) -> Iterator[Running]:
-    """Runs a server for a with block, and waits before it until the model is loaded."""
+    """Runs a server for a with block, which begins once the server has loaded the model."""
     process = subprocess.Popen(
         [*command, "--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )

@@ -31,7 +31,7 @@ class Mixture:
 
 @dataclass(frozen=True, slots=True)
 class Sliding:
-    """Sizes of sliding-window layers, all but each `period`-th. 0: the size of full layers."""
+    """Sizes of sliding-window layers, all but every `period`-th layer. 0: as in full layers."""
 
     window: int
     period: int

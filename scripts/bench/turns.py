@@ -28,7 +28,7 @@ Figures = dict[str, Any]
 
 
 def rotated(names: Sequence[str], turn: int) -> Iterator[str]:
-    """Yields all names once; each turn starts with the next name."""
+    """Yields all names once, beginning one name later in each turn."""
     for i in range(len(names)):
         yield names[(turn + i) % len(names)]
 

@@ -74,7 +74,7 @@ def bench(path: Path, args: argparse.Namespace) -> Figures:
     for i in range(args.rounds + 1):
         for j in random.permutation(len(steps)):
             spent = run(sequence, steps[j], tokens[N_PROMPT:])
-            if i > 0:  # the first round builds the graphs
+            if i > 0:  # the first round builds graphs, so it does not count
                 seconds[steps[j]].append(spent)
     each = {step: np.array(values) for step, values in seconds.items()}
     plain = float(np.median(each["plain", 1]))

@@ -20,7 +20,7 @@ PUBLISHED = {"chain 15": 7.67, "tree 22": 8.88}
 UNSURE, RIVAL = 0.343, 0.33
 N_POSITIONS, N_RANKS = 15, 8
 CERTAIN = 1e-6
-"""Probability of a candidate divided by the next better one's, where the drafter is sure."""
+"""Ratio of a candidate's probability to the next better candidate's where a drafter is sure."""
 FIRST_ID = 300
 """Smallest id of a random token, as lower ids may be special tokens."""
 N_DRAWS = 600

@@ -30,7 +30,7 @@ ACCEPTED = (2, 4, 8)
 N_DRAFT = 15
 N_RUNS = 5
 MOST_PROMPT_TOKENS = 16384
-"""Maximum prompt tokens of all prefills of one length together, if there are several."""
+"""Maximum prompt tokens of all timed prefills of one length; one prefill may have more."""
 
 
 def plain(setting: Setting) -> Iterator[Figures]:
@@ -63,7 +63,7 @@ def plain(setting: Setting) -> Iterator[Figures]:
 
 
 def prefill(setting: Setting) -> Iterator[Figures]:
-    """Measures prefill of each prompt length; long prompts have fewer runs, as they vary less."""
+    """Measures prefill of each prompt length, long prompts in fewer runs: their times vary less."""
     lengths = setting.sizes.prompts
     found: dict[int, list[float]] = {n: [] for n in lengths}
     for open_ in _engines(setting, max(lengths)):

@@ -14,7 +14,7 @@ from gpu.setting import Figures, Setting
 
 
 def module(setting: Setting) -> Iterator[Figures]:
-    """Builds the backend module that --build names unless one loads; yields its path."""
+    """Builds the backend that --build names, unless a built module loads; yields its path."""
     if setting.build is None:
         raise ValueError("no backend to build; name its kind with --build")
     started = time.perf_counter()

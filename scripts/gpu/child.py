@@ -35,7 +35,7 @@ def report(name: str, lines: Iterator[Figures]) -> None:
             print(json.dumps({"part": name, **figures}), flush=True)
     except (native.Error, ConvertError, ValueError, OSError) as error:
         sys.exit(f"error: {error}")
-    except SystemExit as error:  # raised by build functions, with a message
+    except SystemExit as error:  # build functions exit with a message
         sys.exit(f"error: {error.code}")
 
 
@@ -82,7 +82,7 @@ class Child:
                         break
                     is_late = True
                     self._end()
-                    self._limit_s += PATIENCE_S + 5.0  # time to read the last lines
+                    self._limit_s += PATIENCE_S + 5.0  # time to read the ended process's last lines
                     continue
                 if line is None:
                     break

@@ -37,7 +37,7 @@ def used_bytes(device: str) -> int | None:
 
 
 def measure(setting: Setting) -> Iterator[Figures]:
-    """Yields one line; its context_bytes: GPU memory that the driver takes at the start."""
+    """Yields a line about the device. context_bytes: GPU memory that the driver takes at start."""
     before = used_bytes(setting.device or "CUDA0")
     device = setting.found_device()
     after = used_bytes(device.name)

@@ -17,7 +17,7 @@ GRAPH_LINES = {
     "CUDA graph update failed": "failed",
     "disabling CUDA graphs": "disabled",
 }
-"""Texts in ggml's log about captured CUDA graphs (ggml-cuda.cu, 0.25.3), and report fields."""
+"""Report fields by texts in ggml's log about captured CUDA graphs (ggml-cuda.cu, 0.25.3)."""
 
 TYPE_F32 = 0  # value of GGML_TYPE_F32
 _LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)

@@ -1,4 +1,4 @@
-"""Counts the bytes that a round must read and write, which bound its time by the bandwidth."""
+"""Counts the bytes that a round must move, which give its minimum time at full bandwidth."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Moved:
 
     @classmethod
     def of(cls, sequence: native.Sequence) -> Moved:
-        """Counts the bytes at a sequence's position, without activations, with all experts."""
+        """Counts a round's bytes at a sequence's position: no activations, but all experts."""
         engine = sequence.engine
         model, drafter = engine.model, engine.drafter
         draft = 0

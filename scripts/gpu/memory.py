@@ -85,7 +85,7 @@ def _load_kernels(setting: Setting) -> None:
 
 
 class _Held:
-    """Measures how much a GPU's used memory (CPU: this process) grows after its creation."""
+    """Measures the growth of a GPU's used memory, or of this process's memory on a CPU."""
 
     def __init__(self, device: native.Device) -> None:
         self._device = device
@@ -97,7 +97,7 @@ class _Held:
         return -next(x.free_bytes for x in native.devices() if x.name == self._device.name)
 
     def more(self) -> int:
-        """Returns the growth in bytes so far."""
+        """Returns the growth of used memory in bytes since this object was created."""
         return self._held() - self._at_first
 
 

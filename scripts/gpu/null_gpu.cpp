@@ -160,7 +160,7 @@ static void * reserve(size_t bytes) {
     return found == MAP_FAILED ? nullptr : found;
 }
 
-// Maximum bytes of a copy to the host that are written per row, as writing takes host time.
+// Maximum bytes written in each row of a 2-D copy to the host, as writing takes host time.
 static constexpr size_t MOST_WRITTEN = 64 << 10, N_DIFFERENT = 1024;
 
 static cudaError_t copied(void * to, size_t pitch, size_t width, size_t height,
@@ -240,7 +240,7 @@ EXPORT cudaError_t cudaSetDevice(int) { return cudaSuccess; }
 
 EXPORT cudaError_t cudaSetDeviceFlags(unsigned) { return cudaSuccess; }
 
-static constexpr int MULTIPROCESSORS = 82; // as in an RTX 3090
+static constexpr int MULTIPROCESSORS = 82; // number of multiprocessors of an RTX 3090
 static constexpr bool IS_HOPPER = NULL_GPU_CAPABILITY == 90;
 static constexpr int SHARED_PER_BLOCK = (IS_HOPPER ? 227 : 99) << 10;
 

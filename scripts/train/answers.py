@@ -69,7 +69,7 @@ def generate(
     answers: dict[int, Answer] = {}
     reported = time.monotonic()
     inside = torch.get_num_threads()
-    # Samples one batch at a time, as all share a random generator, in a fixed order.
+    # Samples batches one after the other in a fixed order, as they share a random generator.
     at_a_time = 1 if temperature > 0 else n_threads
     torch.set_num_threads(max(inside, n_threads // at_a_time))
     with ThreadPoolExecutor(at_a_time) as pool:

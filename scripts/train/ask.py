@@ -1,4 +1,4 @@
-"""Gets the prompts of a training by its arguments, and the target's answers to them."""
+"""Gets the prompts that a training's arguments name, and the target's answers to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes a new drafter for a target, and computes its logits in training."""
+"""Makes a new drafter for a target, and computes the drafter's logits in training."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def new_drafter(
     seed: int,
     n_ff: int | None = None,
 ) -> DFlashDraftModel:
-    """Returns a random drafter; ValueError for too many taps. n_ff: None: as the target's."""
+    """Returns a random drafter; ValueError for too many taps. n_ff: None for the target's FFN."""
     config = target_config.get_text_config()
     n_target = config.num_hidden_layers
     taps = _taps(n_target, n_taps)
@@ -66,7 +66,7 @@ def _taps(n_target: int, n_taps: int) -> list[int]:
 
 
 def even_start(drafter: DFlashDraftModel, head: Tensor) -> None:
-    """Sets a new drafter's output norm so that logits spread by about 1: training is shorter."""
+    """Sets a new drafter's output norm for logits of spread 1, which shortens the training."""
     drafter.norm.weight.data.fill_(1.0 / float(head.float().norm(dim=1).mean()))
 
 

@@ -31,8 +31,9 @@ Piece = tuple[list[int], Blocks]
 class Recipe:
     """Hyper-parameters of a training. A batch has n_blocks blocks of each of n_sequences answers.
 
-    decay: see place_weights. falling: number of last steps, in which learning rates fall. n_words:
-    vocabulary entries in a step's softmax, 0 for all. piece: answers that a thread takes at once.
+    decay: position k of a block has loss weight exp(-k / decay). falling: number of last steps, in
+    which learning rates fall. n_words: vocabulary entries in a step's softmax, 0 for all. piece:
+    answers that a thread takes at once.
     """
 
     n_steps: int

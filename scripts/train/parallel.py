@@ -20,10 +20,10 @@ Loss = Callable[[Piece], tuple[Tensor, Tensor]]
 
 
 def precision(device: torch.device) -> AbstractContextManager[object]:
-    """Returns a bfloat16 autocast if the device computes that faster than float32."""
+    """Returns a bfloat16 autocast if the device computes bfloat16 faster, else a no-op."""
     if device.type == "cpu" and not torch.cpu._is_avx512_bf16_supported():
         return nullcontext()
-    # No cache: threads must not share autocast's converted weights.
+    # Disables the cache of converted weights, as threads must not share it.
     return torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False)
 
 

@@ -34,7 +34,7 @@ def load_target(path: Path, device: str, folder: Path) -> tuple[Any, Any]:
 
 
 def for_answers(target: Any) -> Any:
-    """Returns a bfloat16 copy of the target if the CPU computes it faster; answers may differ."""
+    """Returns the target, in bfloat16 if a CPU computes bfloat16 faster; answers may differ."""
     if target.device.type == "cpu" and torch.cpu._is_avx512_bf16_supported():
         return deepcopy(target).to(torch.bfloat16)
     return target

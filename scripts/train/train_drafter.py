@@ -107,7 +107,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def remember(args: argparse.Namespace) -> None:
-    """Writes the arguments to the output folder; ValueError if it was begun with other ones."""
+    """Writes the arguments to the output folder; ValueError if the folder has different ones."""
     mine = {k: str(v) for k, v in vars(args).items() if k not in (*FREE, "out")}
     path = args.out / "arguments.json"
     if path.exists():

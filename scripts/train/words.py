@@ -1,4 +1,4 @@
-"""Selects vocabulary entries for a training step's softmax: all would cost more than the drafter.
+"""Selects entries of a training step's softmax: the whole vocabulary costs more than the drafter.
 
 Frequent tokens of the answers, and the tokens to predict, are always in; a random sample, new in
 every step, stands for all others.
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-FREQUENT = 0.75  # share of the answers' most frequent tokens in n_words
+FREQUENT = 0.75  # share of n_words for the answers' most frequent tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Softmax:
         return Softmax(ids, self.shift.to(device), rows)
 
     def places(self, wanted: Tensor) -> Tensor:
-        """Returns the indices in `ids` of the tokens to predict, all of which are there."""
+        """Returns the indices in `ids` of the tokens to predict, all of which are in `ids`."""
         return torch.searchsorted(self.ids, wanted)
 
 
