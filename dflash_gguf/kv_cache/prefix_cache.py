@@ -279,7 +279,7 @@ class PrefixCache:
                 self._close(node)
 
     def forget_text(self, tokens: Sequence[int], scope: Hashable = "") -> bool:
-        """Drops the prefixes that, in a scope, only this text begins with; False if there are none."""
+        """Drops the prefixes that only this text of a scope begins with; False if none do."""
         node, n_before = self._match(tokens, len(tokens), scope).node, len(self._used)
         while node is not None and not node.children and node.parent is not None:
             parent = node.parent
