@@ -72,6 +72,7 @@ class DecodeConfig:
         the last repeat_last_n tokens of prompt and answer.
     seed: any signed or unsigned 64-bit integer; None chooses one, which the result reports.
     stop: one text or several that end the answer, and are not part of it.
+    stop_token_ids: further token ids that end the answer; their text is not part of it.
     ignore_eos: True to never sample a token that ends generation.
     logit_bias: numbers to add to logits, by token id, before anything else; -inf bans a token.
     n_probs: each step reports the log-probability of its tokens, and those of the n_probs best
@@ -100,6 +101,7 @@ class DecodeConfig:
     repeat_last_n: int = 64
     seed: int | None = None
     stop: str | Iterable[str] = ()
+    stop_token_ids: Iterable[int] = ()
     ignore_eos: bool = False
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     n_probs: int | None = None
@@ -194,6 +196,12 @@ def _stop_texts(value: object) -> tuple[str, ...]:
     return texts
 
 
+def _stop_token_ids(value: object) -> tuple[int, ...]:
+    if not isinstance(value, Iterable) or isinstance(value, (str, bytes)):
+        raise ValueError(f"stop_token_ids is {value!r}, must be a list of token ids")
+    return tuple(integer("a token of stop_token_ids", x, 0, (1 << 31) - 1) for x in value)
+
+
 INTEGER_RANGES = {
     "max_tokens": (0, MAX_N_CTX),
     "top_k": (-(1 << 31), (1 << 31) - 1),
@@ -212,5 +220,10 @@ NUMBER_RANGES = {
     "presence_penalty": (-MAX_LOGIT_CHANGE, MAX_LOGIT_CHANGE),
     "frequency_penalty": (-MAX_LOGIT_CHANGE, MAX_LOGIT_CHANGE),
 }
-READERS = {"stop": _stop_texts, "logit_bias": _biases, "draft_type": _names}
+READERS = {
+    "stop": _stop_texts,
+    "stop_token_ids": _stop_token_ids,
+    "logit_bias": _biases,
+    "draft_type": _names,
+}
 """Functions that check and convert fields of DecodeConfig, by field."""

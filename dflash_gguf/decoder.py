@@ -228,8 +228,9 @@ class Decoder:
         config = dataclasses.replace(config or DecodeConfig(), **settings)
         tokens = tuple(self._tokens_of(prompt))
         check_prompt(tokens, self.n_ctx)
-        for token in config.logit_bias:
-            integer("a token of logit_bias", token, 0, self.model.n_vocab - 1)
+        for name in ("logit_bias", "stop_token_ids"):
+            for token in getattr(config, name):
+                integer(f"a token of {name}", token, 0, self.model.n_vocab - 1)
         if isinstance(prompt, ChatPrompt):
             return Request(tokens, config, prompt.reasoning, prompt.turn_boundaries)
         return Request(tokens, config)

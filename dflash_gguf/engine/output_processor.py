@@ -42,6 +42,8 @@ class OutputProcessor:
         self._config = config
         self._n_room = n_room
         self._reasoning = None if config.reasoning_format == "none" else reasoning
+        ends = frozenset() if config.ignore_eos else vocabulary.stop_tokens
+        self._stop_tokens = ends.union(config.stop_token_ids)
         self._n_read = self._n_parts_read = 0
         self.tokens: list[int] = []
         self.stop_reason: str | None = None
@@ -77,7 +79,7 @@ class OutputProcessor:
     def push(self, token: int) -> bool:
         """Adds a sampled token; returns True if the token ends the answer."""
         self.tokens.append(token)
-        if token in self._vocabulary.stop_tokens and not self._config.ignore_eos:
+        if token in self._stop_tokens:
             self.stop_reason = "token"
         else:
             self._add(self._stop.push(self._utf8.push(self._vocabulary.piece(token))))

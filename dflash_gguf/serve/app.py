@@ -165,7 +165,7 @@ class App:
                 f"best_of is {body.best_of}, must be at most n, {n_choices(body)}"
             )
         config = self._config(body, engine, prompt_builder, completion_n_probs(body))
-        prompts = prompt_builder.prompts(body.prompt)
+        prompts = prompt_builder.prompts(body.prompt, body.add_special is not False)
         echoes = [_text(prompt_builder, prompt) for prompt in prompts] if body.echo else None
         return prompts, config, partial(CompletionFormat, echoes=echoes)
 
@@ -174,7 +174,7 @@ class App:
     ) -> Prepared:
         n_probs = body.n_probs if body.n_probs is not None else body.logprobs
         config = self._config(body, engine, prompt_builder, n_probs or None)
-        prompts = prompt_builder.prompts(body.prompt)
+        prompts = prompt_builder.prompts(body.prompt, body.add_special is not False)
         tokenizer = prompt_builder.tokenizer
         stops = sorted(tokenizer.stop_tokens) if tokenizer else []
         shown = [_text(prompt_builder, prompt) for prompt in prompts]
@@ -465,7 +465,8 @@ class App:
                 408, f"the request body did not arrive within {seconds:g} s"
             ) from None
         data = b"".join(parts)
-        return await _aside(lambda: read(data, kind), n_bytes), n_bytes
+        body, request.scope["ignored"] = await _aside(lambda: read(data, kind), n_bytes)
+        return body, n_bytes
 
 
 async def _aside(work: Callable[[], T], n_bytes: int) -> T:

@@ -21,6 +21,8 @@ from .settings import Settings
 
 PUBLIC = ("/health", "/v1/health")
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
+MAX_NAMED = 256
+"""Most names of unknown fields that the log mentions, so that random names cannot fill memory."""
 ENDING = "the server is being shut down: send the request again when it is back"
 
 
@@ -41,6 +43,7 @@ class Guard:
         self._keys = [key.encode() for key in settings.keys]
         self._log = log
         self._running: set[_Running] = set()
+        self._ignored: set[str] = set()
         self._is_ending = False
 
     @property
@@ -70,6 +73,10 @@ class Guard:
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
                 running.status = message["status"]
+                if ignored := scope.get("ignored"):
+                    headers_sent = MutableHeaders(raw=message.setdefault("headers", []))
+                    headers_sent["X-Ignored-Fields"] = ", ".join(ignored)
+                    self._warn(ignored)
                 if origin is not None:
                     allow(MutableHeaders(raw=message.setdefault("headers", [])), origin, wanted)
             await send(message)
@@ -90,6 +97,13 @@ class Guard:
         finally:
             self._running.discard(running)
             self._write(scope, running.status, time.monotonic() - began)
+
+    def _warn(self, ignored: Sequence[str]) -> None:
+        """Writes a line to the log about each unknown field that has not been named before."""
+        for name in ignored:
+            if name not in self._ignored and len(self._ignored) < MAX_NAMED:
+                self._ignored.add(name)
+                self._log(f"warning: the field {name} of a request is unknown and ignored")
 
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
         if scope["method"] == "OPTIONS":

@@ -45,10 +45,11 @@ class PromptBuilder:
         """Text of the model's own chat template; empty if there is none."""
         return (self.tokenizer.templates.get("") or "") if self.tokenizer else ""
 
-    def prompts(self, value: Any) -> list[list[int]]:
+    def prompts(self, value: Any, add_special: bool = True) -> list[list[int]]:
         """Returns the token ids of each prompt in a `prompt` field.
 
-        A prompt is a text, a list of token ids and texts, or an object with a prompt_string. Raises
+        A prompt is a text, a list of token ids and texts, or an object with a prompt_string.
+        add_special: True to begin texts with the BOS token if the model asks for it. Raises
         BadRequestError for other values.
         """
         if value is None:
@@ -56,12 +57,12 @@ class PromptBuilder:
                 "prompt is missing, must be a text, token ids, or a list of these"
             )
         if not isinstance(value, list) or not value or not _is_many(value):
-            return [self._prompt(value)]
+            return [self._prompt(value, add_special)]
         if len(value) > MAX_CHOICES:
             raise BadRequestError(f"prompt holds {len(value)} prompts, the limit is {MAX_CHOICES}")
-        return [self._prompt(one) for one in value]
+        return [self._prompt(one, add_special) for one in value]
 
-    def _prompt(self, value: Any) -> list[int]:
+    def _prompt(self, value: Any, add_special: bool) -> list[int]:
         if isinstance(value, dict):
             if value.get("multimodal_data"):
                 raise BadRequestError("prompt: multimodal_data is not supported, leave it out")
@@ -69,7 +70,7 @@ class PromptBuilder:
             if not isinstance(value, str):
                 raise BadRequestError("prompt is an object, its prompt_string must be a text")
         if isinstance(value, str):
-            return self.require_tokenizer().tokenize(value)
+            return self.require_tokenizer().tokenize(value, add_special=add_special)
         if not isinstance(value, list):
             raise BadRequestError(
                 f"prompt must be a text, token ids, or a list of these, not {type(value).__name__}"
@@ -77,7 +78,8 @@ class PromptBuilder:
         tokens: list[int] = []
         for place, part in enumerate(value):
             if isinstance(part, str):
-                tokens += self.require_tokenizer().tokenize(part, add_special=place == 0)
+                is_first = add_special and place == 0
+                tokens += self.require_tokenizer().tokenize(part, add_special=is_first)
             elif isinstance(part, int) and not isinstance(part, bool):
                 tokens.append(part)
             else:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
+import contextlib
+import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ..config import REASONING_FORMATS, DecodeConfig
+from .foreign_fields import translate
 
 MAX_CHOICES = 128
 """Maximum number of prompts in a request, and of answers to each prompt."""
@@ -23,31 +27,21 @@ READ_ELSEWHERE = {"logit_bias", "n_probs", "reasoning_format"}
 RANDOM_SEEDS = (-1, (1 << 32) - 1)
 """Seeds that ask for a random seed, as in llama.cpp."""
 
-NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
-    "adaptive_target": (),
-    "dry_multiplier": (0,),
-    "dynatemp_range": (0,),
-    "grammar": ("",),
-    "json_schema": ({},),
-    "lora": ([],),
-    "mirostat": (0,),
-    "n_indent": (0,),
-    "t_max_predict_ms": (-1, 0),
-    "tfs_z": (1,),
-    "top_n_sigma": (-1, 0),
-    "typ_p": (1,),
-    "typical_p": (1,),
-    "xtc_probability": (0,),
-    "tools": ([],),
-    "functions": ([],),
-    "response_format": ({"type": "text"},),
-    "tool_choice": ("none", "auto"),
-    "suffix": ("",),
-    "modalities": (["text"],),
-    "audio": (),
-    "image_data": ([],),
+SAMPLERS = ("penalties", "top_k", "top_p", "min_p", "temperature")
+"""Samplers in their order, with llama-server's names."""
+SAMPLER_LETTERS = {
+    "e": "penalties",
+    "d": "dry",
+    "s": "top_n_sigma",
+    "k": "top_k",
+    "y": "typ_p",
+    "p": "top_p",
+    "m": "min_p",
+    "x": "xtc",
+    "a": "adaptive_p",
+    "t": "temperature",
 }
-"""Fields without effect: accepted with null or one of these values, refused with any other."""
+"""Samplers of llama-server by the letters of its text form; those not in SAMPLERS are off."""
 
 
 class BadRequestError(Exception):
@@ -92,6 +86,8 @@ class Body(msgspec.Struct, kw_only=True):
     repeat_last_n: int | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    samplers: str | list[str] | None = None
     ignore_eos: bool | None = None
     logit_bias: dict[str, float | bool] | list[tuple[int | str, float | bool]] | None = None
     n_probs: int | None = None
@@ -105,6 +101,7 @@ class Body(msgspec.Struct, kw_only=True):
     verbose: bool | None = None
     sse_ping_interval: float | None = None
     draft: str | None = None
+    draft_type: str | list[str] | None = None
     draft_max: int | None = None
     draft_min: int | None = None
     tree_budget: int | None = None
@@ -114,6 +111,7 @@ class LlamaServerBody(Body, kw_only=True):
     """Fields of llama-server's /completion."""
 
     prompt: Any = None
+    add_special: bool | None = None
     logprobs: int | None = None
 
 
@@ -121,6 +119,7 @@ class CompletionBody(Body, kw_only=True):
     """Fields of OpenAI's /v1/completions."""
 
     prompt: Any = None
+    add_special: bool | None = None
     logprobs: int | None = None
     echo: bool | None = None
     best_of: int | None = None
@@ -183,26 +182,41 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
 B = TypeVar("B", bound=msgspec.Struct)
 
 
-def read(data: bytes, kind: type[B]) -> B:
-    """Returns a parsed request body. Raises BadRequestError, which names the wrong field."""
+def read(data: bytes, kind: type[B]) -> tuple[B, list[str]]:
+    """Returns a parsed request body and the names of unknown fields, as `translate` does.
+
+    Raises BadRequestError or ValueError, which name the wrong field.
+    """
     try:
-        body = msgspec.json.decode(data or b"{}")
+        body = msgspec.json.decode(data.removeprefix(codecs.BOM_UTF8) or b"{}")
     except RecursionError:
         raise BadRequestError("the body nests too deeply") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadRequestError(f"the body is not valid JSON: {error}") from None
+        why = _unfit_text(data) or error
+        raise BadRequestError(f"the body is not valid JSON: {why}") from None
     if not isinstance(body, dict):
         raise BadRequestError("the body must be a JSON object")
-    for name, values in NEUTRAL_VALUES.items():
-        value = body.get(name)
-        if value is not None and name not in kind.__struct_fields__ and value not in values:
-            raise BadRequestError(f"{name}: {_shown(value)} is not supported, leave it out")
+    ignored = translate(body, kind.__struct_fields__)
     try:
-        return msgspec.convert(body, kind)
+        return msgspec.convert(body, kind), ignored
     except msgspec.ValidationError as error:
         raise BadRequestError(_sentence(str(error))) from None
     except RecursionError:
         raise BadRequestError("the body nests too deeply") from None
+
+
+def _unfit_text(data: bytes) -> str | None:
+    """Returns why a body that is not JSON is no text either; None if it is a text."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        return f"byte {error.start} is 0x{data[error.start]:02x}, which is not UTF-8"
+    if "\0" in text:
+        return f"byte {data.index(0)} is NUL; send UTF-8, and NUL in a text as \\u0000"
+    with contextlib.suppress(ValueError, RecursionError):
+        if re.search("[\ud800-\udfff]", json.dumps(json.loads(text), ensure_ascii=False)):
+            return "a text holds half of a surrogate pair, as of an emoji cut in two"
+    return None
 
 
 def n_choices(body: Body) -> int:
@@ -232,7 +246,35 @@ def config_of(body: Body, defaults: DecodeConfig, n_ctx: int, n_probs: int | Non
         given["stop"] = stops
     if n_probs is not None:
         given["n_probs"] = _within("n_probs", n_probs, 0, MAX_N_PROBS)
-    return replace(defaults, **given)
+    config = replace(defaults, **given)
+    if body.samplers is not None:
+        _check_samplers(body.samplers, config)
+    return config
+
+
+def _check_samplers(samplers: str | list[str], config: DecodeConfig) -> None:
+    """Raises BadRequestError if llama-server's `samplers` would sample otherwise than SAMPLERS."""
+    is_greedy = config.temperature == 0  # greedy sampling ignores the cut-offs
+    active = {
+        "penalties": config.penalises_history,
+        "top_k": config.top_k > 0 and not is_greedy,
+        "top_p": config.top_p < 1 and not is_greedy,
+        "min_p": config.min_p > 0 and not is_greedy,
+        "temperature": config.temperature != 1,
+    }
+    if isinstance(samplers, str):
+        samplers = [SAMPLER_LETTERS.get(letter, letter) for letter in samplers]
+    for name in samplers:
+        if name not in SAMPLER_LETTERS.values():
+            raise BadRequestError(
+                f"samplers holds {name!r:.40}, must hold only {', '.join(SAMPLERS)}"
+            )
+    wanted = [name for name in SAMPLERS if active[name]]
+    if [name for name in samplers if active.get(name)] != wanted:
+        raise BadRequestError(
+            f"samplers is {', '.join(samplers)[:200]!r}, must hold in this order the samplers that "
+            f"are not switched off: {', '.join(wanted)}"
+        )
 
 
 def keep_alive_s(body: Body, default: float) -> float:
@@ -336,11 +378,6 @@ def _within(name: str, value: int, low: int, high: int) -> int:
     if not low <= value <= high:
         raise BadRequestError(f"{name} is {value}, must be {low} to {high}")
     return value
-
-
-def _shown(value: Any) -> str:
-    text = msgspec.json.encode(value).decode("utf-8", "replace")
-    return text if len(text) <= 40 else text[:37] + "..."
 
 
 def _sentence(text: str) -> str:

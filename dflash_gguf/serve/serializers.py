@@ -14,6 +14,7 @@ from ..sampling.noise import TokenLogprobs
 from ..text.tokenizer import Tokenizer
 from .completion_choice import CompletionChoice, Event, meta_info, progressed, timings_of, usage
 from .messages import ResultStats, Stepped
+from .schemas import SAMPLERS
 
 FINGERPRINT = "b1-dflash-gguf"
 """Value of `system_fingerprint`; clients expect a "b" and a number, as of llama-server builds."""
@@ -360,7 +361,7 @@ def settings_of(config: DecodeConfig, seed: int, stop_tokens: Sequence[int]) -> 
         "n_probs": config.n_probs or 0,
         "adaptive_target": -1.0,
         "adaptive_decay": 0.0,
-        "samplers": ["penalties", "top_k", "top_p", "min_p", "temperature"],
+        "samplers": list(SAMPLERS),
     }
 
 

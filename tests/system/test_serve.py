@@ -490,6 +490,44 @@ def test_bad_requests_get_one_sentence(
     assert (error["code"], "\n" in error["message"]) == (400, False)
 
 
+@pytest.mark.parametrize("path", FORMS)
+def test_fields_of_other_servers_give_what_plain_decoding_gives(
+    served: Served, decoder: dflash_gguf.Decoder, path: str
+) -> None:
+    stop = plain(decoder, path).tokens[5]
+    for given, ours in (
+        ({"stop_token_ids": [stop]}, {"stop_token_ids": [stop]}),
+        ({"repetition_penalty": 1.5}, {"repeat_penalty": 1.5, "repeat_last_n": decoder.n_ctx}),
+    ):
+        wanted = plain(decoder, path, **ours)
+        assert wanted.n_tokens > 1
+        for draft in ("none", "auto", "tree"):
+            assert text_of(served.answer(path, **body(path, draft=draft, **given))) == wanted.text
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_request_chooses_its_draft_type(served: Served, is_stream: bool) -> None:
+    path, texts = FORMS[2], set()
+    for kind in ("dflash", "suffix", ["dflash", "suffix"]):
+        found = served.answer(path, **body(path, draft="chain", draft_type=kind))
+        texts.add(text_of(found))
+        assert found["timings"]["draft_n"] > 0 or kind == "suffix"
+    assert len(texts) == 1
+    for kind in ("mtp", "", []):
+        found = served.post(path, body(path, draft_type=kind, stream=is_stream))
+        assert (found.status_code, "draft_type" in found.text) == (400, True), found.text
+
+
+def test_unknown_fields_are_named_in_a_header_and_once_in_the_log(served: Served) -> None:
+    for path in (*FORMS, "/tokenize"):
+        fields = {"content": "x", **body(path)} if path == "/tokenize" else body(path)
+        for _ in range(2):
+            found = served.post(path, fields | {"foo.bar": 1, "mirostat": 0, "stream": True})
+            assert "foo.bar" in found.headers["X-Ignored-Fields"].split(", ")
+    assert "X-Ignored-Fields" not in served.post(FORMS[2], body(FORMS[2])).headers
+    assert served.log.count("field foo.bar of a request is unknown") == 1
+
+
 def test_what_is_not_there(served: Served) -> None:
     assert served.get("/v1/nothing").status_code == 404
     assert served.get("/v1/nothing").json()["error"]["type"] == "not_found_error"

@@ -37,6 +37,8 @@ DECODE_REFUSALS = [
     ({"stop": ""}, "stop holds an empty text"),
     ({"stop": ["a", 3]}, "stop holds 3, must hold texts only"),
     ({"stop": 3}, "stop is 3, must be a text or several texts"),
+    ({"stop_token_ids": "11"}, "stop_token_ids is '11', must be a list of token ids"),
+    ({"stop_token_ids": [-1]}, "a token of stop_token_ids is -1, must be at least 0"),
     ({"ignore_eos": 1}, "ignore_eos is 1, must be True or False"),
     ({"logit_bias": [1]}, "logit_bias is [1], must map token ids to numbers"),
     ({"logit_bias": {-1: 2.0}}, "a token of logit_bias is -1, must be at least 0"),

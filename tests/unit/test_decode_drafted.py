@@ -59,6 +59,8 @@ def drafted(
 SAMPLED = {"temperature": 1.0, "seed": 3, "min_p": 0.0, "repeat_penalty": 1.3}
 ENDS: dict[str, dict[str, Any]] = {
     "stop token": {},
+    "stop token of the request": {"stop_token_ids": [ord("j")]},
+    "stop token of the request, eos ignored": {"stop_token_ids": [ord("j")], "ignore_eos": True},
     "stop token at once": {"script": b""},
     "stop text": {"stop": ["fox j"]},
     "stop text of one character": {"stop": "T"},
