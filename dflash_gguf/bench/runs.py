@@ -23,6 +23,8 @@ class BenchmarkRun:
     pair: str
     prompt: str
     setting: str
+    number: int
+    """Number of the prompt among all prompts of all --runs."""
     result: Result
     n_equal: int | None
 
@@ -68,4 +70,4 @@ def compare(
         for setting_name in map(str, settings):
             result = results[setting_name]
             n_equal = None if plain is None else n_common(result.tokens, plain.tokens)
-            yield BenchmarkRun(pair, name, setting_name, result, n_equal)
+            yield BenchmarkRun(pair, name, setting_name, number, result, n_equal)

@@ -28,8 +28,8 @@ def by_setting(runs: Sequence[BenchmarkRun]) -> list[dict[str, Any]]:
     entries = []
     for pair, setting in dict.fromkeys((run.pair, run.setting) for run in runs):
         mine = [run for run in runs if (run.pair, run.setting) == (pair, setting)]
-        plain = {r.prompt: r.result for r in runs if (r.pair, r.setting) == (pair, "none")}
-        rates = [(r.result.tokens_per_s or 0.0, plain.get(r.prompt)) for r in mine]
+        plain = {r.number: r.result for r in runs if (r.pair, r.setting) == (pair, "none")}
+        rates = [(r.result.tokens_per_s or 0.0, plain.get(r.number)) for r in mine]
         ratios = [a / b.tokens_per_s for a, b in rates if a and b and b.tokens_per_s]
         rounds = max(sum(r.result.rounds for r in mine), 1)
         tokens = sum(r.result.n_decoded for r in mine)
@@ -46,6 +46,8 @@ def by_setting(runs: Sequence[BenchmarkRun]) -> list[dict[str, Any]]:
                 "tokens_per_s": round(float(np.median([rate for rate, _ in rates])), 2),
                 "ratio": [round(x, 3) for x in ratio_interval(ratios)] if ratios else None,
                 "tau": round(tokens / rounds, 3),
+                "drafted": sum(r.result.n_drafted for r in mine),
+                "accepted": sum(r.result.n_accepted for r in mine),
                 "ms_per_round": shown,
                 "ms_a_round": with_retired_names(shown),
                 "rounds": _rounds(mine),
@@ -97,8 +99,9 @@ def _rounds(runs: Sequence[BenchmarkRun]) -> dict[str, int]:
 def table(entries: Sequence[dict[str, Any]]) -> str:
     """Formats the summaries that `by_setting` returned as a Markdown table."""
     lines = [
-        "| setting | tok/s | ratio to plain | tokens a round | ms a round | of it draft, verify |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| setting | tok/s | ratio to plain | tokens a round | accepted | ms a round "
+        "| of it draft, verify |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for entry in entries:
         ratio = entry["ratio"]
@@ -107,6 +110,6 @@ def table(entries: Sequence[dict[str, Any]]) -> str:
         parts = f"{ms.get('draft', 0):.1f}, {ms.get('verify', ms.get('decode', 0)):.1f}"
         lines.append(
             f"| {entry['setting']} | {entry['tokens_per_s']:.1f} | {shown} | {entry['tau']:.2f} "
-            f"| {sum(ms.values()):.1f} | {parts} |"
+            f"| {entry['accepted']} of {entry['drafted']} | {sum(ms.values()):.1f} | {parts} |"
         )
     return "\n".join(lines)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -130,9 +132,17 @@ class Level:
 
 
 def bodies(
-    prompts: Sequence[Prompt], chat: str | None, n_tokens: int, temperature: float, seed: int
+    prompts: Sequence[Prompt],
+    chat: str | None,
+    n_tokens: int,
+    temperature: float,
+    seed: int,
+    more: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[tuple[str, dict[str, Any]]]:
-    """Builds path and body of a request for each prompt. chat: instruction before each prompt."""
+    """Builds path and body of a request for each prompt.
+
+    chat: instruction before each prompt. more: further fields of every body.
+    """
     common = {
         "max_tokens": n_tokens,
         "temperature": temperature,
@@ -140,6 +150,7 @@ def bodies(
         "stream": True,
         "ignore_eos": True,
         "stream_options": {"include_usage": True},
+        **more,
     }
     requests = []
     for prompt in prompts:
@@ -184,8 +195,9 @@ def _middle(values: Sequence[float]) -> float | None:
 
 
 def _high(values: Sequence[float]) -> float | None:
+    """Returns the 95th percentile by nearest rank."""
     ordered = sorted(values)
-    return round(ordered[int(0.95 * (len(ordered) - 1))], 2) if ordered else None
+    return round(ordered[math.ceil(0.95 * len(ordered)) - 1], 2) if ordered else None
 
 
 def _shown(value: float | None) -> str:

@@ -56,7 +56,26 @@ def test_bench_measures_a_server_at_each_concurrency(
     assert one["first_token_ms"] > 0
     assert one["tokens_per_s"] > 0
     assert one["tokens_per_round"] >= 1
-    assert len(err.splitlines()) == 3
+    assert len(err.splitlines()) == 4
+
+
+def test_a_repeated_bench_proposes_nothing_from_earlier_requests(
+    prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = tiny("--draft", "chain", "--draft-type", "suffix")
+
+    def tokens_per_round(*flags: str) -> float:
+        command = ["--url", served.url, "-f", str(prompts), "--concurrency", "1", "-n", "40"]
+        assert bench.main([*command, *flags]) == 0
+        return float(json.loads(capsys.readouterr().out)["tokens_per_round"])
+
+    try:
+        first = tokens_per_round()
+        assert tokens_per_round() == first
+        tokens_per_round("--reuse")
+        assert tokens_per_round("--reuse") > first + 1
+    finally:
+        served.close()
 
 
 def test_bench_says_what_a_server_refuses(

@@ -30,6 +30,14 @@ def test_prompt_files_hold_texts_or_tokens(tmp_path: Path) -> None:
     assert len(read_prompts([str(plain), str(packed)], 1)) == 2
 
 
+def test_prompt_sets_have_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [len(read_prompts([name])) for name in ("seeds", "humaneval")] == [3, 10]
+    assert read_prompts(["seeds"], 1)[0].name == "seeds 1"
+    monkeypatch.chdir(tmp_path)
+    Path("seeds").write_text('{"prompt": "mine"}')  # a file goes before a set of its name
+    assert [prompt.text for prompt in read_prompts(["seeds"])] == ["mine"]
+
+
 BAD = {
     "": "holds no prompt",
     "\n \n": "holds no prompt",
