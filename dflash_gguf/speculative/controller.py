@@ -211,7 +211,7 @@ class AutoController(Controller):
         return NO_THRESHOLD if decision.plan else decision.break_even
 
     def plan(self, done: Round, requests: Requests, proposers: Proposers) -> DraftPlan | None:
-        """Returns the draft to run; None if lookup candidates gain as much, or for a plain round."""
+        """Returns the draft; None if lookup candidates gain as much or a plain round is due."""
         limit = max(request.limit for request in requests)
         key = done.n_sequences, done.n_asked
         decision = self._decisions.get(key, Decision(0))
