@@ -279,7 +279,7 @@ class PrefixCache:
         return prefix if prefix is not None and prefix.n_tokens == len(tokens) else None
 
     def make_host_room(self, n_bytes: int) -> bool:
-        """Drops least recently used prefixes until n_bytes fit the limit; False if they never do."""
+        """Drops least recently used prefixes until n_bytes fit the limit; False if they cannot."""
         while self._used and n_bytes <= self.limit < self._engine.prefix_bytes + n_bytes:
             self._drop(next(iter(self._used)))
         return self._engine.prefix_bytes + n_bytes <= self.limit
