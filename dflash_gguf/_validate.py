@@ -8,14 +8,14 @@ import os
 
 
 def flag(name: str, value: object) -> bool:
-    """Returns a value that must be True or False."""
+    """Returns a value that is True or False; ValueError for any other."""
     if not isinstance(value, bool):
         raise ValueError(f"{name} is {value!r}, must be True or False")
     return value
 
 
 def integer(name: str, value: object, low: int, high: int) -> int:
-    """Returns a value of any integer type as int; it must be `low` to `high`."""
+    """Returns a value of any integer type as int; ValueError unless it is `low` to `high`."""
     if isinstance(value, bool):
         raise ValueError(f"{name} is {value!r}, must be an integer")
     try:
@@ -30,7 +30,7 @@ def integer(name: str, value: object, low: int, high: int) -> int:
 
 
 def number(name: str, value: object, low: float, high: float) -> float:
-    """Returns a value as float; it must be finite and `low` to `high`."""
+    """Returns a value as float; ValueError unless it is finite and `low` to `high`."""
     if isinstance(value, (bool, str, bytes)):
         raise ValueError(f"{name} is {value!r}, must be a number")
     try:
@@ -47,7 +47,7 @@ def number(name: str, value: object, low: float, high: float) -> float:
 
 
 def text(name: str, value: object) -> str:
-    """Returns a value that must be a str or a path."""
+    """Returns a str or a path as str; ValueError for any other value."""
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     if not isinstance(value, str):
@@ -56,7 +56,7 @@ def text(name: str, value: object) -> str:
 
 
 def choice(name: str, value: object, known: tuple[str, ...]) -> str:
-    """Returns a value that must be one of the known names."""
+    """Returns a value that is one of the known names; ValueError for any other."""
     if value not in known:
         raise ValueError(f"{name} is {value!r}, must be one of {', '.join(known)}")
     return str(value)

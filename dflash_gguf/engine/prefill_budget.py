@@ -61,7 +61,7 @@ class PrefillBudget:
         alone_s = self._alone.value
         more_s = max(seconds - alone_s, 0.0) if n_filled else 0.0
         granted_s = self._weight * (MAX_DECODE_SLOWDOWN - 1.0) * alone_s
-        is_first = n_filled not in self._run_sizes  # the first chunk of a size builds a graph
+        is_first = n_filled not in self._run_sizes  # a first run also builds the graph
         charged_s = min(more_s, n_filled * self._row.value) if is_first else more_s
         saved_s = min(self._saved_s + granted_s - charged_s, max(alone_s, granted_s))
         self._saved_s = max(saved_s, -MAX_WAITING_ROUNDS * granted_s)

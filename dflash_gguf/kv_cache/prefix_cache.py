@@ -297,7 +297,7 @@ class PrefixCache:
         return self.find(sequence.tokens, self._scopes.get(sequence, "")) is not None
 
     def make_host_room(self, n_bytes: int) -> bool:
-        """Drops the least recently used prefixes until n_bytes fit; False if they never fit."""
+        """Drops least recently used prefixes until n_bytes fit the limit; False if they cannot."""
         while self._used and n_bytes <= self.limit < self._engine.prefix_bytes + n_bytes:
             self._drop(next(iter(self._used)))
         return self._engine.prefix_bytes + n_bytes <= self.limit

@@ -116,7 +116,7 @@ def _models(args: argparse.Namespace) -> list[ServedModel]:
         log(f"{path.name} with {drafter.name}: {bundle.about}")
     for file in (path, drafter):
         if file is not None:
-            GgufMetadata(file).close()  # fails early for a file that is no model
+            GgufMetadata(file).close()  # raises here already if the file is not GGUF
     names = sorted(listed(args.alias)) or [called]
     return [ServedModel(names, path, drafter)]
 

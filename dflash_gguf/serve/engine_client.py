@@ -150,7 +150,7 @@ class EngineClient:
         return self.ready
 
     def start(self) -> None:
-        """Starts the engine process, which begins to load the model; `wait` waits for the end."""
+        """Starts the engine process, which loads the model; `wait` returns when it is loaded."""
         if self._task is None:
             self.state = "loading"
             self._task = asyncio.create_task(self._live())
@@ -249,7 +249,7 @@ class EngineClient:
                     stdout=STDERR,
                     start_new_session=True,  # a Ctrl-C is for the HTTP process alone
                 )
-            except OSError as error:  # no memory or process: a later start may work
+            except OSError as error:  # the system lacks memory or processes; a retry may work
                 ours.close()
                 return f"the process cannot be started: {error.strerror}"
         self.process = process

@@ -47,7 +47,7 @@ class Connection(H11Protocol):
         connected = transport.get_extra_info("socket")
         if connected is not None and connected.family in (socket.AF_INET, socket.AF_INET6):
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; elsewhere unread data never times out
+            if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux only; other systems have no limit
                 milliseconds = min(int(1e3 * self.timeout_s), (1 << 31) - 1)
                 connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
         self._wait_for_head()
@@ -209,7 +209,7 @@ def bind(hosts: Sequence[str], port: int) -> list[socket.socket]:
                     one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
                 one.bind(address)
                 one.listen(BACKLOG)
-                if port == 0:  # all hosts share the port chosen for the first
+                if port == 0:  # other hosts use the port chosen for the first host
                     port = one.getsockname()[1]
                 break
     except OSError as error:

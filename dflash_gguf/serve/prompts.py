@@ -116,7 +116,7 @@ class PromptBuilder:
         return text + _words_of(last)
 
     def _begun(self, text: str, thoughts: str, words: str) -> str:
-        """Returns the begun answer (thoughts and text) in the form that follows the prompt."""
+        """Returns the begun answer, thoughts and text, with the template's marks of reasoning."""
         marks = self.require_tokenizer().chat_format(text, template=self.template)
         if marks is None or not marks.opening:
             raise BadRequestError(

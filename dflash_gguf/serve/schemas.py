@@ -23,7 +23,7 @@ MAX_TOP_LOGPROBS = 20
 """Maximum of `top_logprobs` and of OpenAI's `logprobs`; `n_probs` may be larger."""
 MAX_N_PROBS = 1024
 READ_ELSEWHERE = {"logit_bias", "n_probs", "reasoning_format"}
-"""Fields of DecodeConfig that `config_of` does not copy, as other functions read them."""
+"""Fields of DecodeConfig that `config_of` does not copy, as other functions convert them."""
 RANDOM_SEEDS = (-1, (1 << 32) - 1)
 """Seeds that ask for a random seed, as in llama.cpp."""
 

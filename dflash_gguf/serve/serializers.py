@@ -70,7 +70,7 @@ class OpenAIFormat:
     is_openai = True
     KIND, CHUNK_KIND, ID_PREFIX = "", "", ""
     SILENT: ClassVar[Event]
-    """Choice object of a stream chunk without text."""
+    """Choice object of a stream chunk that adds no text."""
     END: ClassVar[Event]
     """Choice object of the last stream chunk of an answer."""
 

@@ -161,7 +161,7 @@ class GenerationResponse(Response):
         return data
 
     def _take(self, request: Submission, event: Event) -> CompletionChoice | None:
-        """Adds an event of the engine to its choice; returns the choice, None if there is none."""
+        """Adds an event to the CompletionChoice of its run; returns None for events without run."""
         if isinstance(event, ClientGone):
             raise _GoneError
         if isinstance(event, Failed):

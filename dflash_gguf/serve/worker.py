@@ -86,7 +86,7 @@ class Worker:
         self._new: deque[Job | SlotAction] = deque()
         self._live: list[Job] = []
         self._slots = range(n_parallel)
-        self._texts: dict[int, list[int]] = {}  # prompt and answer last in each slot
+        self._texts: dict[int, list[int]] = {}  # by slot: tokens of its last prompt and answer
         self._is_over = False
         self._unsaid: list[Message] = []
         self._tidied = 0.0
@@ -135,7 +135,7 @@ class Worker:
     def _flush(self) -> None:
         messages, self._unsaid = self._unsaid, []
         if messages:
-            with contextlib.suppress(OSError):  # closed socket: `_wait` ends the loop
+            with contextlib.suppress(OSError):  # if the socket is closed, `_wait` ends `run`
                 self._channel.write(*messages)
 
     def _wait(self) -> bool:
@@ -253,7 +253,7 @@ def open_decoder(request: Load, progress: Progress) -> tuple[Decoder, list[str]]
     with warnings.catch_warnings(record=True) as caught:
         warnings.filterwarnings("always", category=UserWarning)
         decoder = load(request.model, drafter=request.drafter, config=settings, progress=progress)
-    gc.freeze()  # spares later collections a scan of the loaded model
+    gc.freeze()  # later garbage collections skip the objects of the loaded model
     try:
         decoder.check(DecodeConfig(**request.config))
     except ValueError:
@@ -283,7 +283,7 @@ def ready(decoder: Decoder, n_parallel: int, notes: list[str]) -> Ready:
 
 def main(descriptor: int) -> int:
     """Runs the engine on an inherited socket until it is closed; returns the exit code."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # the HTTP process closes the socket instead
+    for number in (signal.SIGINT, signal.SIGTERM):  # a closed socket ends the process instead
         signal.signal(number, signal.SIG_IGN)
     channel = Channel(socket.socket(fileno=descriptor))
     request = channel.read()

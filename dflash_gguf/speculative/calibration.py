@@ -247,7 +247,7 @@ class Features:
         """
         n, k = log_q.shape
         self.depths: NDArray[np.intp] = np.arange(n) if depths is None else depths
-        self.log_probs: Floats | None = None  # log-probabilities by the calibration, [n, k + 1]
+        self.log_probs: Floats | None = None  # calibrated log-probabilities, [n, k + 1]
         self.values = np.zeros((n, k + 1, 5))
         rest = 1.0 - np.exp(log_q).sum(axis=1)
         self.values[:, :k, 0] = np.maximum(log_q, MIN_LOG_PROB)

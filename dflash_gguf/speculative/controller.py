@@ -27,7 +27,7 @@ Proposers = Sequence[Proposer]
 
 SHARE = 0.01
 """Share of the running time that a proposer may lose compared with plain decoding, and that
-decisions may take. For n sequences it is divided by sqrt(n), as drafts gain less there."""
+decisions may take. A round of n sequences divides this share by sqrt(n), as drafts gain less."""
 CREDIT = 0.64
 """Initial balance of a proposer's loss budget, in plain rounds."""
 SAVED, OWED = 24.0, 2.0
@@ -35,7 +35,7 @@ SAVED, OWED = 24.0, 2.0
 RARE = 0.001
 """Probability of consecutive misses below which a proposer's expected acceptance is rejected."""
 MEMORY = 16
-"""Number of later rounds or drafts that reduce the weight of one in a running mean to 1/e."""
+"""Number of newer rounds or drafts after which a measured value weighs 1/e in a running mean."""
 MAX_TTL_ROUNDS = 256
 """Maximum rounds that a decision stays valid, and maximum rounds between two probes."""
 LENGTHS = (3, 7, 15)
@@ -200,7 +200,7 @@ class AutoController(Controller):
         self.longest = min(longest, max_nodes)
         self._nodes = np.array(SIZES)
         self._is_size = (self._min_nodes <= self._nodes) & (self._nodes <= max_nodes)
-        # Keys of the decisions: decoding sequences of a round, and sequences with speculation.
+        # Keys of the decisions: numbers of decoding sequences, and of sequences with speculation.
         self._decisions: dict[tuple[int, int], Decision] = {}
         self._decision = Decision()
         self._has_decided = False
@@ -211,7 +211,7 @@ class AutoController(Controller):
         return NO_THRESHOLD if decision.plan else decision.break_even
 
     def plan(self, done: Round, requests: Requests, proposers: Proposers) -> DraftPlan | None:
-        """Returns the decided draft; None if other candidates suffice or plain decoding is due."""
+        """Returns the draft; None if lookup candidates gain as much or a plain round is due."""
         limit = max(request.limit for request in requests)
         key = done.n_sequences, done.n_asked
         decision = self._decisions.get(key, Decision(0))
@@ -226,7 +226,7 @@ class AutoController(Controller):
             or self._copies_bring(decision.gain, done, requests)
         ):
             return None
-        done.free = ()  # drops the other candidates, as a gain is booked to one proposer
+        done.free = ()  # drops lookup candidates, as a gain is booked to one proposer
         for request in requests:
             request.proposed.clear()
         return DraftPlan(plan.proposer, min(plan.n_positions, limit), plan.shape)
@@ -368,7 +368,7 @@ class AutoController(Controller):
             plain_s, seconds = costs.plain_s(done.position, n), done.seconds
             if done.is_timing_shared:
                 seconds = costs.expected_s(done)
-            elif not costs.is_warm(done):  # the first run of a batch shape builds its graph
+            elif not costs.is_warm(done):  # first run of a batch shape: limit its graph building
                 seconds = min(seconds, 2.0 * costs.expected_s(done))
             self._book(done, seconds / plain_s)
             keep = 1.0 - 1.0 / MEMORY
@@ -406,6 +406,6 @@ def _share(done: Round) -> float:
 
 
 def _preference(option: tuple[float, float, DraftPlan]) -> float:
-    """Returns a draft's tokens per second, plus SHARE for trees: ranked candidates teach more."""
+    """Returns a draft's tokens per second; SHARE more for trees, which train the calibration."""
     tokens, seconds, plan = option
     return tokens / seconds * (1.0 + SHARE * (plan.shape == TREE))

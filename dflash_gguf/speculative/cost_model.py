@@ -138,8 +138,8 @@ Buckets = dict[int, RunningMedian]
 class CostModel:
     """Cost model of plain passes, verifies (chains and trees) and drafts.
 
-    A verify of several sequences costs as much as a chain of as many rows, plus the difference of
-    plain passes, times a factor that is measured by number of sequences and for trees.
+    A verify of n sequences costs as much as a chain of as many rows, plus what a plain pass of n
+    sequences costs beyond a chain of n rows, times a factor measured for n and for trees.
     """
 
     def __init__(self) -> None:
@@ -154,7 +154,7 @@ class CostModel:
         self._curves: dict[tuple[str, int], Curve] = {}
 
     def knows_plain(self, n_sequences: int = 1) -> bool:
-        """Returns True if plain passes of n_sequences, or of fewer than twice that, were timed."""
+        """Returns True if a plain pass of n_sequences to 2 * n_sequences - 1 was timed."""
         return any(n in self._times["plain"] for n in range(n_sequences, 2 * n_sequences))
 
     def is_warm(self, done: Round) -> bool:
@@ -179,7 +179,7 @@ class CostModel:
         self.sample.add(done.sample_s / max(done.n_tokens, 1))
 
     def expected_s(self, done: Round) -> float:
-        """Returns the expected seconds of a round of this size whose pass does no other work."""
+        """Returns the expected seconds of a round with these counts and no prefill in its pass."""
         draft_s = 0.0
         if done.n_positions:
             draft_s = self.draft_s(done.proposer, done.n_draft_rows, done.is_top1)
@@ -187,7 +187,7 @@ class CostModel:
         return draft_s + pass_s + done.n_tokens * self.sample.value
 
     def draft_s(self, proposer: str, n_rows: int, is_top1: bool) -> float:
-        """Returns the seconds of a draft, estimated from top-1 or ranked ones if unmeasured."""
+        """Returns the seconds of a draft; an unmeasured kind (top-1, ranked) takes the other's."""
         for kind in (_draft_kind(proposer, is_top1), _draft_kind(proposer, not is_top1)):
             if self._times[kind]:
                 return self._curve(kind, 0).at(n_rows)
@@ -227,12 +227,12 @@ class CostModel:
     def _curve(self, kind: str, bucket: int) -> Curve:
         """Returns the curve of seconds by rows for a bucket of cached tokens; 0 if none is known.
 
-        A missing time is that of the nearest bucket, plus the difference of plain passes to there.
+        A missing time is that of the nearest bucket, corrected by the plain passes of both buckets.
         """
         curve = self._curves.get((kind, bucket))
         if curve is None:
             plain, times = self._times["plain"].get(1, {}), self._times[kind]
-            if kind == "chains":  # price chains longer than any measured as plain passes
+            if kind == "chains":  # beyond the longest measured chain use plain passes
                 most, all_plain = max(times, default=1), self._times["plain"].items()
                 times = {**times, **{n: of for n, of in all_plain if n == 1 or n > most}}
             points = []

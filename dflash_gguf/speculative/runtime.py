@@ -111,14 +111,14 @@ class SpeculativeRuntime:
         return proposers, self._auto
 
     def measure(self) -> None:
-        """Measures rounds for MEASURE_S seconds unless costs are known; empties the sequence."""
+        """Measures rounds for up to MEASURE_S seconds if none are known; empties the sequence."""
         sequence, costs = self._sequence, self.state.costs
         n_rows = min(ROOM, self._max_verify_rows, sequence.n_ctx - 2 * N_PROMPT)
         if costs.knows_plain() or n_rows < 2:
             return
         self.make_room(n_rows, is_needed=False)
         n_vocab = self._engine.model.n_vocab
-        # Use different tokens: equal ones would all be routed to the same experts.
+        # Measure with different tokens: equal ones would be routed to the same few experts.
         tokens = [97 * row % n_vocab for row in range(ROOM)]
         drafters = [proposer for proposer in self.proposers if proposer.needs_forward]
         request = SpeculativeState(sequence, tokens[:N_PROMPT], DraftScorer(DecodeConfig()))
@@ -146,7 +146,7 @@ class SpeculativeRuntime:
             sequence.prefill(tokens[:N_PROMPT]).argmax()
             n_rows = min(n_rows, self._engine.max_verify)
             measure(costs, n_rows, drafters[0] if drafters else None, run, MEASURE_S)
-        except Error:  # the first request will raise the same error
+        except Error:  # left to the first request, which raises it again
             self.state.costs = CostModel()
         finally:
             sequence.reset()

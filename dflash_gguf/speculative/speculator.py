@@ -41,7 +41,7 @@ class Speculator:
         self._free = [proposer for proposer in proposers if not proposer.needs_forward]
         self._drafters = [proposer for proposer in proposers if proposer.needs_forward]
         self._skip, self.n_skip = 1, 0
-        """Rounds to skip after the next miss, and rounds still to be skipped now."""
+        """Number of rounds to skip after the next miss, and number still to be skipped now."""
 
     def forget(self, sequence: Any) -> None:
         """Makes the proposers forget the remembered text of a sequence."""
@@ -54,7 +54,7 @@ class Speculator:
             proposer.start(request)
 
     def end_back_off(self) -> None:
-        """Ends the skipping of rounds; meant for a request that runs alone, as it takes time."""
+        """Calls proposers again from the next round on; only for a request that runs alone."""
         self._skip, self.n_skip = 1, 0
 
     @property
@@ -63,7 +63,7 @@ class Speculator:
         return self.n_skip == 0
 
     def propose(self, done: Round, requests: Sequence[SpeculativeState]) -> None:
-        """Sets the tree of each request (None: plain decoding) and the draft's part of `done`."""
+        """Sets each request's tree (None: plain decoding); notes the drafts in the Round `done`."""
         controller, clock = self._controller, self._clock
         break_even, asked = controller.break_even(done), []
         for request in requests:

@@ -1,6 +1,6 @@
 """Draft trees: candidate tokens to verify, with the log-probability of the path to each node.
 
-In order of probability parents come first, and the first n nodes are the best tree of n nodes.
+Sorted by probability, nodes follow their parents, and the first n form the best tree of n nodes.
 """
 
 from __future__ import annotations

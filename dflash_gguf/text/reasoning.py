@@ -21,13 +21,13 @@ def joined(parts: Iterable[OutputPart], kind: PartKind) -> str:
 
 
 class Splitter(Protocol):
-    """Interface of splitters: they separate reasoning from the answer, however text is cut."""
+    """Interface of splitters, which separate reasoning from the answer in pieces of text."""
 
     def push(self, text: str) -> list[OutputPart]:
         """Adds text. Returns the parts that are certain; the start of a mark is held back."""
 
     def finish(self) -> list[OutputPart]:
-        """Returns the held back text as parts, at the end of the answer."""
+        """Returns the text that `push` held back as parts; called at the end of the answer."""
 
 
 MARKS = {

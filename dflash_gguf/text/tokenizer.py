@@ -27,7 +27,7 @@ try:
     import llama_cpp
 except (
     RuntimeError
-) as error:  # a library of llama.cpp is missing, such as CUDA's; the first use raises this
+) as error:  # llama.cpp lacks a library, such as CUDA's; loading a tokenizer raises the error
     _unopened = error
 
 PIECE_BYTES = 256
@@ -40,7 +40,7 @@ STACK_BYTES_PER_CHARACTER = 640
 recurses for each character of a word. Twice the 312 bytes measured with libstdc++ 12."""
 MAX_RUN = 1 << 20
 _EOG_MARKS = (b"<", b"[")
-"""Characters of which llama.cpp's names of end-of-generation tokens contain at least one."""
+"""Every text that llama.cpp takes for an end-of-generation token has one of these characters."""
 
 _LogCallback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 _load_lock = threading.Lock()
@@ -50,14 +50,14 @@ _log_errors: list[str] = []
 
 @_LogCallback  # type: ignore[untyped-decorator]
 def _keep_errors(level: int, text: bytes, _data: Any) -> None:
-    """Drops llama.cpp's log, but keeps errors for the message of a failed load."""
+    """Drops log messages of llama.cpp, but keeps errors for the exception of a failed load."""
     if level == LOG_LEVEL_ERROR:
         _log_errors.append(text.decode("utf-8", "replace").strip())
 
 
 @_LogCallback  # type: ignore[untyped-decorator]
 def _print_errors(level: int, text: bytes, _data: Any) -> None:
-    """Prints errors: before ggml aborts, it reports a device's error only to the log."""
+    """Prints logged errors, as ggml reports a device's error only to the log before it aborts."""
     if level == LOG_LEVEL_ERROR:
         sys.stderr.write(text.decode("utf-8", "replace"))
 

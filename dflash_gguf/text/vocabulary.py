@@ -260,7 +260,7 @@ def _is_byte_name(text: bytes) -> bool:
 
 
 def _check_utf8(file: GgufMetadata, key: str, texts: Iterable[bytes]) -> None:
-    """Checks that all texts are UTF-8, joined for speed: a line break completes no character."""
+    """Checks that all texts are UTF-8: for speed decodes them at once, split by line breaks."""
     texts = list(texts)
     try:
         b"\n".join(texts).decode()

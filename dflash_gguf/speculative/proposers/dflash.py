@@ -219,7 +219,7 @@ def _adjusted(
     noise: NDArray[np.float64] | None,
     weights: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Applies bans and penalties to a draft's logits; penalties count the most probable path."""
+    """Applies bans and penalties to draft logits; penalties count tokens of the best path too."""
     scorer, path = request.scorer, list(request.history)
     rows = np.empty(draft.logits.shape)
     for depth, (ids, row) in enumerate(zip(draft.tokens, draft.logits, strict=True)):

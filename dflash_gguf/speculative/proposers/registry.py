@@ -13,7 +13,7 @@ ProposerFactory = Callable[[DraftSource], Proposer | None]
 
 PROPOSERS: Mapping[str, ProposerFactory] = {
     "dflash": lambda sequence: DFlash(sequence.max_draft) if sequence.max_draft else None,
-    # A full suffix index drops its older half, so twice the context keeps at least one context.
+    # Twice the context: a full suffix index drops its older half, which leaves one context.
     "suffix": lambda sequence: SuffixProposer(min(MAX_REMEMBERED, 2 * sequence.n_ctx)),
 }
 """Factories of proposers by name; a factory returns None if the engine cannot run its proposer."""
