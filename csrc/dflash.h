@@ -14,7 +14,7 @@ extern "C" {
 
 #pragma GCC visibility push(default)
 
-enum { DFL_ABI_VERSION = 24 };
+enum { DFL_ABI_VERSION = 25 };
 
 typedef enum {
     DFL_STATUS_OK = 0,
@@ -453,10 +453,16 @@ dfl_status dfl_prefix_get_rows(const dfl_prefix * prefix, int64_t * n_rows, dfl_
 /* Copies tensor `part` of a prefix. data: out, the tensor's bytes. Errors: ARGUMENT (part). */
 dfl_status dfl_prefix_read(const dfl_prefix * prefix, int32_t part, void * data, dfl_error * err);
 /* Creates a prefix of n tokens on the host, filled in by dfl_prefix_write from an engine of equal
- * model and settings. n_rows: [n_caches] of dfl_prefix_get_rows. Errors: ARGUMENT, MEMORY. */
+ * model and settings. n_rows: [n_caches] of dfl_prefix_get_rows. base: a longer prefix of the same
+ * text, whose K/V rows the new prefix shares where it can, or NULL. Errors: ARGUMENT, MEMORY. */
 dfl_status dfl_prefix_create(dfl_engine * engine, const int32_t * tokens, int64_t n,
-                             const int64_t * n_rows, int32_t n_caches, dfl_prefix ** prefix,
-                             dfl_error * err);
+                             const int64_t * n_rows, int32_t n_caches, const dfl_prefix * base,
+                             dfl_prefix ** prefix, dfl_error * err);
+/* Creates a copy of a prefix whose tensors leave out the K/V rows that a prefix which
+ * dfl_prefix_create makes with this base shares with the base. rest: out. Errors: ARGUMENT (base is
+ * not a longer prefix of the same text and engine). */
+dfl_status dfl_prefix_without(const dfl_prefix * prefix, const dfl_prefix * base,
+                              dfl_prefix ** rest, dfl_error * err);
 /* Fills in tensor `part` of a created prefix. data: the tensor's bytes. Errors: ARGUMENT (part). */
 dfl_status dfl_prefix_write(dfl_prefix * prefix, int32_t part, const void * data, dfl_error * err);
 

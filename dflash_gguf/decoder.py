@@ -379,28 +379,37 @@ class Decoder:
     def save_prefix(self, path: str | os.PathLike[str], tokens: Prompt) -> int:
         """Writes the K/V and states of a text to a file for `load_prefix`; computes missing ones.
 
-        Returns the number of tokens. To reuse a whole prompt save it without its last token, which
-        is always computed again: with recurrent layers a prefix is attached as a whole or not.
+        Returns the number of tokens. With recurrent layers or windows the file also has the cached
+        snapshots of the text's beginnings; if the text is computed, those that its request would
+        take: before its last token, at turn boundaries.
         Errors: ValueError for bad tokens, Error from the core, OSError; no file is left then.
         """
         ids = self._tokens_of(tokens)
         check_prompt(ids, self.n_ctx)
+        boundaries = tokens.turn_boundaries if isinstance(tokens, ChatPrompt) else ()
         with self._turn():
-            prefix = self._prefix_cache.find(ids)
-            if prefix is not None:
-                prefix_file.save(prefix, ids, self.engine, Path(path))
+            if prefixes := self._prefix_cache.snapshots(ids):
+                prefix_file.save(prefixes, ids, self.engine, Path(path))
                 return len(ids)
             with self._idle_sequence() as sequence:
-                begun = self._prefix_cache.start(sequence, self._prefix_cache.match([*ids, 0]))
-                if begun.n_cached < len(ids):
-                    left = ids[begun.n_cached :]
-                    self._scheduler.make_room(sequence.cells_needed(len(left)), sequence)
-                    sequence.prefill(left).argmax()
-                prefix = sequence.snapshot()
+                match = self._prefix_cache.match([*ids, 0])
+                begun = self._prefix_cache.start(sequence, match, (*boundaries, len(ids) - 1))
+                left = sequence.cells_needed(len(ids) - begun.n_cached)
+                self._scheduler.make_room(left, sequence)
+                cached = self._prefix_cache.snapshots(ids[: begun.n_cached])[1:]
+                taken: list[native.Prefix] = []
                 try:
-                    prefix_file.save(prefix, ids, self.engine, Path(path))
+                    ends = {*begun.snapshot_positions, len(ids)}
+                    if begun.n_cached and not self.engine.partial_prefix_ok:
+                        ends.add(begun.n_cached)
+                    for end in sorted(ends):
+                        if end > sequence.position:
+                            sequence.prefill(ids[sequence.position : end]).argmax()
+                        taken.insert(0, sequence.snapshot())
+                    prefix_file.save([*taken, *cached], ids, self.engine, Path(path))
                 finally:
-                    prefix.close()
+                    for prefix in taken:
+                        prefix.close()
         return len(ids)
 
     def load_prefix(self, path: str | os.PathLike[str]) -> list[int]:
@@ -411,8 +420,9 @@ class Decoder:
         """
         with self._turn():
             room = self._prefix_cache.make_host_room
-            tokens, prefix = prefix_file.load(self.engine, Path(path), room)
-            self._prefix_cache.add(tokens, prefix)
+            tokens, prefixes = prefix_file.load(self.engine, Path(path), room)
+            for prefix in reversed(prefixes):
+                self._prefix_cache.add(tokens[: prefix.n_tokens], prefix)
         return tokens
 
     def forget_prefix(self, tokens: Prompt) -> bool:

@@ -104,16 +104,25 @@ dfl_status dfl_prefix_read(const dfl_prefix * prefix, int32_t part, void * data,
 }
 
 dfl_status dfl_prefix_create(dfl_engine * engine, const int32_t * tokens, int64_t n,
-                             const int64_t * n_rows, int32_t n_caches, dfl_prefix ** prefix,
-                             dfl_error * err) {
+                             const int64_t * n_rows, int32_t n_caches, const dfl_prefix * base,
+                             dfl_prefix ** prefix, dfl_error * err) {
     return guard_busy(engine, err, [&] {
         need(tokens, n_rows, prefix);
         engine->engine->check_ids(tokens, n, 0);
         const std::vector<int64_t> rows(n_rows, n_rows + std::max(0, n_caches));
-        *prefix =
-            new dfl_prefix{std::make_shared<dfl::Prefix>(
-                               engine->engine, std::vector<int32_t>(tokens, tokens + n), rows),
-                           engine->is_busy};
+        *prefix = new dfl_prefix{
+            std::make_shared<dfl::Prefix>(engine->engine, std::vector<int32_t>(tokens, tokens + n),
+                                          rows, base != nullptr ? base->prefix.get() : nullptr),
+            engine->is_busy};
+    });
+}
+
+dfl_status dfl_prefix_without(const dfl_prefix * prefix, const dfl_prefix * base,
+                              dfl_prefix ** rest, dfl_error * err) {
+    return guard_busy(prefix, err, [&] {
+        need(base, rest);
+        *rest = new dfl_prefix{std::make_shared<dfl::Prefix>(*prefix->prefix, *base->prefix),
+                               prefix->is_busy};
     });
 }
 

@@ -17,13 +17,52 @@ PrefixState::PrefixState(RawBytes bytes, uint64_t & host_bytes)
 Prefix::Prefix(std::shared_ptr<Engine> engine, std::vector<int32_t> tokens,
                std::vector<CacheBlocks> blocks, std::shared_ptr<PrefixState> state)
     : engine_(std::move(engine)), tokens_(std::move(tokens)), blocks_(std::move(blocks)),
-      state_(std::move(state)) {
+      own_(blocks_), state_(std::move(state)) {
+    find_parts();
+}
+
+// Returns a base's block of n rows from a position on, or NULL.
+static std::shared_ptr<KvBlock> find_block(const Prefix * base, size_t cache, int64_t position,
+                                           int64_t n) {
+    if (base != nullptr) {
+        for (const auto & block : base->blocks()[cache]) {
+            if (block->position() == position && block->n() == n) {
+                return block;
+            }
+        }
+    }
+    return nullptr;
+}
+
+void Prefix::check_base(const Prefix & base) const {
+    DFL_CHECK(base.engine_ == engine_ && base.size() > size() &&
+                  std::equal(tokens_.begin(), tokens_.end(), base.tokens_.begin()),
+              DFL_STATUS_ARGUMENT,
+              "the base of a prefix of %lld tokens has %lld tokens, it must be a longer prefix of "
+              "the same text and engine",
+              (long long)size(), (long long)base.size());
+}
+
+Prefix::Prefix(const Prefix & of, const Prefix & base)
+    : engine_(of.engine_), tokens_(of.tokens_), blocks_(of.blocks_), state_(of.state_) {
+    check_base(base);
+    own_.resize(blocks_.size());
+    for (size_t i = 0; i < blocks_.size(); ++i) {
+        for (const auto & block : blocks_[i]) {
+            if (find_block(&base, i, block->position(), block->n()) == nullptr) {
+                own_[i].push_back(block);
+            }
+        }
+    }
     find_parts();
 }
 
 Prefix::Prefix(std::shared_ptr<Engine> engine, std::vector<int32_t> tokens,
-               const std::vector<int64_t> & n_rows)
+               const std::vector<int64_t> & n_rows, const Prefix * base)
     : engine_(std::move(engine)), tokens_(std::move(tokens)) {
+    if (base != nullptr) {
+        check_base(*base);
+    }
     const std::vector<CacheGroup> & caches = engine_->caches();
     DFL_CHECK(n_rows.size() == caches.size(), DFL_STATUS_ARGUMENT,
               "the prefix has %zu K/V groups, the engine has %zu", n_rows.size(), caches.size());
@@ -34,10 +73,16 @@ Prefix::Prefix(std::shared_ptr<Engine> engine, std::vector<int32_t> tokens,
                   "there are %lld rows in K/V group %zu of a prefix of %lld tokens, expected %lld",
                   (long long)n_rows[i], i, (long long)size(), (long long)max_rows);
         blocks_.emplace_back();
+        own_.emplace_back();
         for (int64_t at = size() - n_rows[i]; at < size();) {
             const int64_t n = std::min(size(), (at / PAGE + 1) * PAGE) - at;
-            blocks_.back().push_back(std::make_shared<KvBlock>(
-                *caches[i].rows, engine_->prefix_bytes(), static_cast<int32_t>(at), n));
+            std::shared_ptr<KvBlock> block = find_block(base, i, at, n);
+            if (block == nullptr) {
+                block = std::make_shared<KvBlock>(*caches[i].rows, engine_->prefix_bytes(),
+                                                  static_cast<int32_t>(at), n);
+                own_.back().push_back(block);
+            }
+            blocks_.back().push_back(std::move(block));
             at += n;
         }
     }
@@ -48,6 +93,14 @@ Prefix::Prefix(std::shared_ptr<Engine> engine, std::vector<int32_t> tokens,
     find_parts();
 }
 
+static int64_t rows_of(const CacheBlocks & blocks) {
+    int64_t n = 0;
+    for (const auto & block : blocks) {
+        n += block->n();
+    }
+    return n;
+}
+
 void Prefix::find_parts() {
     const std::vector<CacheGroup> & caches = engine_->caches();
     for (size_t i = 0; i < caches.size(); ++i) {
@@ -56,8 +109,8 @@ void Prefix::find_parts() {
         const std::string owner = draft == nullptr      ? ""
                                   : draft->index() == 0 ? "draft."
                                                         : format("draft%zu.", draft->index());
-        for (size_t j = 0; j < tensors.size(); ++j) {
-            const int64_t n = n_rows(i);
+        const int64_t n = rows_of(own_[i]);
+        for (size_t j = 0; n > 0 && j < tensors.size(); ++j) {
             parts_.push_back({owner + tensors[j]->name,
                               tensors[j]->type,
                               {tensors[j]->ne[0], n},
@@ -82,13 +135,7 @@ void Prefix::find_parts() {
     }
 }
 
-int64_t Prefix::n_rows(size_t cache) const {
-    int64_t n = 0;
-    for (const auto & block : blocks_[cache]) {
-        n += block->n();
-    }
-    return n;
-}
+int64_t Prefix::n_rows(size_t cache) const { return rows_of(blocks_[cache]); }
 
 int64_t Prefix::n_draft() const {
     int64_t n = 0;
@@ -127,7 +174,7 @@ void Prefix::read(size_t part, uint8_t * to) const {
         std::copy_n(state_bytes(of), of.bytes, to);
         return;
     }
-    for (const auto & block : blocks_[of.cache]) {
+    for (const auto & block : own_[of.cache]) {
         block->read(of.tensor, to);
         to += block->n() * ggml_row_size(of.type, of.ne[0]);
     }
@@ -139,7 +186,7 @@ void Prefix::write(size_t part, const uint8_t * from) {
         std::copy_n(from, of.bytes, state_bytes(of));
         return;
     }
-    for (const auto & block : blocks_[of.cache]) {
+    for (const auto & block : own_[of.cache]) {
         block->write(of.tensor, from);
         from += block->n() * ggml_row_size(of.type, of.ne[0]);
     }

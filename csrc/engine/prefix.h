@@ -45,9 +45,12 @@ class Prefix {
     // blocks: for each K/V group, in the order of positions. state: NULL without recurrent layers.
     Prefix(std::shared_ptr<Engine> engine, std::vector<int32_t> tokens,
            std::vector<CacheBlocks> blocks, std::shared_ptr<PrefixState> state);
-    // Creates a prefix with n_rows rows in each K/V group, to be filled in by write().
+    // Creates a prefix with n_rows rows in each K/V group, to be filled in by write(). Blocks that
+    // base, a longer prefix of the same text, holds too are shared with it; base may be NULL.
     Prefix(std::shared_ptr<Engine> engine, std::vector<int32_t> tokens,
-           const std::vector<int64_t> & n_rows);
+           const std::vector<int64_t> & n_rows, const Prefix * base);
+    // Creates a copy of a prefix whose parts() leave out the blocks that base holds too.
+    Prefix(const Prefix & of, const Prefix & base);
     ~Prefix() { keep_in_cells(false); }
     Prefix(const Prefix &) = delete;
     Prefix & operator=(const Prefix &) = delete;
@@ -73,11 +76,13 @@ class Prefix {
 
   private:
     void find_parts();
+    void check_base(const Prefix & base) const;
     uint8_t * state_bytes(const Part & part) const;
 
     std::shared_ptr<Engine> engine_; // the engine must outlive the blocks
     std::vector<int32_t> tokens_;
     std::vector<CacheBlocks> blocks_;
+    std::vector<CacheBlocks> own_; // blocks in parts(), for each K/V group
     bool keeps_in_cells_ = false;
     std::shared_ptr<PrefixState> state_;
     std::vector<Part> parts_;

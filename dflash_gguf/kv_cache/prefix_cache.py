@@ -296,6 +296,22 @@ class PrefixCache:
     def _is_cached(self, sequence: SequenceLike) -> bool:
         return self.find(sequence.tokens, self._scopes.get(sequence, "")) is not None
 
+    def snapshots(self, tokens: Sequence[int] | Tokens, scope: Hashable = "") -> list[Prefix]:
+        """Returns the cached prefix of these tokens, then the shorter snapshots of the same text.
+
+        Shorter ones are left out if a sequence may start at any token. The list is empty if the
+        scope has not cached these tokens.
+        """
+        node = self._match(tokens, len(tokens), scope).node
+        found = []
+        while node is not None:
+            if node.prefix is not None:
+                found.append(node.prefix)
+            node = node.parent
+        if not found or found[0].n_tokens != len(tokens):
+            return []
+        return found[:1] if self._engine.partial_prefix_ok else found
+
     def make_host_room(self, n_bytes: int) -> bool:
         """Drops least recently used prefixes until n_bytes fit the limit; False if they cannot."""
         while self._used and n_bytes <= self.limit < self._engine.prefix_bytes + n_bytes:

@@ -1,5 +1,7 @@
 """Prefix files: a GGUF file of tokens, attention rows by layer, recurrent states and checksums.
 
+A file has one prefix, or several of the same text where a model can start only at a snapshot, the
+longest first. Each prefix leaves out the K/V blocks that the one before it has.
 A file is written under a temporary name, then renamed. A file that is damaged, or was made with
 another model, build or settings, is refused as a whole.
 """
@@ -60,9 +62,21 @@ def identity(engine: Engine) -> dict[str, str]:
     }
 
 
-def save(prefix: Prefix, tokens: Sequence[int], engine: Engine, path: Path) -> int:
-    """Writes a prefix file, returns its bytes. Errors: OSError, without leaving a partial file."""
-    head, parts = _header(prefix, len(tokens), identity(engine)), prefix.parts()
+def save(prefixes: Sequence[Prefix], tokens: Sequence[int], engine: Engine, path: Path) -> int:
+    """Writes a prefix file, returns its bytes. Errors: OSError, without leaving a partial file.
+
+    prefixes: that of all tokens, then shorter ones, the longest first.
+    """
+    rests = [prefix.without(base) for base, prefix in itertools.pairwise(prefixes)]
+    try:
+        return _save([prefixes[0], *rests], tokens, engine, path)
+    finally:
+        for rest in rests:
+            rest.close()
+
+
+def _save(prefixes: Sequence[Prefix], tokens: Sequence[int], engine: Engine, path: Path) -> int:
+    head = _header(prefixes, identity(engine))
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with temporary.open("wb") as file:
@@ -71,13 +85,15 @@ def save(prefix: Prefix, tokens: Sequence[int], engine: Engine, path: Path) -> i
             sums = [zlib.crc32(head), _sum(ids)]
             _put(file, ids)
 
-            def read(index: int, data: Bytes) -> tuple[Bytes, int]:
-                prefix.read(index, data)
-                return data, _sum(data)
+            for prefix in prefixes:
 
-            for _, data, checksum in _ahead(parts, read):
-                _put(file, data)
-                sums.append(checksum)
+                def read(index: int, data: Bytes, prefix: Prefix = prefix) -> tuple[Bytes, int]:
+                    prefix.read(index, data)
+                    return data, _sum(data)
+
+                for _, data, checksum in _ahead(prefix.parts(), read):
+                    _put(file, data)
+                    sums.append(checksum)
             _put(file, np.asarray(sums, dtype="<i8").view(np.uint8))
             file.flush()
             os.fsync(file.fileno())
@@ -88,8 +104,10 @@ def save(prefix: Prefix, tokens: Sequence[int], engine: Engine, path: Path) -> i
     return n_bytes
 
 
-def load(engine: Engine, path: Path, make_room: Callable[[int], bool]) -> tuple[list[int], Prefix]:
-    """Reads the tokens and the prefix of a file.
+def load(
+    engine: Engine, path: Path, make_room: Callable[[int], bool]
+) -> tuple[list[int], list[Prefix]]:
+    """Reads the tokens and the prefixes of a file, the prefix of all tokens first.
 
     make_room: makes room for a number of bytes; False if it cannot. Errors: OSError; ValueError for
     a damaged file, another engine's file, or one too large for the context or the memory.
@@ -101,10 +119,19 @@ def load(engine: Engine, path: Path, make_room: Callable[[int], bool]) -> tuple[
         for name, wanted in identity(engine).items():
             if values.text(f"prefix.{name}") != wanted:
                 raise ValueError(f"{path}: was made with {_IDENTITY[name]}; save the prefix again")
-        n_tokens, start = (values.integer(f"prefix.{name}") for name in ("tokens", "start"))
-        rows = values.array("prefix.rows", "int64")
-    if n_tokens is None or start is None or rows is None or not 0 < start < n_bytes:
-        raise ValueError(f"{path}: is damaged: prefix.tokens, .start or .rows is missing or wrong")
+        start = values.integer("prefix.start")
+        positions, rows = (
+            values.array(f"prefix.{name}", "int64") for name in ("positions", "rows")
+        )
+    if start is None or positions is None or rows is None or not 0 < start < n_bytes:
+        raise ValueError(
+            f"{path}: is damaged, or of an earlier version: prefix.positions, .start or .rows is "
+            "missing or wrong; save the prefix again"
+        )
+    ends = positions.tolist()
+    if not ends or len(rows) % len(ends) or any(a <= b for a, b in itertools.pairwise([*ends, 0])):
+        raise ValueError(f"{path}: is damaged: prefix.positions or .rows is wrong")
+    n_tokens, n_caches = ends[0], len(rows) // len(ends)
     if not make_room(n_bytes):
         raise ValueError(f"{path}: there is no room for its {n_bytes} bytes; raise cache_ram")
     with path.open("rb") as file:
@@ -113,36 +140,52 @@ def load(engine: Engine, path: Path, make_room: Callable[[int], bool]) -> tuple[
         if len(ids) != 4 * n_tokens:
             raise ValueError(f"{path}: is damaged: tensor {TOKENS} is incomplete")
         tokens = ids.view("<i4").tolist()
+        prefixes: list[Prefix] = []
+        n_left = n_bytes
         try:
-            prefix = engine.create_prefix(tokens, rows.tolist())
-        except Error as error:
-            raise ValueError(f"{path}: is damaged or too long: {error}") from None
-        try:
-            if head != _header(prefix, n_tokens, identity(engine)):
+            for end, n_rows in zip(ends, rows.reshape(-1, n_caches).tolist(), strict=True):
+                base = prefixes[-1] if prefixes else None
+                prefixes.append(engine.create_prefix(tokens[:end], n_rows, base))
+                n_left -= sum(part.n_bytes for part in prefixes[-1].parts())
+                if n_left < 0:
+                    raise ValueError(f"{path}: is damaged: it is too short for its prefixes")
+            if head != _header(prefixes, identity(engine)):
                 raise ValueError(f"{path}: is damaged: its header does not match its tokens")
-            _fill(prefix, file, [zlib.crc32(head), _sum(np.asarray(tokens, dtype="<i4"))], path)
+            _fill(prefixes, file, [zlib.crc32(head), _sum(np.asarray(tokens, dtype="<i4"))], path)
+        except Error as error:
+            _close(prefixes)
+            raise ValueError(f"{path}: is damaged or too long: {error}") from None
         except BaseException:
-            prefix.close()
+            _close(prefixes)
             raise
-    return tokens, prefix
+    return tokens, prefixes
 
 
-def _fill(prefix: Prefix, file: BinaryIO, sums: list[int], path: Path) -> None:
-    parts = prefix.parts()
+def _close(prefixes: Iterable[Prefix]) -> None:
+    for prefix in prefixes:
+        prefix.close()
+
+
+def _fill(prefixes: Sequence[Prefix], file: BinaryIO, sums: list[int], path: Path) -> None:
+    names = ["its header", f"tensor {TOKENS}"]
 
     def read(_: int, data: Bytes) -> tuple[Bytes, int]:
         data = _get(file, data)
         return data, _sum(data)
 
-    for index, data, checksum in _ahead(parts, read):
-        if len(data) != parts[index].n_bytes:
-            raise ValueError(f"{path}: is damaged: tensor {parts[index].name} is incomplete")
-        prefix.write(index, data)
-        sums.append(checksum)
+    for prefix in prefixes:
+        parts = _parts(prefix)
+        names += [f"tensor {part.name}" for part in parts]
+        for index, data, checksum in _ahead(parts, read):
+            if len(data) != parts[index].n_bytes:
+                raise ValueError(f"{path}: is damaged: tensor {parts[index].name} is incomplete")
+            prefix.write(index, data)
+            sums.append(checksum)
     stored = _get(file, np.empty(8 * len(sums), dtype=np.uint8))
     if len(stored) != 8 * len(sums):
         raise ValueError(f"{path}: is damaged: tensor {CHECKSUMS} is incomplete")
-    names = ["its header", *(f"tensor {name}" for name in (TOKENS, *(x.name for x in parts)))]
+    if file.read(1):
+        raise ValueError(f"{path}: is damaged: it has bytes after its last tensor")
     for name, have, wanted in zip(names, sums, stored.view("<i8").tolist(), strict=True):
         if have != wanted:
             raise ValueError(f"{path}: is damaged: {name} has another checksum")
@@ -178,23 +221,35 @@ def _put(file: BinaryIO, data: Bytes) -> None:
 
 def _get(file: BinaryIO, data: Bytes) -> Bytes:
     n_read = file.readinto(data.data)  # type: ignore[attr-defined]
-    file.seek(-len(data) % ALIGNMENT, os.SEEK_CUR)
+    n_padding = -len(data) % ALIGNMENT if n_read == len(data) else 0
+    if file.read(n_padding) != bytes(n_padding):
+        raise ValueError(f"{file.name}: is damaged: a tensor is not followed by zeros")
     return data[:n_read]
 
 
-def _header(prefix: Prefix, n_tokens: int, values: dict[str, str]) -> bytes:
-    parts, n_rows = prefix.parts(), prefix.n_rows()
+def _parts(prefix: Prefix) -> list[PrefixTensor]:
+    """Returns a prefix's tensors, named after its length in tokens."""
+    return [part._replace(name=f"{prefix.n_tokens}.{part.name}") for part in prefix.parts()]
+
+
+def _header(prefixes: Sequence[Prefix], values: dict[str, str]) -> bytes:
+    n_tokens = prefixes[0].n_tokens
     table: list[tuple[str, str, tuple[int, ...], int]] = [
         (TOKENS, "i32", (n_tokens,), 4 * n_tokens),
-        *((part.name, part.type, part.ne, part.n_bytes) for part in parts),
+        *(
+            (part.name, part.type, part.ne, part.n_bytes)
+            for prefix in prefixes
+            for part in _parts(prefix)
+        ),
     ]
     n_sums = len(table) + 1
     table.append((CHECKSUMS, "i64", (n_sums,), 8 * n_sums))
     entries = [("general.architecture", _text(ARCHITECTURE))]
     entries += [(f"prefix.{name}", _text(value)) for name, value in values.items()]
-    numbers = struct.pack(f"<IQ{len(n_rows)}q", _INT64, len(n_rows), *n_rows)
-    entries.append(("prefix.rows", struct.pack("<I", _ARRAY) + numbers))
-    entries.append(("prefix.tokens", struct.pack("<Iq", _INT64, n_tokens)))
+    n_rows = [n for prefix in prefixes for n in prefix.n_rows()]
+    for name, numbers in (("positions", [x.n_tokens for x in prefixes]), ("rows", n_rows)):
+        array = struct.pack(f"<IIQ{len(numbers)}q", _ARRAY, _INT64, len(numbers), *numbers)
+        entries.append((f"prefix.{name}", array))
     infos, offset = [], 0
     for name, kind, ne, n_bytes in table:
         infos.append(_string(name) + struct.pack(f"<I{len(ne)}Q", len(ne), *ne))

@@ -152,14 +152,18 @@ class Engine:
         call("engine_offload_prefixes", self.handle, n_cells, n_bytes, is_done)
         return bool(is_done[0])
 
-    def create_prefix(self, tokens: Sequence[int], n_rows: Sequence[int]) -> Prefix:
+    def create_prefix(
+        self, tokens: Sequence[int], n_rows: Sequence[int], base: Prefix | None = None
+    ) -> Prefix:
         """Creates a prefix in main memory, to be filled by `Prefix.write`.
 
-        n_rows: rows in each cache, as from `Prefix.n_rows`. Error for a bad token id or n_rows.
+        n_rows: rows in each cache, as from `Prefix.n_rows`. base: a longer prefix of the same text,
+        whose K/V blocks the new prefix shares. Error for a bad token id, n_rows or base.
         """
         ids = ids_of(tokens, self.model.n_vocab)
         rows = new("int64_t[]", list(n_rows))
-        args = (self.handle, ids, len(ids), rows, len(rows))
+        of_base = ffi.NULL if base is None else base.handle
+        args = (self.handle, ids, len(ids), rows, len(rows), of_base)
         return Prefix(create("prefix", "prefix_create", *args), len(ids))
 
     def run(self, items: Sequence[BatchEntry], progress: Progress | None = None) -> list[Rows]:

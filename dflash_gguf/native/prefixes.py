@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ._ffi import Error, call, ffi, lib, new, text
+from ._ffi import Error, call, create, ffi, lib, new, text
 
 
 class PrefixTensor(NamedTuple):
@@ -75,6 +75,10 @@ class Prefix:
             ne = int(part.ne[0]), int(part.ne[1])
             parts.append(PrefixTensor(text(part.name), text(part.type), ne, int(part.bytes)))
         return parts
+
+    def without(self, base: Prefix) -> Prefix:
+        """Returns a copy whose `parts` leave out K/V blocks that base, a longer prefix, holds."""
+        return Prefix(create("prefix", "prefix_without", self.handle, base.handle), self.n_tokens)
 
     def read(self, part: int, out: NDArray[np.uint8]) -> None:
         """Copies the bytes of a part (index in `parts`) to `out`, uint8 [n_bytes]."""

@@ -50,6 +50,7 @@ def test_slots_are_saved_restored_and_erased(tmp_path: Path) -> None:
             (tmp_path / "a.dfl").stat().st_size,
         )
         tokens = served.answer("/tokenize", content=PROMPT, add_special=True)["tokens"]
+        assert served.answer("/completion", **ask)["timings"]["prompt_n"] == 1
         tokens += first["tokens"]
         found = served.answer("/completion", prompt=tokens, n_predict=12)
         assert (found["timings"]["cache_n"], found["timings"]["prompt_n"]) == (n_saved, 1)
