@@ -343,9 +343,11 @@ class Decoder:
         """Applies a chat template to a conversation. Returns token ids up to the answer's start.
 
         The list carries the template's marks of reasoning, by which `generate` separates it.
-        messages: each with "role" and "content". template: None for the model's own, else a name,
-        a file or the Jinja text. enable_thinking: passed to templates that know it.
-        Errors: ValueError without a tokenizer or template, or if the template refuses the messages.
+        messages: each with "role" and "content", a text or text parts; content may be None beside
+        "tool_calls". template: None for the model's own, else a name, a file or the Jinja text.
+        enable_thinking: passed to templates that know it.
+        Errors: ValueError without a tokenizer or template, for messages of another form, or if the
+            template refuses or drops a part of them.
         """
         tokenizer = self._need_tokenizer()
         return tokenizer.chat(messages, template=template, enable_thinking=enable_thinking)

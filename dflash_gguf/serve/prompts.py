@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..text.chat import ChatPrompt, last_asked
+from ..text.chat import ChatPrompt, conversation, last_asked
 from ..text.tokenizer import Tokenizer
 from .schemas import MAX_CHOICES, BadRequestError, ChatBody, TemplateBody, thinking
-
-TEXT_PARTS = ("text", "input_text", "output_text")
 
 
 class PromptBuilder:
@@ -93,14 +91,15 @@ class PromptBuilder:
         """Returns the prompt text of a conversation.
 
         An assistant message at the end is continued. With thinking off, an open block of thoughts
-        at the end is closed. Raises BadRequestError for malformed messages.
+        at the end is closed. Raises BadRequestError or ValueError for malformed messages.
         """
+        return self._text(body, conversation(body.messages))
+
+    def _text(self, body: ChatBody | TemplateBody, messages: list[dict[str, Any]]) -> str:
         tokenizer = self.require_tokenizer()
-        messages = [message_of(message, place) for place, message in enumerate(body.messages)]
-        if not messages:
-            raise BadRequestError("messages is empty, must hold at least one message")
         begins = _begins(body, messages)
-        last = messages.pop() if begins else None
+        last = messages[-1] if begins else None
+        messages = messages[:-1] if begins else messages
         think, variables = thinking(body, self._think)
         text = tokenizer.chat_text(
             messages,
@@ -138,49 +137,9 @@ class PromptBuilder:
 
     def chat(self, body: ChatBody) -> ChatPrompt:
         """Returns token ids, format of thoughts and turn boundaries of a conversation."""
-        text = self.chat_text(body)
-        messages = [message_of(message, place) for place, message in enumerate(body.messages)]
-        asked = last_asked(messages)
+        messages = conversation(body.messages)
+        text, asked = self._text(body, messages), last_asked(messages)
         return self.require_tokenizer().chat_tokens(text, template=self.template, asked=asked)
-
-
-def message_of(message: dict[str, Any], place: int) -> dict[str, Any]:
-    """Returns a message in the form of chat templates: content is one text, developer is system."""
-    role, content = message.get("role"), message.get("content")
-    name = f"messages[{place}]"
-    if not isinstance(role, str) or not role:
-        raise BadRequestError(
-            f"{name}: role is missing or no text, give system, user, assistant or tool"
-        )
-    normalised = dict(message)
-    normalised["role"] = "system" if role == "developer" else role
-    if isinstance(content, list):
-        normalised["content"] = "\n".join(_part(part, name) for part in content)
-    elif isinstance(content, str):
-        normalised["content"] = content
-    elif content is None and (
-        role == "assistant" and ("tool_calls" in message or _thoughts(normalised))
-    ):
-        normalised["content"] = ""
-    else:
-        raise BadRequestError(
-            f"{name}: content must be a text or a list of parts, not {type(content).__name__}"
-        )
-    thoughts = message.get("reasoning_content")
-    if thoughts is not None and not isinstance(thoughts, str):
-        raise BadRequestError(
-            f"{name}: reasoning_content must be a text, not {type(thoughts).__name__}"
-        )
-    return normalised
-
-
-def _part(part: Any, name: str) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if kind in TEXT_PARTS and isinstance(part.get("text"), str):
-        return str(part["text"])
-    if isinstance(kind, str) and "image" in kind:
-        raise BadRequestError(f"{name}: image input is not supported, give parts of type text")
-    raise BadRequestError(f"{name}: each part of content must have type text and a text")
 
 
 def _begins(body: ChatBody | TemplateBody, messages: Sequence[dict[str, Any]]) -> bool:
@@ -204,6 +163,11 @@ def _begins(body: ChatBody | TemplateBody, messages: Sequence[dict[str, Any]]) -
         raise BadRequestError(
             "add_generation_prompt is true, but the last message is the assistant's and would be "
             "continued: set continue_final_message to false"
+        )
+    if "tool_calls" in messages[-1]:
+        raise BadRequestError(
+            "messages ends with tool_calls, which cannot be continued: add the result as a message "
+            "of role tool, or set continue_final_message to false"
         )
     if len(messages) > 1 and messages[-2]["role"] == "assistant":
         raise BadRequestError(

@@ -1,11 +1,11 @@
-"""Renders chat templates: the Jinja dialect of Hugging Face, in a sandbox."""
+"""Conversations, and chat templates: the Jinja dialect of Hugging Face, in a sandbox."""
 
 from __future__ import annotations
 
 import datetime
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import jinja2
@@ -16,6 +16,7 @@ from .reasoning import Format
 
 Message = Mapping[str, Any]
 
+TEXT_PARTS = ("text", "input_text", "output_text")
 MAX_PROMPT_CHARACTERS = 1 << 26
 MAX_RENDER_S = 10.0
 """Most seconds of CPU time to render a prompt, against endless templates. Most take under 1 s."""
@@ -31,6 +32,129 @@ class ChatPrompt(list[int]):
         super().__init__(tokens)
         self.reasoning = reasoning
         self.turn_boundaries = tuple(turn_boundaries)
+
+
+class _Arguments(dict[str, Any]):
+    """Arguments of a tool call: an object, and JSON where a template prints it as a text."""
+
+    def __init__(self, values: Mapping[str, Any], text: str) -> None:
+        super().__init__(values)
+        self._text = text
+
+    def __str__(self) -> str:
+        return self._text
+
+    def __add__(self, other: str) -> str:
+        return self._text + other
+
+    def __radd__(self, other: str) -> str:
+        return other + self._text
+
+
+def conversation(messages: object) -> list[dict[str, Any]]:
+    """Returns messages in the form of chat templates, which all have a role and a text.
+
+    The role developer becomes system, text parts are joined, and null beside tool calls or
+    reasoning becomes "". Arguments of tool calls become objects, and stay texts if they are not the
+    JSON of an object.
+    Errors: ValueError for other messages, and for content that is not text.
+    """
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Iterable):
+        raise ValueError(f"messages is {messages!r:.60}, must be a list of messages")
+    normalised = [_message(message, f"messages[{place}]") for place, message in enumerate(messages)]
+    if not normalised:
+        raise ValueError("messages is empty, must hold at least one message")
+    return normalised
+
+
+def _message(message: object, name: str) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise ValueError(f"{name} is {message!r:.60}, must be an object with role and content")
+    role, content, calls = (message.get(key) for key in ("role", "content", "tool_calls"))
+    thoughts = message.get("reasoning_content")
+    if not isinstance(role, str) or not role:
+        raise ValueError(
+            f"{name}: role is missing or no text, give system, user, assistant or tool"
+        )
+    if thoughts is not None and not isinstance(thoughts, str):
+        raise ValueError(f"{name}: reasoning_content must be a text, not {type(thoughts).__name__}")
+    if message.get("function_call"):
+        raise ValueError(f"{name}: function_call is not supported, give tool_calls")
+    if isinstance(content, (list, tuple)):
+        content = "\n".join(_part(part, name) for part in content)
+    elif content is None and role == "assistant" and (calls or thoughts):
+        content = ""
+    elif not isinstance(content, str):
+        raise ValueError(
+            f"{name}: content must be a text or a list of parts, not {type(content).__name__}"
+        )
+    normalised = {**message, "role": "system" if role == "developer" else role, "content": content}
+    normalised.pop("tool_calls", None)  # templates may read even an empty list as calls
+    return normalised | {"tool_calls": _tool_calls(calls, name)} if calls else normalised
+
+
+def _part(part: object, name: str) -> str:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if isinstance(part, Mapping) and kind in TEXT_PARTS and isinstance(part.get("text"), str):
+        return str(part["text"])
+    if isinstance(kind, str) and "image" in kind:
+        raise ValueError(f"{name}: image input is not supported, give parts of type text")
+    if kind in ("tool_use", "tool_result"):
+        raise ValueError(
+            f"{name}: a part of type {kind} is not supported, give tool_calls or a message of "
+            "role tool"
+        )
+    raise ValueError(f"{name}: each part of content must have type text and a text")
+
+
+def _tool_calls(calls: object, name: str) -> list[dict[str, Any]]:
+    if not isinstance(calls, (list, tuple)):
+        raise ValueError(f"{name}: tool_calls must be a list, not {type(calls).__name__}")
+    normalised = []
+    for place, call in enumerate(calls):
+        function = call.get("function", call) if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise ValueError(f"{name}: tool_calls[{place}] must have a function with a name")
+        arguments = _arguments(function.get("arguments"), f"{name}: tool_calls[{place}]")
+        function = {**function, "arguments": arguments}
+        normalised.append({**call, "function": function} if "function" in call else function)
+    return normalised
+
+
+def _arguments(given: object, name: str) -> _Arguments | str:
+    if isinstance(given, Mapping):
+        return _Arguments(given, _to_json(given))
+    if given is not None and not isinstance(given, str):
+        raise ValueError(f"{name}: arguments must be a JSON text, not {type(given).__name__}")
+    text = given if given and not given.isspace() else "{}"
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        values = None
+    return _Arguments(values, text) if isinstance(values, dict) else text
+
+
+def check_tools_shown(
+    messages: Sequence[Message], text: str, text_of: Callable[[Sequence[Message]], str]
+) -> None:
+    """Raises ValueError if a template drops tool calls or results: its text is the same without.
+
+    text: of the messages. text_of: returns the text of other messages.
+    """
+    no_calls = [{k: v for k, v in one.items() if k != "tool_calls"} for one in messages]
+    no_results = [
+        {**one, "content": ""} if one.get("role") == "tool" else dict(one) for one in messages
+    ]
+    for what, bare in (("tool_calls", no_calls), ("messages of role tool", no_results)):
+        try:
+            is_dropped = bare != messages and text_of(bare) == text
+        except ValueError:
+            is_dropped = False
+        if is_dropped:
+            raise ValueError(
+                f"the chat template does not show {what}: leave them out, or give a template that "
+                "does"
+            )
 
 
 class _Generation(jinja2.ext.Extension):
@@ -84,7 +208,16 @@ def render(
     except RecursionError:
         raise ValueError("the chat template nests too deeply") from None
     except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
-        raise ValueError(f"the chat template fails: {error}") from None
+        raise ValueError(f"the chat template fails: {error}{_unparsed(messages)}") from None
+
+
+def _unparsed(messages: Sequence[Message]) -> str:
+    """Returns a note for a failed template about arguments of tool calls that are no object."""
+    for place, message in enumerate(messages):
+        for call in message.get("tool_calls", ()):
+            if isinstance(call.get("function", call)["arguments"], str):
+                return f"; messages[{place}] has a tool call whose arguments are no JSON object"
+    return ""
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):

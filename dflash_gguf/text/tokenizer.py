@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..convert.schema import Key
-from .chat import ChatPrompt, Message, last_asked, render
+from .chat import ChatPrompt, Message, check_tools_shown, conversation, last_asked, render
 from .gguf_metadata import GgufMetadata
 from .reasoning import Format, format_of
 from .stream import n_common
@@ -105,10 +105,7 @@ class Tokenizer:
         to turn names of control tokens in the text into these tokens.
         Errors: ValueError for invalid Unicode, or text of more than MAX_TEXT_BYTES.
         """
-        try:
-            data = text.encode()
-        except UnicodeEncodeError:
-            raise ValueError("the text holds half of a surrogate pair, not valid Unicode") from None
+        data = _encoded(text)
         if len(data) > MAX_TEXT_BYTES:
             raise ValueError(f"the text has {len(data)} bytes, the limit is {MAX_TEXT_BYTES}")
         vocab = self._open()
@@ -173,7 +170,12 @@ class Tokenizer:
         template: str | None = None,
         enable_thinking: bool | None = None,
     ) -> ChatPrompt:
-        """Returns the token ids of a conversation; arguments and errors as for `chat_text`."""
+        """Returns the token ids of a conversation.
+
+        Arguments and errors as for `chat_text`, but messages may have any form that `conversation`
+        accepts.
+        """
+        messages = conversation(messages)
         text = self.chat_text(messages, template=template, enable_thinking=enable_thinking)
         return self.chat_tokens(text, template=template, asked=last_asked(messages))
 
@@ -209,18 +211,13 @@ class Tokenizer:
     ) -> str:
         """Returns the prompt of a conversation as text.
 
-        messages: each with "role" and "content". template: None for the model's default; else the
+        messages: as `conversation` returns them. template: None for the model's default; else the
         name of a template in the file or of one built into llama.cpp ("chatml", ...), a file with a
         Jinja template, or its text. add_generation_prompt: True to end the text where the answer
         begins, False after the last message. Other arguments: as for `chat.render`.
         Errors: ValueError for an unknown template, or messages that the template refuses.
         """
-        for message in messages:
-            if not {"role", "content"} <= message.keys():
-                raise ValueError(f"a chat message needs role and content, got {dict(message)!r}")
         source = self._template(template)
-        if source is None:
-            return _builtin(template or "", messages, add_generation_prompt)
         specials = {
             name: text
             for name, key in (
@@ -232,15 +229,23 @@ class Tokenizer:
             if (text := self.special_text(key)) is not None
         }
         specials = {"bos_token": "", "eos_token": ""} | specials
-        return render(
-            source,
-            messages,
-            special_tokens=specials,
-            enable_thinking=enable_thinking,
-            add_generation_prompt=add_generation_prompt,
-            tools=tools,
-            variables=variables,
-        )
+
+        def text_of(messages: Sequence[Message]) -> str:
+            if source is None:
+                return _builtin(template or "", messages, add_generation_prompt)
+            return render(
+                source,
+                messages,
+                special_tokens=specials,
+                enable_thinking=enable_thinking,
+                add_generation_prompt=add_generation_prompt,
+                tools=tools,
+                variables=variables,
+            )
+
+        text = text_of(messages)
+        check_tools_shown(messages, text, text_of)
+        return text
 
     def _template(self, choice: str | None) -> str | None:
         """Finds the Jinja text of a template argument; None for one built into llama.cpp."""
@@ -283,6 +288,13 @@ class Tokenizer:
         if not self._free.alive:
             raise ValueError("the tokenizer is closed")
         return self._vocab
+
+
+def _encoded(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("the text holds half of a surrogate pair, not valid Unicode") from None
 
 
 def _longest_run(text: str) -> int:
@@ -347,8 +359,11 @@ def _builtin_names() -> list[str]:
 def _builtin(name: str, messages: Sequence[Message], add_generation_prompt: bool) -> str:
     chat = (llama_cpp.llama_chat_message * len(messages))()
     for entry, message in zip(chat, messages, strict=True):
-        entry.role = str(message["role"]).encode()
-        entry.content = str(message["content"]).encode()
+        entry.role, entry.content = (_encoded(message[key]) for key in ("role", "content"))
+        if "\0" in message["role"] + message["content"]:
+            raise ValueError(
+                f"a message holds a NUL character, where the chat template {name!r} would end it"
+            )
     apply: Callable[..., int] = llama_cpp.llama_chat_apply_template
     size = apply(name.encode(), chat, len(messages), add_generation_prompt, None, 0)
     if size < 0:

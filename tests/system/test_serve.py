@@ -14,6 +14,11 @@ from dflash_gguf import bundled
 
 CODE = "def add(a, b):\n"
 USER = [{"role": "user", "content": "add two numbers"}]
+CALL = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [{"function": {"name": "f", "arguments": '{"a": 1}'}}],
+}
 FORMS = ("/completion", "/v1/completions", "/v1/chat/completions")
 
 
@@ -471,6 +476,8 @@ def test_metrics_are_the_sums_of_the_timings(served: Served) -> None:
         (FORMS[2], {"messages": []}, "messages is empty"),
         (FORMS[2], {"messages": [{"content": "x"}]}, "role is missing"),
         (FORMS[2], {"messages": [{"role": "user"}]}, "content must be"),
+        (FORMS[2], {"messages": [*USER, CALL]}, "ends with tool_calls, which cannot be"),
+        (FORMS[2], {"messages": [*USER, CALL, *USER]}, "does not show tool_calls"),
         (FORMS[2], {"messages": USER, "tools": [{"type": "function"}]}, "tools"),
         (FORMS[2], {"messages": USER, "response_format": {"type": "json_object"}}, "response_f"),
         (FORMS[2], {"messages": USER, "top_logprobs": 3}, "top_logprobs needs logprobs"),

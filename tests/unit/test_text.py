@@ -138,8 +138,40 @@ def test_templates_by_name_file_and_text(tmp_path: Path) -> None:
         ValueError, match=r"'nosuch' is no file that can be read .* short, .*chatml"
     ):
         tokenizer.chat_text(HELLO, template="nosuch")
-    with pytest.raises(ValueError, match="a chat message needs role and content"):
-        tokenizer.chat_text([{"role": "user"}])
+
+
+CALLED: list[dict[str, Any]] = [
+    *HELLO,
+    {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}]},
+    {"role": "tool", "content": "42"},
+]
+SAID = "{% for m in messages %}{{ m.content }}{% endfor %}"
+USERS = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "what"),
+    [
+        *(("chatml", "tool_calls"), ("gemma", "tool_calls"), (SAID, "tool_calls")),
+        (USERS + "{{ messages | map(attribute='tool_calls') | list }}", "messages of role tool"),
+    ],
+)
+def test_tool_calls_and_results_are_shown_or_refused(
+    tokenizer: Tokenizer, template: str, what: str
+) -> None:
+    with pytest.raises(ValueError, match=f"the chat template does not show {what}: leave them"):
+        tokenizer.chat(CALLED, template=template)
+    shown = SAID + "{% if messages[1].tool_calls %}!{% endif %}"
+    assert tokenizer.detokenize(tokenizer.chat(CALLED, template=shown)).endswith("hello42!")
+    assert tokenizer.chat(HELLO, template=template)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"), [("a\0b", "'chatml' would end it"), ("\ud83d", "half of a surrogate")]
+)
+def test_builtin_templates_cut_no_text(tokenizer: Tokenizer, content: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        tokenizer.chat([{"role": "user", "content": content}], template="chatml")
 
 
 def test_a_model_without_template_says_so(tmp_path: Path) -> None:
