@@ -107,7 +107,7 @@ def test_the_smoke_test_passes_here_and_fails_elsewhere(served: Served) -> None:
     assert "answered 401" in found.stdout
 
 
-@pytest.mark.parametrize("drafter", ["of shuffled weights"])
+@pytest.mark.parametrize("drafter", ["missing", "of shuffled weights"])
 def test_the_smoke_test_fails_if_drafting_is_not_engaged(drafter: str, tmp_path: Path) -> None:
     pair = bundled.find("python-tiny")
     bad = shuffled(pair.drafter, tmp_path / "shuffled.gguf")
