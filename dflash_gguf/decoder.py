@@ -148,7 +148,7 @@ class Decoder:
         Errors: as for `generate`. A bad prompt or setting is raised before any answer begins; an
             error of one answer ends all the others.
         """
-        shared = {
+        shared: dict[str, Any] = {
             name: tuple(x) if isinstance(x, Iterator) else x
             for name, x in settings.items()
             if not isinstance(x, list)
@@ -222,9 +222,17 @@ class Decoder:
     # ---- requests, for programs that call step() in a loop of their own
 
     def request(
-        self, prompt: Prompt, config: DecodeConfig | None = None, **settings: Any
+        self,
+        prompt: Prompt,
+        config: DecodeConfig | None = None,
+        *,
+        scope: str = "",
+        **settings: Any,
     ) -> Request:
-        """Returns a validated request, see `generate`; ValueError for a bad prompt or setting."""
+        """Returns a validated request, see `generate`; ValueError for a bad prompt or setting.
+
+        scope: see `Request.scope`.
+        """
         config = dataclasses.replace(config or DecodeConfig(), **settings)
         tokens = tuple(self._tokens_of(prompt))
         check_prompt(tokens, self.n_ctx)
@@ -232,8 +240,8 @@ class Decoder:
             for token in getattr(config, name):
                 integer(f"a token of {name}", token, 0, self.model.n_vocab - 1)
         if isinstance(prompt, ChatPrompt):
-            return Request(tokens, config, prompt.reasoning, prompt.turn_boundaries)
-        return Request(tokens, config)
+            return Request(tokens, config, prompt.reasoning, prompt.turn_boundaries, scope)
+        return Request(tokens, config, scope=scope)
 
     def add_request(
         self,
@@ -378,7 +386,7 @@ class Decoder:
             self._scheduler.forget()
             self._speculative.forget(self._scheduler.sequences)
 
-    def save_prefix(self, path: str | os.PathLike[str], tokens: Prompt) -> int:
+    def save_prefix(self, path: str | os.PathLike[str], tokens: Prompt, *, scope: str = "") -> int:
         """Writes the K/V and states of a text to a file for `load_prefix`; computes missing ones.
 
         Returns the number of tokens. With recurrent layers or windows the file also has the cached
@@ -390,15 +398,15 @@ class Decoder:
         check_prompt(ids, self.n_ctx)
         boundaries = tokens.turn_boundaries if isinstance(tokens, ChatPrompt) else ()
         with self._turn():
-            if prefixes := self._prefix_cache.snapshots(ids):
+            if prefixes := self._prefix_cache.snapshots(ids, scope):
                 prefix_file.save(prefixes, ids, self.engine, Path(path))
                 return len(ids)
             with self._idle_sequence() as sequence:
-                match = self._prefix_cache.match([*ids, 0])
+                match = self._prefix_cache.match([*ids, 0], scope)
                 begun = self._prefix_cache.start(sequence, match, (*boundaries, len(ids) - 1))
                 left = sequence.cells_needed(len(ids) - begun.n_cached)
                 self._scheduler.make_room(left, sequence)
-                cached = self._prefix_cache.snapshots(ids[: begun.n_cached])[1:]
+                cached = self._prefix_cache.snapshots(ids[: begun.n_cached], scope)[1:]
                 taken: list[native.Prefix] = []
                 try:
                     ends = {*begun.snapshot_positions, len(ids)}
@@ -414,9 +422,10 @@ class Decoder:
                         prefix.close()
         return len(ids)
 
-    def load_prefix(self, path: str | os.PathLike[str]) -> list[int]:
+    def load_prefix(self, path: str | os.PathLike[str], *, scope: str = "") -> list[int]:
         """Loads a file of `save_prefix` into the prefix cache. Returns the file's token ids.
 
+        scope: of the requests that may reuse the text, see `Request.scope`.
         Errors: ValueError for a file that is damaged, was made with another model, drafter, build
             or K/V type, or does not fit the context or `cache_ram`; OSError.
         """
@@ -424,13 +433,13 @@ class Decoder:
             room = self._prefix_cache.make_host_room
             tokens, prefixes = prefix_file.load(self.engine, Path(path), room)
             for prefix in reversed(prefixes):
-                self._prefix_cache.add(tokens[: prefix.n_tokens], prefix)
+                self._prefix_cache.add(tokens[: prefix.n_tokens], prefix, scope)
         return tokens
 
-    def forget_prefix(self, tokens: Prompt) -> bool:
+    def forget_prefix(self, tokens: Prompt, *, scope: str = "") -> bool:
         """Drops the cached prefixes that only this text begins with; False if there are none."""
         with self._turn():
-            return self._prefix_cache.forget_text(self._tokens_of(tokens))
+            return self._prefix_cache.forget_text(self._tokens_of(tokens), scope)
 
     def _end_unfinished(self) -> None:
         if self._unfinished is not None:

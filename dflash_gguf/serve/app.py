@@ -126,9 +126,11 @@ class App:
         model, engine, prompt_builder = await self._models.take(body.model)
         engine.check_room()
 
+        scope = request.scope["tenant"]
+
         def choices_and_format() -> tuple[list[CompletionChoice], WireFormat]:
             prompts, config, format_of = prepare(body, engine, prompt_builder)
-            choices = self._choices(body, engine, prompts, config)
+            choices = self._choices(body, engine, prompts, config, scope)
             return choices, format_of(self._context(body, model, prompt_builder, choices))
 
         choices, wire_format = await _aside(choices_and_format, n_bytes)
@@ -206,9 +208,17 @@ class App:
         )
 
     def _choices(
-        self, body: Body, engine: EngineClient, prompts: Sequence[list[int]], config: DecodeConfig
+        self,
+        body: Body,
+        engine: EngineClient,
+        prompts: Sequence[list[int]],
+        config: DecodeConfig,
+        scope: str,
     ) -> list[CompletionChoice]:
-        """Returns n choices for each prompt; choice i of a prompt is sampled with seed + i."""
+        """Returns n choices for each prompt; choice i of a prompt is sampled with seed + i.
+
+        scope: name of the requests that may reuse the texts.
+        """
         n, ready, settings = n_choices(body), engine.require_ready(), self._settings
         choices: list[CompletionChoice] = []
         for number, prompt in enumerate(prompts):
@@ -227,6 +237,7 @@ class App:
                     reasoning,
                     bool(body.timings_per_token),
                     turn_boundaries,
+                    scope,
                 )
                 choices.append(CompletionChoice(len(choices), run, own, number, settings.n_batch))
         return choices
@@ -368,7 +379,10 @@ class App:
         )
 
     async def slots(self, request: Request) -> Response:
-        """Answers GET /slots with every slot and its current or last request."""
+        """Answers GET /slots with every slot and its current or last request.
+
+        The request of another key is left out, unless keys share prefixes.
+        """
         if not self._settings.has_slots:
             return error_answer(501, "/slots is switched off: start the server with --slots")
         _, engine, _ = await self._models.take(request.query_params.get("model"))
@@ -385,7 +399,8 @@ class App:
                 "speculative": ready.drafter is not None,
                 "is_processing": slot.run is not None,
             }
-            if (run := slot.run or slot.last) is not None:
+            run = slot.run or slot.last
+            if run is not None and run.scope == request.scope["tenant"]:
                 limit = run.config["max_tokens"]
                 n_left = -1 if limit is None or slot.run is None else limit - slot.n_decoded
                 entry |= {
@@ -422,10 +437,11 @@ class App:
                 f"filename is {name[:200]!r}, must be 1 to 200 letters, digits, '_', '-' or '.', "
                 "the first not a '.'"
             )
-        path = "" if action == "erase" else str(folder / name)
-        done = await engine.act(slot, action, path)
+        scope = request.scope["tenant"]
+        prefix = f"{folder}/{scope and scope + '-'}"
+        done = await engine.act(slot, action, "" if action == "erase" else prefix + name, scope)
         if isinstance(done, Failed):
-            return error_answer(done.status, done.sentence.replace(f"{folder}/", ""))
+            return error_answer(done.status, done.sentence.replace(prefix, ""))
         ms = 1e3 * done.seconds
         report: dict[str, Any] = {"id_slot": slot}
         if action == "erase":

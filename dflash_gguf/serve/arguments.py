@@ -130,6 +130,12 @@ def _add_http(p: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--api-key-file", metavar="FILE", help="file with one API key per line")
     group.add_argument(
+        "--share-prefixes",
+        action="store_true",
+        help="let requests with different API keys reuse each other's texts: for one person with "
+        "several keys",
+    )
+    group.add_argument(
         "--no-api-key",
         action="store_true",
         help="let other machines send requests without a key",
@@ -298,6 +304,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
     return Settings(
         decode=decode_config(args),
         keys=tuple(_keys(args)),
+        shares_prefixes=args.share_prefixes,
         cors_origins=tuple(origins),
         tags=tuple(listed(args.tags)),
         has_metrics=bool(args.metrics),

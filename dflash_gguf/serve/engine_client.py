@@ -202,13 +202,13 @@ class EngineClient:
             self.send(run)
         return request
 
-    async def act(self, slot: int, action: str, path: str) -> SlotDone | Failed:
+    async def act(self, slot: int, action: str, path: str, scope: str) -> SlotDone | Failed:
         """Has the engine save, restore or erase a slot's cached prefix; raises NotReadyError."""
         self.require_ready()
         number = self.new_id()
         answer: asyncio.Future[SlotDone | Failed] = asyncio.get_running_loop().create_future()
         self._asked[number] = answer
-        self.send(SlotAction(number, slot, action, path))
+        self.send(SlotAction(number, slot, action, path, scope))
         try:
             return await answer
         finally:

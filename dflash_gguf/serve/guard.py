@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import hmac
 import re
 import time
@@ -108,7 +109,10 @@ class Guard:
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
         if scope["method"] == "OPTIONS":
             return Response(status_code=200)
-        if self._keys and scope["path"] not in PUBLIC and not self._has_key(headers):
+        key = self._key(headers)
+        is_separate = len(self._keys) > 1 and not self._settings.shares_prefixes
+        scope["tenant"] = hashlib.sha256(key).hexdigest()[:16] if key and is_separate else ""
+        if self._keys and scope["path"] not in PUBLIC and key is None:
             return error_answer(
                 401,
                 "a key is needed: send Authorization: Bearer KEY or X-Api-Key: KEY",
@@ -116,14 +120,14 @@ class Guard:
             )
         return None
 
-    def _has_key(self, headers: Headers) -> bool:
-        """True if a request has a valid API key; compared in constant time (timing attacks)."""
+    def _key(self, headers: Headers) -> bytes | None:
+        """Returns a request's API key if it is valid; compares in constant time."""
         kind, _, bearer = headers.get("authorization", "").partition(" ")
         given = [headers.get("x-api-key", "").encode()]
         if kind.lower() == "bearer":
             given.append(bearer.strip().encode())
-        same = [hmac.compare_digest(key, one) for key in self._keys for one in given]
-        return any(same)
+        same = [key for key in self._keys for one in given if hmac.compare_digest(key, one)]
+        return same[0] if same else None
 
     def _origin(self, origin: str | None) -> str | None:
         """Returns the Origin header if web pages of this origin may read responses, else None."""

@@ -33,7 +33,8 @@ class Run(Message, frozen=True):
 
     config: fields of a DecodeConfig. reasoning: name of the format that marks thoughts, and True if
     the prompt has opened them; None without thoughts. wants_stats: each Stepped has statistics.
-    turn_boundaries: positions in the prompt where a later prompt may diverge.
+    turn_boundaries: positions in the prompt where a later prompt may diverge. scope: name of the
+    requests that may reuse the text.
     """
 
     id: int
@@ -42,6 +43,7 @@ class Run(Message, frozen=True):
     reasoning: tuple[str, bool] | None
     wants_stats: bool
     turn_boundaries: list[int] = []
+    scope: str = ""
 
 
 class Cancel(Message, frozen=True):
@@ -51,12 +53,16 @@ class Cancel(Message, frozen=True):
 
 
 class SlotAction(Message, frozen=True):
-    """Message to the engine: saves a slot's cached prefix to a file, restores or erases it."""
+    """Message to the engine: saves a slot's cached prefix to a file, restores or erases it.
+
+    scope: name of the requests whose last text in the slot is meant.
+    """
 
     id: int
     slot: int
     action: str
     path: str
+    scope: str
 
 
 class SlotDone(Message, frozen=True):

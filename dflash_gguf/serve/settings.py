@@ -13,6 +13,7 @@ class Settings:
     """Settings of the whole HTTP server.
 
     keys: API keys; if there are any, each request needs one.
+    shares_prefixes: True if requests with different keys reuse each other's texts.
     cors_origins: origins whose web pages may send requests: "localhost", "*", or exact origins.
     decode: default sampling settings of requests.
     slot_save_path: folder for saved prefixes of slots; None switches saving off.
@@ -23,6 +24,7 @@ class Settings:
 
     decode: DecodeConfig = field(default_factory=DecodeConfig)
     keys: tuple[str, ...] = ()
+    shares_prefixes: bool = False
     cors_origins: tuple[str, ...] = ("localhost",)
     tags: tuple[str, ...] = ()
     has_metrics: bool = False

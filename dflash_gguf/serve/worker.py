@@ -86,7 +86,8 @@ class Worker:
         self._new: deque[Job | SlotAction] = deque()
         self._live: list[Job] = []
         self._slots = range(n_parallel)
-        self._texts: dict[int, list[int]] = {}  # by slot: tokens of its last prompt and answer
+        # By slot and scope: tokens of the last prompt and answer.
+        self._texts: dict[tuple[int, str], list[int]] = {}
         self._is_over = False
         self._unsaid: list[Message] = []
         self._tidied = 0.0
@@ -156,20 +157,21 @@ class Worker:
         began = time.monotonic()
         if any(job.slot == action.slot for job in self._live):
             raise ValueError(f"slot {action.slot} is in use: ask again when its answer has ended")
-        tokens, path, n_bytes = self._texts.get(action.slot, []), action.path, 0
+        key, scope = (action.slot, action.scope), action.scope
+        tokens, path, n_bytes = self._texts.get(key, []), action.path, 0
         if action.action == "restore":
-            tokens = self._decoder.load_prefix(path)
-            self._texts[action.slot] = tokens
+            tokens = self._decoder.load_prefix(path, scope=scope)
+            self._texts[key] = tokens
         elif action.action == "erase":
-            self._texts.pop(action.slot, None)
+            self._texts.pop(key, None)
             if tokens:
-                self._decoder.forget_prefix(tokens)
+                self._decoder.forget_prefix(tokens, scope=scope)
         elif not tokens:
             raise ValueError(
                 f"slot {action.slot} has answered nothing yet: there is no prefix to save"
             )
         else:
-            self._decoder.save_prefix(path, tokens)
+            self._decoder.save_prefix(path, tokens, scope=scope)
         if path:
             n_bytes = os.path.getsize(path)
         return SlotDone(action.id, len(tokens), n_bytes, time.monotonic() - began)
@@ -183,6 +185,7 @@ class Worker:
                 self._decoder.request(
                     ChatPrompt(run.tokens, reasoning, run.turn_boundaries),
                     DecodeConfig(**run.config),
+                    scope=run.scope,
                 ),
                 cancelled=lambda: job.is_cancelled,
                 on_prefill=lambda done, total: self._prefilled(job, done, total),
@@ -213,7 +216,7 @@ class Worker:
             self._fail(job, state.error)
             return
         if job.slot >= 0:
-            self._texts[job.slot] = state.history[:-1]
+            self._texts[job.slot, run.scope] = state.history[:-1]
         self._remove(job)
         self._say(Ended(run.id, ResultStats.of(self._decoder.result(state))))
         self._tidy()

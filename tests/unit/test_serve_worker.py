@@ -106,7 +106,8 @@ class Many:
         self.n_parallel = n_parallel
         self.states: list[State] = []
 
-    def request(self, prompt: list[int], config: DecodeConfig) -> list[int]:
+    def request(self, prompt: list[int], config: DecodeConfig, *, scope: str = "") -> list[int]:
+        del scope
         if config.draft == "tree":
             raise ValueError("draft is 'tree', which needs a drafter")
         return prompt
