@@ -484,7 +484,6 @@ def test_a_drafter_alone_is_no_model(capsys: pytest.CaptureFixture[str]) -> None
         (["--tokens", "1,9999"], "token id 9999 is outside the vocabulary of 263"),
         (["-p", "x" * 200], "the prompt has 200 tokens, the context holds 128"),
         (["-p", "a", "-cnv"], "the model has no chat template"),
-        (["-p", "a", "--chat-template", "{% if %}"], "the chat template is broken in line 1"),
     ],
 )
 def test_errors_are_one_sentence(
@@ -513,6 +512,24 @@ def test_bad_arguments_leave_by_argparse(loader: Loader, flags: list[str]) -> No
     with pytest.raises(SystemExit) as caught:
         run(loader, *flags)
     assert caught.value.code == 2
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--chat-template", "{% if %}"],
+        ["--chat-template-file", "/no/such"],
+        ["--chat-template-kwargs", '{"enable_thinking": "no"}'],
+    ],
+)
+def test_flags_of_templates_are_checked_before_the_model_is_loaded(
+    loader: Loader, capsys: pytest.CaptureFixture[str], flags: list[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        run(loader, "-p", "a", *flags)
+    assert caught.value.code == 2
+    assert f"error: {flags[0]}" in capsys.readouterr().err
+    assert not loader.arguments
 
 
 @pytest.mark.parametrize("flag", [flag for flags, _ in REFUSED for flag in flags])
