@@ -98,7 +98,12 @@ typedef enum {
  * layers whose experts stay on the CPU. n_threads: threads that rearrange weights; 0: one per
  * usable core. repack: 1: weights may be rearranged for faster CPU kernels; 0: weights stay as in
  * the file. excluded_buffer_types: CPU buffer types that must not hold weights, separated by
- * commas; may be NULL. progress: receives bytes, with `user`; may be NULL. dry_run: dfl_dry_run. */
+ * commas; may be NULL. progress: receives bytes, with `user`; may be NULL. dry_run: dfl_dry_run.
+ * Choices that replace those of a drafter's file: draft_embedding_scale: factor of its token
+ * embeddings, "raw" (1) or "sqrt" (that of the target's embeddings, else sqrt(hidden size)).
+ * draft_attention: "causal" or "bidirectional" attention within a block. "auto" or NULL: the
+ * file's. draft_tap_shift: added to the indices of the target layers that it reads.
+ * draft_unwindowed: 1: its layers with a sliding window attend to all positions. */
 typedef struct {
     const char * device;
     int32_t n_gpu_layers;
@@ -109,6 +114,10 @@ typedef struct {
     dfl_progress progress;
     void * user;
     int32_t dry_run;
+    const char * draft_embedding_scale;
+    const char * draft_attention;
+    int32_t draft_tap_shift;
+    int32_t draft_unwindowed;
 } dfl_model_params;
 
 typedef struct {
@@ -152,7 +161,12 @@ typedef struct {
     int64_t n_layer;
     int64_t block_size; /* largest number of rows of a draft: the last token and drafted tokens */
     int32_t mask_token;
-    int32_t n_taps; /* number of target layers whose input the drafter reads */
+    int32_t n_taps;              /* number of target layers whose input the drafter reads */
+    int32_t n_causal;            /* number of layers with causal attention within a block */
+    int32_t n_windowed;          /* number of layers with a sliding window */
+    int32_t has_embedding_scale; /* 1: the file has a scale of embeddings */
+    float embedding_scale;       /* factor of token embeddings */
+    float sqrt_scale;            /* factor that draft_embedding_scale "sqrt" chooses */
     uint64_t mapped_bytes;
     uint64_t copied_bytes;
     int32_t n_placements;
@@ -298,6 +312,9 @@ typedef struct {
     int64_t n_draft;
 } dfl_draft_request;
 
+/* Sets the factor of a drafter's token embeddings for later drafts. Errors: ARGUMENT (drafter). */
+dfl_status dfl_engine_set_draft_scale(dfl_engine * engine, int32_t drafter, float scale,
+                                      dfl_error * err);
 /* Drafts the k best tokens of a drafter (0 to n_drafters - 1) for each position of each request. No
  * sequence changes, but rows of the last pass become unreadable. With n the sum of all n_draft:
  * tokens, logits: out, [n][k], raw logits, best first, request after request; log_sum_exp: out,

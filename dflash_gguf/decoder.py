@@ -7,7 +7,7 @@ import dataclasses
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from .native import MAX_VERIFY, Error, Progress
 from .outputs import Result
 from .speculative.runtime import CostFile, SpeculativeRuntime
 from .stream import Stream
-from .text.chat import ChatPrompt, Message
+from .text.chat import ChatPrompt, Message, template_values
 from .text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | NDArray[np.integer[Any]]
@@ -335,10 +335,16 @@ class Decoder:
         *,
         template: str | None = None,
         enable_thinking: bool | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> Result:
         """Answers a conversation; arguments and errors as for `chat_prompt` and `generate`."""
-        prompt = self.chat_prompt(messages, template=template, enable_thinking=enable_thinking)
+        prompt = self.chat_prompt(
+            messages,
+            template=template,
+            enable_thinking=enable_thinking,
+            chat_template_kwargs=chat_template_kwargs,
+        )
         return self.generate(prompt, config, **settings)
 
     def chat_prompt(
@@ -347,18 +353,27 @@ class Decoder:
         *,
         template: str | None = None,
         enable_thinking: bool | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> ChatPrompt:
         """Applies a chat template to a conversation. Returns token ids up to the answer's start.
 
         The list carries the template's marks of reasoning, by which `generate` separates it.
         messages: each with "role" and "content", a text or text parts; content may be None beside
         "tool_calls". template: None for the model's own, else a name, a file or the Jinja text.
-        enable_thinking: passed to templates that know it.
+        enable_thinking: passed to templates that know it. chat_template_kwargs: further variables
+        for the template.
         Errors: ValueError without a tokenizer or template, for messages of another form, or if the
             template refuses or drops a part of them.
         """
         tokenizer = self._need_tokenizer()
-        return tokenizer.chat(messages, template=template, enable_thinking=enable_thinking)
+        variables = template_values(chat_template_kwargs or {}, "chat_template_kwargs")
+        wanted = variables.pop("enable_thinking", None)
+        return tokenizer.chat(
+            messages,
+            template=template,
+            enable_thinking=wanted if enable_thinking is None else enable_thinking,
+            variables=variables,
+        )
 
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Returns the logits after each token, float32 [n, n_vocab]; ValueError for bad ids."""

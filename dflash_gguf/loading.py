@@ -9,14 +9,13 @@ from typing import Any
 
 from . import bundled, native
 from .config import LoadConfig
-from .convert.schema import Key
 from .decoder import Decoder
 from .memory.fit import max_verify_rows, with_context
 from .memory.plan import Planner, check_fits
 from .native import MAX_VERIFY, Drafter, Engine, Model, Progress, library_build
 from .speculative.runtime import CostFile
-from .text.gguf_metadata import GgufMetadata
 from .text.tokenizer import Tokenizer
+from .text.variants import mismatch
 
 
 def load(
@@ -58,7 +57,8 @@ def load(
     model = Model(os.fspath(path), config, progress)
     loaded = None
     if drafter is not None:
-        _warn_of_another_end(os.fspath(path), os.fspath(drafter))
+        if (sentence := mismatch(path, drafter)) is not None:
+            warnings.warn(sentence, stacklevel=2)
         loaded = Drafter(os.fspath(drafter), model, progress)
     engine = Engine(model, drafter=loaded)
     files, kernels = [model.path], sorted(model.kernels)
@@ -72,16 +72,3 @@ def load(
     decoder = Decoder(native.Sequence(engine), tokenizer, costs, n_rows, prefix_bytes)
     decoder.measure()
     return decoder
-
-
-def _warn_of_another_end(path: str, drafter: str) -> None:
-    """Warns if the EOS tokens differ, as those of base and instruct variants of a model do."""
-    with GgufMetadata(path) as target_file, GgufMetadata(drafter) as drafter_file:
-        ends = [file.integer(Key.TOKENIZER_EOS_ID) for file in (drafter_file, target_file)]
-    if None not in ends and ends[0] != ends[1]:
-        warnings.warn(
-            f"the EOS token of the drafter {drafter} is {ends[0]}, that of {path} is {ends[1]}: "
-            "the drafter was probably trained for another variant (base or instruct), expect low "
-            "acceptance",
-            stacklevel=3,
-        )

@@ -141,6 +141,12 @@ dfl_status dfl_engine_draft(dfl_engine * engine, int32_t drafter,
     });
 }
 
+dfl_status dfl_engine_set_draft_scale(dfl_engine * engine, int32_t drafter, float scale,
+                                      dfl_error * err) {
+    return guard_busy(engine, err,
+                      [&] { engine->engine->drafter_at(drafter).set_embedding_scale(scale); });
+}
+
 dfl_status dfl_engine_commit(dfl_engine * engine, const dfl_path * paths, int64_t n_paths,
                              dfl_error * err) {
     return guard_busy(engine, err, [&] {

@@ -3,11 +3,22 @@
 
 #include "gguf_schema.h"
 
+#include <algorithm>
 #include <sstream>
 
 using dfl::copy_text;
 using dfl::guard;
 using dfl::need;
+
+// Returns the enumerator of a word in the order of the enumeration; NULL is the first word.
+template <typename Enum>
+static Enum one_of(const char * field, const char * word, std::vector<std::string> words) {
+    const auto found =
+        word != nullptr ? std::find(words.begin(), words.end(), word) : words.begin();
+    DFL_CHECK(found != words.end(), DFL_STATUS_ARGUMENT, "%s is \"%.32s\", expected %s, %s or %s",
+              field, word, words[0].c_str(), words[1].c_str(), words[2].c_str());
+    return static_cast<Enum>(found - words.begin());
+}
 
 static dfl::ModelParams model_params(const dfl_model_params * params) {
     dfl::ModelParams p;
@@ -20,6 +31,12 @@ static dfl::ModelParams model_params(const dfl_model_params * params) {
     p.repack = params->repack != 0;
     DFL_CHECK(params->dry_run >= DFL_DRY_RUN_NONE && params->dry_run <= DFL_DRY_RUN_CUDA,
               DFL_STATUS_ARGUMENT, "dry_run is %d, expected 0 to 2", params->dry_run);
+    p.draft.embedding_scale = one_of<dfl::DraftChoices::Scale>(
+        "draft_embedding_scale", params->draft_embedding_scale, {"auto", "raw", "sqrt"});
+    p.draft.attention = one_of<dfl::DraftChoices::Attention>(
+        "draft_attention", params->draft_attention, {"auto", "causal", "bidirectional"});
+    p.draft.tap_shift = params->draft_tap_shift;
+    p.draft.is_unwindowed = params->draft_unwindowed != 0;
     p.dry_run = static_cast<dfl_dry_run>(params->dry_run);
     std::stringstream names(params->excluded_buffer_types ? params->excluded_buffer_types : "");
     for (std::string name; std::getline(names, name, ',');) {
@@ -107,6 +124,14 @@ dfl_status dfl_drafter_get_info(const dfl_drafter * drafter, dfl_drafter_info * 
         info->block_size = d.draft().block_size;
         info->mask_token = d.draft().mask_token;
         info->n_taps = static_cast<int32_t>(d.draft().taps.size());
+        const std::vector<dfl::LayerShape> & layers = d.hparams().layers;
+        info->n_causal = static_cast<int32_t>(std::count_if(
+            layers.begin(), layers.end(), [](const dfl::LayerShape & x) { return x.causal; }));
+        info->n_windowed = static_cast<int32_t>(std::count_if(
+            layers.begin(), layers.end(), [](const dfl::LayerShape & x) { return x.window > 0; }));
+        info->embedding_scale = d.hparams().embedding_scale;
+        info->sqrt_scale = d.sqrt_scale();
+        info->has_embedding_scale = d.file().has(dfl::schema::KEY_EMBEDDING_SCALE);
         info->mapped_bytes = d.weights().mapped_bytes;
         info->copied_bytes = d.weights().copied_bytes;
         info->n_placements = static_cast<int32_t>(d.weights().placements.size());

@@ -49,7 +49,7 @@ const char * Model::device_name() const {
 }
 
 void Model::embed(const int32_t * tokens, int64_t n, float * dst) const {
-    embed_rows(*weights_, hp_, tokens, n, dst);
+    embed_rows(*weights_, hp_.n_embd, hp_.embedding_scale, tokens, n, dst);
 }
 
 void Model::embed_per_layer(const int32_t * tokens, int64_t n, float * dst) const {

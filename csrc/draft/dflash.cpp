@@ -312,9 +312,7 @@ void DFlashModel::set_inputs(CachedGraph & cached, const std::vector<DraftBlock>
     positions.resize(cached.shape.n_rows, positions[last]);
     to.resize(cached.shape.n_rows, to[last]);
     drafted.resize(cached.shape.n_out, static_cast<int32_t>(last));
-    cached.write<float>(cached.in.embd, [&](float * data) {
-        drafter_->embed(host_.target, tokens.data(), static_cast<int64_t>(tokens.size()), data);
-    });
+    cached.write<float>(cached.in.embd, [&](float * data) { embed(tokens, data); });
     cached.write_positions(cached.in.positions, positions);
     cached.write(cached.in.cells.front(), to);
     cached.write(cached.in.out_rows, drafted);

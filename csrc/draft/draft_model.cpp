@@ -21,6 +21,7 @@ DraftModel::DraftModel(std::shared_ptr<const Drafter> drafter, const DraftHost &
       kv_(drafter_->hparams(), on(backend_), host.sizes.cache_type, host.sizes.cache_type,
           {cells_needed(host.sizes, drafter_->max_block()), sizes_.draft_rows(host.sizes.n_verify),
            static_cast<int32_t>(host.sizes.n_parallel)}),
+      embedding_scale_(drafter_->hparams().embedding_scale),
       no_recurrent_(drafter_->hparams(), on(backend_), 1) {
     kv_.cells().reserve_last();
 }

@@ -68,6 +68,8 @@ class DraftModel {
     int64_t window() const { return host_.sizes.window; }
     KvCache & kv() { return kv_; }
     const KvCache & kv() const { return kv_; }
+    // Sets the scale of the token embeddings of later drafts.
+    void set_embedding_scale(float scale) { embedding_scale_ = scale; }
     // Makes room for drafts of n_rows rows. Invalidates all graphs of the drafter.
     void reserve_rows(int64_t n_rows);
 
@@ -84,6 +86,11 @@ class DraftModel {
     void make_room(const std::map<int32_t, int64_t> & n_rows);
 
   protected:
+    // Writes the scaled embeddings of tokens to dst, [n_embd, n].
+    void embed(const std::vector<int32_t> & tokens, float * dst) const {
+        drafter_->embed(host_.target, embedding_scale_, tokens.data(),
+                        static_cast<int64_t>(tokens.size()), dst);
+    }
     GraphContext graph_context(CachedGraph & cached) const;
     void select_top(BatchShape & shape, int64_t k) const;
     // Drops rows that a draft after `position` committed tokens does not attend to.
@@ -102,6 +109,7 @@ class DraftModel {
     Backend & backend_;
     GraphSizes sizes_;
     KvCache kv_;
+    float embedding_scale_;
     std::vector<Feature> pending_; // features not in the K/V yet, by position in each sequence
 
   private:

@@ -3,6 +3,8 @@
 #include "error.h"
 #include "gguf_schema.h"
 
+#include <cmath>
+
 namespace dfl {
 
 // Throws if drafter and target differ in tokens or merges. Special ids differ in a published pair.
@@ -29,6 +31,31 @@ static const DraftKind & find_kind(const GgufFile & file) {
                        file.path().c_str(), file.arch().c_str()));
 }
 
+void Drafter::choose(const DraftChoices & choices, const Hparams & target) {
+    Hparams & hp = draft_.hp;
+    sqrt_scale_ = target.embedding_scale != 1.0f ? target.embedding_scale
+                                                 : std::sqrt(static_cast<float>(hp.n_embd));
+    if (choices.embedding_scale != DraftChoices::Scale::AUTO) {
+        const bool is_raw = choices.embedding_scale == DraftChoices::Scale::RAW;
+        hp.embedding_scale = is_raw ? 1.0f : sqrt_scale_;
+    }
+    for (LayerShape & layer : hp.layers) {
+        if (choices.attention != DraftChoices::Attention::AUTO) {
+            layer.causal = choices.attention == DraftChoices::Attention::CAUSAL;
+        }
+        layer.window = choices.is_unwindowed ? 0 : layer.window;
+    }
+    for (int64_t & tap : draft_.taps) {
+        tap += choices.tap_shift;
+        DFL_CHECK(
+            choices.tap_shift == 0 || (tap >= 0 && tap <= target.n_layer()), DFL_STATUS_FILE,
+            "%s: draft_tap_shift is %lld, which moves a tap to the input of target layer %lld; "
+            "the target has layers 0 to %lld",
+            file_.path().c_str(), (long long)choices.tap_shift, (long long)tap,
+            (long long)target.n_layer() - 1);
+    }
+}
+
 Drafter::Drafter(const std::string & path, const std::shared_ptr<const Model> & model,
                  const ModelParams & params)
     : file_(path), kind_(find_kind(file_)), target_(model) {
@@ -37,6 +64,7 @@ Drafter::Drafter(const std::string & path, const std::shared_ptr<const Model> & 
     draft_ = kind_.read(file_, hp.n_layer());
     check_no_key_skipped(file_);
     draft_.hp.n_vocab = hp.n_vocab;
+    choose(params.draft, hp);
     DFL_CHECK(draft_.hp.n_embd == hp.n_embd, DFL_STATUS_FILE,
               "%s: its hidden size is %lld, that of the target %s is %lld", path.c_str(),
               (long long)draft_.hp.n_embd, target.file().path().c_str(), (long long)hp.n_embd);
@@ -60,9 +88,10 @@ int32_t Drafter::token(int64_t row) const {
     return static_cast<int32_t>(weights_->head_tokens.empty() ? row : weights_->head_tokens[row]);
 }
 
-void Drafter::embed(const Model & target, const int32_t * tokens, int64_t n, float * dst) const {
+void Drafter::embed(const Model & target, float scale, const int32_t * tokens, int64_t n,
+                    float * dst) const {
     const Weights & w = weights_->token_embd != nullptr ? *weights_ : target.weights();
-    embed_rows(w, draft_.hp, tokens, n, dst);
+    embed_rows(w, draft_.hp.n_embd, scale, tokens, n, dst);
 }
 
 } // namespace dfl

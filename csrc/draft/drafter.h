@@ -57,14 +57,21 @@ class Drafter {
     const Linear & head(const Model & target) const;
     // Returns the target's token id for a row of the drafter's output head.
     int32_t token(int64_t row) const;
-    // Writes the embeddings of tokens, scaled for the drafter, to dst, [n_embd, n].
-    void embed(const Model & target, const int32_t * tokens, int64_t n, float * dst) const;
+    // Returns the scale of embeddings that DraftChoices::Scale::SQRT chooses: the target's own, or
+    // sqrt(n_embd) if the target does not scale.
+    float sqrt_scale() const { return sqrt_scale_; }
+    // Writes the embeddings of tokens times scale to dst, [n_embd, n].
+    void embed(const Model & target, float scale, const int32_t * tokens, int64_t n,
+               float * dst) const;
 
   private:
+    void choose(const DraftChoices & choices, const Hparams & target);
+
     GgufFile file_;
     const DraftKind & kind_;
     std::weak_ptr<const Model> target_;
     DraftHparams draft_;
+    float sqrt_scale_ = 1.0f;
     std::unique_ptr<Weights> weights_;
 };
 

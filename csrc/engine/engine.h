@@ -151,6 +151,8 @@ class Engine {
     KvCache & kv() { return kv_; }
     RecurrentCache & recurrent() { return recurrent_; }
     const std::vector<std::unique_ptr<DraftModel>> & drafts() const { return drafts_; }
+    // Returns a drafter. Throws DFL_STATUS_ARGUMENT if index is out of range.
+    DraftModel & drafter_at(int64_t index);
 
   private:
     LayerPlace layer_place();

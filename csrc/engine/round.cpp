@@ -11,14 +11,18 @@
 
 namespace dfl {
 
-Draft Engine::draft(int64_t index, const std::vector<DraftRequest> & requests, int64_t k) {
-    DFL_CHECK(!requests.empty(), DFL_STATUS_ARGUMENT,
-              "there are no draft requests, at least one is needed");
+DraftModel & Engine::drafter_at(int64_t index) {
     DFL_CHECK(!drafts_.empty(), DFL_STATUS_ARGUMENT, "the engine has no drafter");
     DFL_CHECK(index >= 0 && index < static_cast<int64_t>(drafts_.size()), DFL_STATUS_ARGUMENT,
               "drafter index %lld is out of range, the engine has %zu drafters", (long long)index,
               drafts_.size());
-    DraftModel & model = *drafts_[index];
+    return *drafts_[index];
+}
+
+Draft Engine::draft(int64_t index, const std::vector<DraftRequest> & requests, int64_t k) {
+    DFL_CHECK(!requests.empty(), DFL_STATUS_ARGUMENT,
+              "there are no draft requests, at least one is needed");
+    DraftModel & model = drafter_at(index);
     const Drafter & drafter = model.drafter();
     const int64_t n_choices = drafter.head(*model_).n_out();
     int64_t n_rows = 0;

@@ -62,9 +62,9 @@ static void read_rows(const void * table, ggml_type type, int64_t width, float s
     }
 }
 
-void embed_rows(const Weights & w, const Hparams & hp, const int32_t * tokens, int64_t n,
+void embed_rows(const Weights & w, int64_t n_embd, float scale, const int32_t * tokens, int64_t n,
                 float * dst) {
-    read_rows(w.token_embd, w.token_embd_type, hp.n_embd, hp.embedding_scale, tokens, n, dst);
+    read_rows(w.token_embd, w.token_embd_type, n_embd, scale, tokens, n, dst);
 }
 
 void embed_per_layer(const Weights & w, const Hparams & hp, const int32_t * tokens, int64_t n,

@@ -148,7 +148,7 @@ struct Weights {
 };
 
 // Writes scaled embeddings of tokens: dst [n_embd, n].
-void embed_rows(const Weights & w, const Hparams & hp, const int32_t * tokens, int64_t n,
+void embed_rows(const Weights & w, int64_t n_embd, float scale, const int32_t * tokens, int64_t n,
                 float * dst);
 
 // Writes scaled per-layer embeddings of tokens: dst [n_per_layer * n_layer, n].

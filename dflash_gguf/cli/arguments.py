@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from ..config import DRAFT_KINDS, DRAFT_TYPES, REASONING_FORMATS, TREE_BUDGET, DecodeConfig
+from ..text.chat import check_template, template_values
+from ..text.tokenizer import find_template
 from .llama_flags import add_llama_flags
 from .model_arguments import add_fit, add_options, new_parser
 
@@ -107,9 +112,7 @@ def _add_prompt(p: argparse.ArgumentParser) -> None:
         help="apply the chat template, or not (-no-cnv)",
     )
     group.add_argument("-no-cnv", dest="conversation", action="store_false", help=argparse.SUPPRESS)
-    group.add_argument(
-        "--chat-template", metavar="NAME|FILE", help="a built-in template, a file, or its text"
-    )
+    add_template(group)
     group.add_argument(
         "--think",
         action=argparse.BooleanOptionalAction,
@@ -129,6 +132,54 @@ def _add_prompt(p: argparse.ArgumentParser) -> None:
         default=True,
         help=r"read \n, \t, \\ and so on in -p, -sys and -r (default)",
     )
+
+
+def add_template(group: argparse._ActionsContainer) -> None:
+    """Adds the flags of the chat template."""
+    template = group.add_mutually_exclusive_group()
+    template.add_argument(
+        "--chat-template",
+        metavar="NAME|FILE",
+        help="name of a built-in template, a template's file or its text",
+    )
+    template.add_argument("--chat-template-file", metavar="FILE", help="file of a chat template")
+    group.add_argument(
+        "--chat-template-kwargs",
+        metavar="JSON",
+        help="variables for the chat template, a JSON object",
+    )
+
+
+def template_of(args: argparse.Namespace, own: Mapping[str, str]) -> str | None:
+    """Returns the chat template on the command line: a Jinja text or a name; None: the model's own.
+
+    own: templates of the model's file by name. Errors: ValueError that names the flag for an
+        unknown name, an unreadable file or a template that cannot be parsed.
+    """
+    flag, choice = "--chat-template", args.chat_template
+    try:
+        if args.chat_template_file is not None:
+            flag = "--chat-template-file"
+            choice = decoded(Path(args.chat_template_file).read_bytes(), args.chat_template_file)
+            check_template(choice)
+        text = None if choice is None else find_template(choice, own)
+        if text is not None:
+            check_template(text)
+    except OSError as error:
+        raise ValueError(f"{flag} {error.filename}: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"{flag}: {error}") from None
+    return choice if text is None or choice in own else text
+
+
+def template_variables(args: argparse.Namespace) -> dict[str, Any]:
+    """Returns the object of --chat-template-kwargs. Raises ValueError for other JSON."""
+    flag, text = "--chat-template-kwargs", args.chat_template_kwargs
+    try:
+        values = {} if text is None else json.loads(text)
+    except (ValueError, RecursionError):
+        raise ValueError(f"{flag} is {text!r:.200}, must be a JSON object") from None
+    return template_values(values, flag)
 
 
 def add_drafting(p: argparse.ArgumentParser) -> None:

@@ -24,7 +24,17 @@ from ..loading import load
 from ..native import Error, devices, load_backend
 from ..outputs import Result
 from ..text.gguf_metadata import GgufMetadata
-from .arguments import decode_config, decoded, parser, prompt_lines, prompt_text, unescaped
+from ..text.vocabulary import read_templates
+from .arguments import (
+    decode_config,
+    decoded,
+    parser,
+    prompt_lines,
+    prompt_text,
+    template_of,
+    template_variables,
+    unescaped,
+)
 from .llama_flags import ignored_flags
 from .model_arguments import load_config
 from .plan import fitted, show_plan
@@ -102,6 +112,12 @@ def _run(args: argparse.Namespace) -> int:
     if args.compare and args.file is not None and args.n_parallel > 1:
         raise ValueError("--compare is for one prompt, not for a file of many (--parallel)")
     _choose_models(args)
+    own_templates = read_templates(args.model) if args.chat_template else {}
+    try:
+        args.chat_template = template_of(args, own_templates)
+        args.chat_template_kwargs = template_variables(args)
+    except ValueError as error:
+        parser().error(str(error))
     config = decode_config(args)
     settings = load_config(args, training_context(args.model) if args.n_ctx == 0 else None)
     if args.plan:
@@ -223,7 +239,12 @@ def _system(args: argparse.Namespace) -> list[dict[str, str]]:
 def _chat_prompt(
     decoder: Decoder, args: argparse.Namespace, messages: list[dict[str, str]]
 ) -> list[int]:
-    return decoder.chat_prompt(messages, template=args.chat_template, enable_thinking=args.think)
+    return decoder.chat_prompt(
+        messages,
+        template=args.chat_template,
+        enable_thinking=args.think,
+        chat_template_kwargs=args.chat_template_kwargs,
+    )
 
 
 def _answer(

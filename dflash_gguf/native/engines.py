@@ -209,6 +209,10 @@ class Engine:
             for item, to in zip(items, params, strict=True)
         ]
 
+    def set_draft_scale(self, scale: float) -> None:
+        """Sets the factor of the drafter's token embeddings for later drafts; Error without one."""
+        call("engine_set_draft_scale", self._handle, 0, scale)
+
     def draft(self, requests: Sequence[DraftRequest], k: int = 1) -> list[Draft]:
         """Runs the drafter once for all requests. Returns the k best tokens of each position.
 

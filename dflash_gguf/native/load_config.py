@@ -153,6 +153,32 @@ class LoadConfig:
         range(1, MAX_N_CTX + 1),
         "--draft-window",
     )
+    draft_embedding_scale: str = _option(
+        "auto",
+        "factor of the drafter's token embeddings: 1, or the target's or sqrt(hidden size)",
+        ("auto", "raw", "sqrt"),
+        "--draft-embedding-scale",
+        note="auto: the file's; without one, if the target has a scale, the better of raw and sqrt",
+    )
+    draft_tap_shift: int = _option(
+        0,
+        "number added to the indices of the target layers that the drafter reads",
+        range(-MAX_LAYERS, MAX_LAYERS + 1),
+        "--draft-tap-shift",
+    )
+    draft_attention: str = _option(
+        "auto",
+        "attention within a block of the drafter",
+        ("auto", "causal", "bidirectional"),
+        "--draft-attention",
+        note="auto: the file's",
+    )
+    draft_unwindowed: bool = _option(
+        False,
+        "let the drafter's layers with a sliding window attend to all positions",
+        bool,
+        "--draft-unwindowed",
+    )
     repack: bool = _option(
         True,
         "copy weights into layouts for faster CPU kernels, or use them from the file as they are",

@@ -113,10 +113,16 @@ class Model:
 class Drafter:
     """The weights of a DFlash drafter, checked against its target. Immutable."""
 
-    def __init__(self, path: str, target: Model, progress: Progress | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        target: Model,
+        progress: Progress | None = None,
+        config: LoadConfig | None = None,
+    ) -> None:
         """Maps or copies the weights; Error as for Model, or if drafter and target do not match."""
         self.path = str(path)
-        with _model_params(target.config, progress) as params:
+        with _model_params(config or target.config, progress) as params:
             self.handle = create(
                 "drafter", "drafter_load", self.path.encode(), target.handle, params
             )
@@ -127,6 +133,11 @@ class Drafter:
         self.block_size = int(info.block_size)
         self.mask_token = int(info.mask_token)
         self.n_taps = int(info.n_taps)
+        self.n_causal = int(info.n_causal)
+        self.n_windowed = int(info.n_windowed)
+        self.has_embedding_scale = bool(info.has_embedding_scale)
+        self.embedding_scale = float(info.embedding_scale)
+        self.sqrt_scale = float(info.sqrt_scale)
         self.mapped_bytes = int(info.mapped_bytes)
         self.copied_bytes = int(info.copied_bytes)
         self.kernels = _placements("drafter", self.handle, info.n_placements)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..cli.arguments import add_drafting, add_sampling, decode_config
+from ..cli.arguments import add_drafting, add_sampling, add_template, decode_config
 from ..cli.llama_flags import add_llama_flags
 from ..cli.model_arguments import add_fit, add_options, load_config, new_parser
 from ..config import REASONING_FORMATS
@@ -187,18 +186,7 @@ def _add_http(p: argparse.ArgumentParser) -> None:
 
 def _add_answers(p: argparse.ArgumentParser) -> None:
     group = p.add_argument_group("conversations")
-    template = group.add_mutually_exclusive_group()
-    template.add_argument(
-        "--chat-template",
-        metavar="NAME|FILE",
-        help="name of a built-in template, a template's file or its text",
-    )
-    template.add_argument("--chat-template-file", metavar="FILE", help="file of a chat template")
-    group.add_argument(
-        "--chat-template-kwargs",
-        metavar="JSON",
-        help="variables for the chat template, a JSON object",
-    )
+    add_template(group)
     group.add_argument(
         "-rea",
         "--reasoning",
@@ -319,32 +307,6 @@ def settings_of(args: argparse.Namespace) -> Settings:
 
 def _name(flag: str) -> str:
     return flag.strip("-").replace("-", "_")
-
-
-def template_of(args: argparse.Namespace) -> str | None:
-    """Returns the chat template on the command line, or None. Raises OSError or ValueError."""
-    path = args.chat_template_file
-    if path is None:
-        return None if args.chat_template is None else str(args.chat_template)
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise ValueError(f"{path}: is not valid UTF-8") from None
-
-
-def template_variables(args: argparse.Namespace) -> dict[str, Any]:
-    """Returns the object of --chat-template-kwargs. Raises ValueError for other JSON."""
-    if args.chat_template_kwargs is None:
-        return {}
-    try:
-        variables = json.loads(args.chat_template_kwargs)
-    except (json.JSONDecodeError, RecursionError):
-        variables = None
-    if not isinstance(variables, dict):
-        raise ValueError(
-            f"--chat-template-kwargs is {args.chat_template_kwargs!r}, must be a JSON object"
-        )
-    return variables
 
 
 def thinks(args: argparse.Namespace, variables: dict[str, Any]) -> bool | None:

@@ -13,18 +13,18 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from .. import bundled
+from ..cli.arguments import template_of, template_variables
 from ..cli.command import guarded, list_devices
 from ..cli.llama_flags import ignored_flags
 from ..native import OPTIONS
 from ..text.gguf_metadata import GgufMetadata
 from ..text.tokenizer import Tokenizer
+from ..text.vocabulary import read_templates
 from .app import App
 from .arguments import (
     listed,
     parser,
     settings_of,
-    template_of,
-    template_variables,
     thinks,
     with_environment,
 )
@@ -69,18 +69,28 @@ def _run(words: Sequence[str]) -> int:
         if args.list_devices:
             return list_devices(args.backend_module)
         settings, hosts = settings_of(args), _hosts(args)
-        template_of(args), template_variables(args)
+        variables = template_variables(args)
         _check_models(args)
     except ValueError as error:
         p.error(str(error))
     models = _models(args)
+    own_templates = {k: v for one in models for k, v in read_templates(one.path).items()}
+    try:
+        template = template_of(args, own_templates)
+    except ValueError as error:
+        p.error(str(error))
+    think = thinks(args, variables)
+
+    def builder_of(tokenizer: Tokenizer | None) -> PromptBuilder:
+        return PromptBuilder(tokenizer, template, think, variables)
+
     for note in ignored_flags(args):
         log(note)
     for path in (args.ssl_key_file, args.ssl_cert_file):
         if path is not None:
             open(path, "rb").close()
     n_parallel = 1 if args.n_parallel is None else args.n_parallel
-    return asyncio.run(_serve(args, settings, models, hosts, n_parallel))
+    return asyncio.run(_serve(args, settings, models, builder_of, hosts, n_parallel))
 
 
 def _hosts(args: argparse.Namespace) -> list[str]:
@@ -130,16 +140,12 @@ async def _serve(
     args: argparse.Namespace,
     settings: Settings,
     models: Sequence[ServedModel],
+    builder_of: Callable[[Tokenizer | None], PromptBuilder],
     hosts: Sequence[str],
     n_parallel: int,
 ) -> int:
     options = {name: getattr(args, name) for name in LOAD_OPTIONS}
     metrics = Metrics()
-    template, variables = template_of(args), template_variables(args)
-    think = thinks(args, variables)
-
-    def builder_of(tokenizer: Tokenizer | None) -> PromptBuilder:
-        return PromptBuilder(tokenizer, template, think, variables)
 
     def new_engine(model: ServedModel) -> EngineClient:
         drafter = None if model.drafter is None else str(model.drafter)

@@ -40,8 +40,10 @@ class PromptBuilder:
 
     @property
     def template_text(self) -> str:
-        """Text of the model's own chat template; empty if there is none."""
-        return (self.tokenizer.templates.get("") or "") if self.tokenizer else ""
+        """Text of the chat template in use, or the name of a built-in one; empty if none is."""
+        if self.tokenizer is None or not self.has_template:
+            return ""
+        return self.tokenizer.jinja(self.template) or self.template or ""
 
     def prompts(self, value: Any, add_special: bool = True) -> list[list[int]]:
         """Returns the token ids of each prompt in a `prompt` field.

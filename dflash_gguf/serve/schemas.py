@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ..config import REASONING_FORMATS, DecodeConfig
+from ..text.chat import template_values
 from .foreign_fields import translate
 
 MAX_CHOICES = 128
@@ -336,18 +337,8 @@ def thinking(
     body: ChatBody | TemplateBody, is_on: bool | None
 ) -> tuple[bool | None, dict[str, Any]]:
     """Returns thinking mode (None: the template decides) and template variables of a request."""
-    values = dict(body.chat_template_kwargs or {})
-    for name in values:
-        if name in ("messages", "tools", "documents", "add_generation_prompt"):
-            raise BadRequestError(
-                f"chat_template_kwargs holds {name}, which the server sets: leave it out"
-            )
+    values = template_values(body.chat_template_kwargs or {}, "chat_template_kwargs")
     wanted = values.pop("enable_thinking", None)
-    if wanted is not None and not isinstance(wanted, bool):
-        raise BadRequestError(
-            f"chat_template_kwargs: enable_thinking must be true or false, not "
-            f"{type(wanted).__name__}"
-        )
     if body.enable_thinking is not None:
         wanted = body.enable_thinking
     if body.reasoning_effort is not None:

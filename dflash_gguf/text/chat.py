@@ -17,6 +17,7 @@ from .reasoning import Format
 Message = Mapping[str, Any]
 
 TEXT_PARTS = ("text", "input_text", "output_text")
+SET_BY_CONVERSATION = ("messages", "tools", "documents", "add_generation_prompt")
 MAX_PROMPT_CHARACTERS = 1 << 26
 MAX_RENDER_S = 10.0
 """Most seconds of CPU time to render a prompt, against endless templates. Most take under 1 s."""
@@ -134,6 +135,37 @@ def _arguments(given: object, name: str) -> _Arguments | str:
     return _Arguments(values, text) if isinstance(values, dict) else text
 
 
+def template_values(given: object, name: str) -> dict[str, Any]:
+    """Returns the variables that a request or a flag, the name, gives a template.
+
+    Errors: ValueError for no object, for names of SET_BY_CONVERSATION, and for a switch that is not
+        a boolean: any text, "no" too, is true for a template.
+    """
+    if not isinstance(given, Mapping):
+        raise ValueError(f"{name} must be a JSON object, not {type(given).__name__}")
+    for key in given:
+        if key in SET_BY_CONVERSATION:
+            raise ValueError(f"{name} holds {key}, which the conversation sets: leave it out")
+    for key in ("enable_thinking", "thinking"):
+        if not isinstance(given.get(key), (bool, type(None))):
+            raise ValueError(
+                f"{name}: {key} must be true or false, not {type(given[key]).__name__}"
+            )
+    return dict(given)
+
+
+def check_template(template: str) -> None:
+    """Raises ValueError for a text that is no Jinja template."""
+    if "{%" not in template and "{{" not in template:
+        raise ValueError("the chat template holds neither {% nor {{: it is not Jinja")
+    try:
+        _environment().from_string(template)
+    except jinja2.TemplateSyntaxError as error:
+        raise _broken(error) from None
+    except RecursionError:
+        raise ValueError("the chat template nests too deeply") from None
+
+
 def check_tools_shown(
     messages: Sequence[Message], text: str, text_of: Callable[[Sequence[Message]], str]
 ) -> None:
@@ -184,12 +216,7 @@ def render(
     Errors: ValueError for a template that cannot be parsed, fails, refuses the messages, exceeds
         MAX_PROMPT_CHARACTERS or takes longer than MAX_RENDER_S.
     """
-    environment = _Sandbox(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = _strftime_now
+    environment = _environment()
     values: dict[str, Any] = {**(variables or {}), **special_tokens}
     if enable_thinking is not None:
         values["enable_thinking"] = enable_thinking
@@ -202,13 +229,27 @@ def render(
         }
         return environment.text_of(environment.from_string(template).generate(values))
     except jinja2.TemplateSyntaxError as error:
-        raise ValueError(f"the chat template is broken in line {error.lineno}: {error}") from None
+        raise _broken(error) from None
     except _RefusedError as error:
         raise ValueError(f"the chat template refuses the messages: {error}") from None
     except RecursionError:
         raise ValueError("the chat template nests too deeply") from None
     except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise ValueError(f"the chat template fails: {error}{_unparsed(messages)}") from None
+
+
+def _environment() -> _Sandbox:
+    environment = _Sandbox(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _broken(error: jinja2.TemplateSyntaxError) -> ValueError:
+    return ValueError(f"the chat template is broken in line {error.lineno}: {error}")
 
 
 def _unparsed(messages: Sequence[Message]) -> str:

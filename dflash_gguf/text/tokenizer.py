@@ -169,6 +169,7 @@ class Tokenizer:
         *,
         template: str | None = None,
         enable_thinking: bool | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> ChatPrompt:
         """Returns the token ids of a conversation.
 
@@ -176,7 +177,9 @@ class Tokenizer:
         accepts.
         """
         messages = conversation(messages)
-        text = self.chat_text(messages, template=template, enable_thinking=enable_thinking)
+        text = self.chat_text(
+            messages, template=template, enable_thinking=enable_thinking, variables=variables
+        )
         return self.chat_tokens(text, template=template, asked=last_asked(messages))
 
     def chat_tokens(self, text: str, *, template: str | None = None, asked: str = "") -> ChatPrompt:
@@ -197,7 +200,7 @@ class Tokenizer:
 
     def chat_format(self, text: str, *, template: str | None = None) -> Format | None:
         """Returns how answers to a text of `chat_text` mark reasoning; None if they do not."""
-        return format_of(self._template(template) or "", text)
+        return format_of(self.jinja(template) or "", text)
 
     def chat_text(
         self,
@@ -217,7 +220,7 @@ class Tokenizer:
         begins, False after the last message. Other arguments: as for `chat.render`.
         Errors: ValueError for an unknown template, or messages that the template refuses.
         """
-        source = self._template(template)
+        source = self.jinja(template)
         specials = {
             name: text
             for name, key in (
@@ -247,28 +250,13 @@ class Tokenizer:
         check_tools_shown(messages, text, text_of)
         return text
 
-    def _template(self, choice: str | None) -> str | None:
-        """Finds the Jinja text of a template argument; None for one built into llama.cpp."""
+    def jinja(self, choice: str | None) -> str | None:
+        """Returns the Jinja text of a template argument; None for one built into llama.cpp."""
         if choice is None:
             if not self.templates.get(""):
                 raise ValueError("the model has no chat template, name one (for example chatml)")
             return self.templates[""]
-        if choice in self.templates:
-            return self.templates[choice]
-        if choice in _builtin_names():
-            return None
-        if "{%" in choice or "{{" in choice:
-            return choice
-        try:
-            return Path(choice).read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            raise ValueError(f"the chat template {choice} is not valid UTF-8") from None
-        except OSError as error:
-            names = ", ".join([*filter(None, self.templates), *_builtin_names()])
-            raise ValueError(
-                f"the chat template {choice!r} is no file that can be read ({error.strerror}) "
-                f"and none of: {names}"
-            ) from None
+        return find_template(choice, self.templates)
 
     def _stop_tokens(self) -> frozenset[int]:
         """Returns llama.cpp's end-of-generation ids, but not 11, its guess for a missing EOS id."""
@@ -288,6 +276,30 @@ class Tokenizer:
         if not self._free.alive:
             raise ValueError("the tokenizer is closed")
         return self._vocab
+
+
+def find_template(choice: str, own: Mapping[str, str]) -> str | None:
+    """Returns the Jinja text of a template argument; None for a template built into llama.cpp.
+
+    own: the templates of the model's file by name. ValueError if there is no such template.
+    """
+    if choice in own:
+        return own[choice]
+    if choice in _builtin_names():
+        return None
+    if "{%" in choice or "{{" in choice:
+        return choice
+    try:
+        return Path(choice).read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"the chat template {choice} is not valid UTF-8") from None
+    except (OSError, ValueError) as error:
+        names = ", ".join([*filter(None, own), *_builtin_names()])
+        why = getattr(error, "strerror", None) or error
+        raise ValueError(
+            f"the chat template {choice!r:.200} is no file that can be read ({why}) "
+            f"and none of: {names}"
+        ) from None
 
 
 def _encoded(text: str) -> bytes:
@@ -327,9 +339,13 @@ def _with_stack(run: Callable[[], list[int]], n_run: int) -> list[int]:
     return result
 
 
-def _load(vocabulary: Vocabulary, name: str) -> Any:
+def _check_opened() -> None:
     if _unopened is not None:
         raise ValueError(f"llama-cpp-python cannot be used: {_unopened}") from _unopened
+
+
+def _load(vocabulary: Vocabulary, name: str) -> Any:
+    _check_opened()
     with _load_lock:
         _log_errors.clear()
         llama_cpp.llama_log_set(_keep_errors, ctypes.c_void_p(0))
@@ -350,6 +366,7 @@ def _load(vocabulary: Vocabulary, name: str) -> Any:
 
 
 def _builtin_names() -> list[str]:
+    _check_opened()
     n = llama_cpp.llama_chat_builtin_templates(None, 0)
     names = (ctypes.c_char_p * n)()
     llama_cpp.llama_chat_builtin_templates(names, n)

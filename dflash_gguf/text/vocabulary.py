@@ -7,6 +7,7 @@ Source: llama.cpp, src/llama-vocab.cpp.
 
 from __future__ import annotations
 
+import os
 import re
 import struct
 from collections.abc import Iterable
@@ -245,6 +246,12 @@ def _flags(file: GgufMetadata, model: str, ids: dict[str, int]) -> dict[str, boo
 def _suppressed(file: GgufMetadata, n_tokens: int) -> frozenset[int]:
     ids = file.array(Key.TOKENIZER_SUPPRESS_TOKENS, "int32")
     return frozenset() if ids is None else frozenset(i for i in ids.tolist() if 0 <= i < n_tokens)
+
+
+def read_templates(path: str | os.PathLike[str]) -> dict[str, str]:
+    """Returns the chat templates of a model's file by name; the default one is ""."""
+    with GgufMetadata(path) as file:
+        return _templates(file)
 
 
 def _templates(file: GgufMetadata) -> dict[str, str]:

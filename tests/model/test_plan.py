@@ -235,12 +235,14 @@ def test_a_context_beyond_training_is_warned_of(pair: Pair) -> None:
 
 
 def test_a_drafter_of_another_variant_is_warned_of(pair: Pair, tmp_path: Path) -> None:
-    """Instruct models end with another EOS token than their base model and its drafter."""
-    key = "tokenizer.ggml.eos_token_id"
-    other = edited(pair.drafter, tmp_path / "other.gguf", lambda parts: parts.set(key, 3))
-    with pytest.warns(UserWarning, match=r"drafter .* is 3, that of .* is \d+: ") as seen:
-        open_decoder(replace(pair, drafter=other), CONFIG).close()
+    key, eos = "general.name", "tokenizer.ggml.eos_token_id"
+    base = edited(pair.drafter, tmp_path / "base.gguf", lambda parts: parts.set(key, "X Base"))
+    model = edited(pair.target, tmp_path / "it.gguf", lambda parts: parts.set(key, "X it"))
+    with pytest.warns(UserWarning, match="variant base .general.name is .X Base") as seen:
+        open_decoder(replace(pair, target=model, drafter=base), CONFIG).close()
     assert [x.filename for x in seen] == [__file__]
+    other = edited(pair.drafter, tmp_path / "other.gguf", lambda parts: parts.set(eos, 3))
+    open_decoder(replace(pair, drafter=other), CONFIG).close()  # the end token alone says nothing
 
 
 def test_the_table_and_the_json_say_the_same(

@@ -364,6 +364,7 @@ def test_what_the_server_says_of_itself(served: Served) -> None:
     assert served.get("/v1/models/other").status_code == 404
     props = served.get("/props").json()
     assert ".gguf" in props["model_path"]
+    assert props["chat_template"] == TEMPLATE
     assert props["total_slots"] == 1
     assert props["default_generation_settings"]["params"]["seed"] == (1 << 32) - 1
     (slot,) = served.get("/slots").json()

@@ -44,6 +44,7 @@ from dflash_gguf.serve.models import models_in_folder
         ("--api-key é", "printable ASCII"),
         ("-md x.gguf", "is a drafter"),
         ("--models . --alias x", "go with one model"),
+        ('--chat-template-kwargs {"enable_thinking":1}', "enable_thinking must be true or false"),
         ("--lora a.gguf", "--lora: adapters are not applied"),
         ("--temp x", "--temp"),
     ],
@@ -57,6 +58,16 @@ def test_bad_flags_get_one_sentence(
     said = capsys.readouterr().err
     assert sentence in said
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "flags", ["--chat-template chatlm", "--chat-template {%", "--chat-template-file /no/such"]
+)
+def test_a_template_is_checked_at_the_start(flags: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        command.main(["-m", "python-tiny", *flags.split()])
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"error: {flags.split()[0]}")
 
 
 @pytest.mark.parametrize(
@@ -174,6 +185,7 @@ def test_https_origins_and_a_template_of_a_file(tmp_path: Path) -> None:
             "/apply-template", {"messages": messages}, headers={"Origin": "https://b.example"}
         )
         assert found.json() == {"prompt": "<one>"}
+        assert served.get("/props").json()["chat_template"] == Path(template).read_text()
         assert found.headers["Access-Control-Allow-Origin"] == "https://b.example"
         for origin in ("https://c.example", "http://a.example", "http://localhost"):
             found = served.get("/health", headers={"Origin": origin})

@@ -182,9 +182,7 @@ class StepwiseModel : public DraftModel {
     CachedGraph & run(const Steps & steps, const std::vector<int64_t> & cells, int64_t n_out) {
         const auto n = static_cast<int64_t>(steps.tokens.size());
         CachedGraph & cached = run_graph(shape_of(n, n_out));
-        cached.write<float>(cached.in.embd, [&](float * data) {
-            drafter_->embed(host_.target, steps.tokens.data(), n, data);
-        });
+        cached.write<float>(cached.in.embd, [&](float * data) { embed(steps.tokens, data); });
         std::vector<int32_t> positions(n);
         std::iota(positions.begin(), positions.end(), steps.position);
         cached.write_positions(cached.in.positions, positions);

@@ -201,6 +201,7 @@ def test_escapes_are_read_in_prompts_unless_told_otherwise(loader: Loader) -> No
 def test_flags_reach_the_load(loader: Loader) -> None:
     flags = "-p x: -c 64 -t 3 -ngl 7 -ub 32 -ctk q8_0 -ctv f32 -md d.gguf --draft-window 9"
     flags += " -dev CUDA1 -ncmoe 5 --backend-module m.so -nr -np 2 -cram 100"
+    flags += " --draft-embedding-scale raw --draft-tap-shift -1 --draft-attention causal"
     run(loader, *shlex.split(flags))
     assert loader.arguments["path"] == str(loader.path)
     assert loader.arguments["drafter"] == "d.gguf"
@@ -218,6 +219,10 @@ def test_flags_reach_the_load(loader: Loader) -> None:
         "cache_type_v": "f32",
         "repack": False,
         "cache_ram": 100,
+        "draft_embedding_scale": "raw",
+        "draft_tap_shift": -1,
+        "draft_attention": "causal",
+        "draft_unwindowed": False,
     }
     run(loader, *shlex.split("-p x: -c 0 -t -1 -ngl all --cache-ram -1"))
     assert loader.arguments["config"].n_ctx == 77
@@ -484,7 +489,6 @@ def test_a_drafter_alone_is_no_model(capsys: pytest.CaptureFixture[str]) -> None
         (["--tokens", "1,9999"], "token id 9999 is outside the vocabulary of 263"),
         (["-p", "x" * 200], "the prompt has 200 tokens, the context holds 128"),
         (["-p", "a", "-cnv"], "the model has no chat template"),
-        (["-p", "a", "--chat-template", "{% if %}"], "the chat template is broken in line 1"),
     ],
 )
 def test_errors_are_one_sentence(
@@ -513,6 +517,24 @@ def test_bad_arguments_leave_by_argparse(loader: Loader, flags: list[str]) -> No
     with pytest.raises(SystemExit) as caught:
         run(loader, *flags)
     assert caught.value.code == 2
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--chat-template", "{% if %}"],
+        ["--chat-template-file", "/no/such"],
+        ["--chat-template-kwargs", '{"enable_thinking": "no"}'],
+    ],
+)
+def test_flags_of_templates_are_checked_before_the_model_is_loaded(
+    loader: Loader, capsys: pytest.CaptureFixture[str], flags: list[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        run(loader, "-p", "a", *flags)
+    assert caught.value.code == 2
+    assert f"error: {flags[0]}" in capsys.readouterr().err
+    assert not loader.arguments
 
 
 @pytest.mark.parametrize("flag", [flag for flags, _ in REFUSED for flag in flags])

@@ -109,13 +109,16 @@ def test_a_prompt_is_computed_from_where_it_parts_from_the_last(tokenizer: Token
     assert fed(decoder) == b"ab:yes"
 
 
+SAID = {"role": "user", "content": "x"}
+
+
 def test_callbacks_cannot_use_their_decoder(tokenizer: Tokenizer) -> None:
     decoder = make(tokenizer)
     refused: list[str] = []
     calls: dict[str, Callable[[], Any]] = {
         "generate": lambda: decoder.generate("cd:"),
         "stream": lambda: decoder.stream("cd:"),
-        "chat": lambda: decoder.chat([], template="{{ 'cd:' }}"),
+        "chat": lambda: decoder.chat([SAID], template="{{ 'cd:' }}"),
         "logits": lambda: decoder.logits([1]),
         "reset": decoder.reset,
         "close": decoder.close,

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from vocabularies import byte_level, write
 
+from dflash_gguf.cli.arguments import template_of, template_variables
 from dflash_gguf.cli.llama_flags import ignored_flags
 from dflash_gguf.serve.arguments import (
     parser,
     settings_of,
-    template_variables,
     thinks,
     with_environment,
 )
@@ -97,8 +97,58 @@ def test_values_for_the_template() -> None:
     assert thinks(args, variables) is False
     assert variables == {"x": 1}
     assert thinks(parsed("--reasoning", "on"), {}) is True
-    with pytest.raises(ValueError, match="must be a JSON object"):
-        template_variables(parsed("--chat-template-kwargs", "[1]"))
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "sentence"),
+    [
+        ("-kwargs", "[1]", "must be a JSON object, not list"),
+        ("-kwargs", "null", "must be a JSON object, not NoneType"),
+        ("-kwargs", "{", "is '{', must be a JSON object"),
+        ("-kwargs", "[" * 100_000, "must be a JSON object"),
+        ("-kwargs", '{"enable_thinking": "no"}', "enable_thinking must be true or false, not str"),
+        ("-kwargs", '{"thinking": 0}', "thinking must be true or false, not int"),
+        ("-kwargs", '{"messages": []}', "holds messages, which the conversation sets"),
+        ("", "chatlm", "is no file that can be read (No such file or directory) and none of: tool"),
+        ("", ".", "is no file that can be read (Is a directory)"),
+        ("", "{% if %}", "the chat template is broken in line 1"),
+        ("", "{{ x | no_such_filter }}", "the chat template is broken in line 1"),
+        ("", "plain.txt", "is not Jinja"),
+        ("", "bad.txt", "is not valid UTF-8"),
+        ("-file", "missing.txt", "missing.txt: No such file or directory"),
+        ("-file", "chatml", "chatml: No such file or directory"),
+        ("-file", "plain.txt", "is not Jinja"),
+        ("-file", "broken.txt", "the chat template is broken in line 2"),
+        ("-file", "bad.txt", "bad.txt is not valid UTF-8"),
+    ],
+)
+def test_flags_of_templates_are_checked_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: str, value: str, sentence: str
+) -> None:
+    (tmp_path / "plain.txt").write_text("hello")
+    (tmp_path / "broken.txt").write_text("hello\n{% for %}")
+    (tmp_path / "bad.txt").write_bytes(b"\xff")
+    monkeypatch.chdir(tmp_path)
+    args = parsed(f"--chat-template{flag}", value)
+    with pytest.raises(ValueError, match=rf"^--chat-template{flag}\b") as caught:
+        template_variables(args)
+        template_of(args, {"tool": SAID})
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_templates_come_from_names_files_and_texts(tmp_path: Path) -> None:
+    file = tmp_path / "a.jinja"
+    file.write_text(SAID)
+    for flag, value, template in (
+        ("--chat-template", "chatml", "chatml"),
+        ("--chat-template", "tool", "tool"),
+        ("--chat-template", str(file), SAID),
+        ("--chat-template", SAID, SAID),
+        ("--chat-template-file", str(file), SAID),
+    ):
+        assert template_of(parsed(flag, value), {"tool": SAID}) == template
+    assert template_of(parsed(), {}) is None
 
 
 @pytest.fixture
