@@ -12,6 +12,7 @@ SYNONYMS = {
     "add_special_tokens": "add_special",
     "max_new_tokens": "max_tokens",
     "num_predict": "max_tokens",
+    "prompt": "content",
     "random_seed": "seed",
     "repetition_penalty": "repeat_penalty",
     "stop_sequences": "stop",
@@ -98,7 +99,7 @@ def translate(body: dict[str, Any], own: Collection[str]) -> list[str]:
                 f"{name} is {_shown(value)} and {ours} is {_shown(body[ours])}: leave one out"
             )
         body[ours] = value
-        if name == "repetition_penalty" and body.get("repeat_last_n") is None:
+        if name == "repetition_penalty" and value != 1 and body.get("repeat_last_n") is None:
             body["repeat_last_n"] = -1  # vLLM's penalty looks back on the whole text
     unknown = []
     for name, value in body.items():

@@ -81,13 +81,14 @@ class SpeculativeRuntime:
 
         Errors: ValueError for draft settings that the engine's proposers cannot fulfil.
         """
-        is_drafted = config.draft != "none"
-        proposers = select_proposers(self.proposers, config.draft_type) if is_drafted else []
+        proposers = select_proposers(self.proposers, config.draft_type)
+        if config.draft == "none":
+            return [], None
         drafters = [proposer for proposer in proposers if proposer.needs_forward]
         if config.draft != "auto" and config.draft_type is None:
             proposers = drafters[:1] or proposers
         if not proposers:
-            if config.draft in ("none", "auto"):
+            if config.draft == "auto":
                 return [], None
             raise ValueError(
                 f"draft is {config.draft!r}, which needs a drafter; load one, or use 'auto'"

@@ -38,18 +38,18 @@ class ChatPrompt(list[int]):
 class _Arguments(dict[str, Any]):
     """Arguments of a tool call: an object, and JSON where a template prints it as a text."""
 
-    def __init__(self, values: Mapping[str, Any], text: str) -> None:
+    def __init__(self, values: Mapping[str, Any], text: str | None = None) -> None:
         super().__init__(values)
         self._text = text
 
     def __str__(self) -> str:
-        return self._text
+        return _to_json(self) if self._text is None else self._text
 
     def __add__(self, other: str) -> str:
-        return self._text + other
+        return str(self) + other
 
     def __radd__(self, other: str) -> str:
-        return other + self._text
+        return other + str(self)
 
 
 def conversation(messages: object) -> list[dict[str, Any]]:
@@ -124,7 +124,7 @@ def _tool_calls(calls: object, name: str) -> list[dict[str, Any]]:
 
 def _arguments(given: object, name: str) -> _Arguments | str:
     if isinstance(given, Mapping):
-        return _Arguments(given, _to_json(given))
+        return given if isinstance(given, _Arguments) else _Arguments(given)
     if given is not None and not isinstance(given, str):
         raise ValueError(f"{name}: arguments must be a JSON text, not {type(given).__name__}")
     text = given if given and not given.isspace() else "{}"

@@ -343,6 +343,8 @@ def test_messages_have_parts_and_roles_of_openai(served: Served) -> None:
 
 
 def test_tokens_and_texts(served: Served) -> None:
+    vllm = served.answer("/tokenize", prompt=CODE, add_special_tokens=False)
+    assert vllm == served.answer("/tokenize", content=CODE)
     text = "héllo = '日本'"
     tokens = served.answer("/tokenize", content=text)["tokens"]
     assert served.answer("/detokenize", tokens=tokens)["content"] == text
@@ -522,13 +524,15 @@ def test_a_request_chooses_its_draft_type(served: Served, is_stream: bool) -> No
         assert found["timings"]["draft_n"] > 0 or kind == "suffix"
     assert len(texts) == 1
     for kind in ("mtp", "", []):
-        found = served.post(path, body(path, draft_type=kind, stream=is_stream))
-        assert (found.status_code, "draft_type" in found.text) == (400, True), found.text
+        for draft in ("auto", "none"):
+            wanted = body(path, draft=draft, draft_type=kind, stream=is_stream)
+            found = served.post(path, wanted)
+            assert (found.status_code, "draft_type" in found.text) == (400, True), found.text
 
 
 def test_unknown_fields_are_named_in_a_header_and_once_in_the_log(served: Served) -> None:
     for path in (*FORMS, "/tokenize"):
-        fields = {"content": "x", **body(path)} if path == "/tokenize" else body(path)
+        fields = {"content": "x"} if path == "/tokenize" else body(path)
         for _ in range(2):
             found = served.post(path, fields | {"foo.bar": 1, "mirostat": 0, "stream": True})
             assert "foo.bar" in found.headers["X-Ignored-Fields"].split(", ")

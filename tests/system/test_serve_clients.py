@@ -139,6 +139,13 @@ MESSAGES = st.lists(
             "role": st.one_of(VALUES, st.sampled_from(["user", "assistant", "system", "tool"])),
             "content": st.one_of(VALUES, st.lists(st.dictionaries(st.just("type"), VALUES))),
             "reasoning_content": VALUES,
+            "tool_calls": st.lists(
+                st.dictionaries(
+                    st.sampled_from(["id", "name", "arguments", "function"]),
+                    st.one_of(VALUES, st.just({"name": "f", "arguments": '{"a": 1}'})),
+                ),
+                max_size=2,
+            ),
         },
     ),
     max_size=3,

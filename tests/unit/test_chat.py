@@ -116,6 +116,12 @@ def test_messages_of_every_form_become_texts() -> None:
     ]
     assert ["tool_calls" in m for m in made] == [False, False, False, True, False]
     assert conversation(made) == made
+    deep: dict[str, Any] = {}
+    for _ in range(100_000):
+        deep = {"a": deep}
+    for arguments in (deep, {"a": {1, 2}}):
+        with pytest.raises(ValueError, match="the chat template"):
+            render(PRINT, called(arguments), special_tokens=SPECIALS)
 
 
 def called(arguments: object, *, is_flat: bool = False) -> list[dict[str, Any]]:
@@ -143,6 +149,7 @@ ASK = (
         ({"a": 1, "b": "é"}, "a=1;b=é;", '{"a": 1, "b": "é"}', '{"a": 1, "b": "é"}'),
         ("", "", "{}", "{}"),
         (None, "", "{}", "{}"),
+        (" ", "", "{}", "{}"),
         ("{}", "", "{}", "{}"),
     ],
 )

@@ -75,6 +75,7 @@ def test_a_field_that_is_not_served_is_taken_only_when_it_is_off(
     ("given", "ours"),
     [
         ({"repetition_penalty": 1.5}, {"repeat_penalty": 1.5, "repeat_last_n": 512}),
+        ({"repetition_penalty": 1.0}, {"repeat_penalty": 1.0, "repeat_last_n": 64}),
         ({"repetition_penalty": 1.5, "repeat_last_n": 9}, {"repeat_last_n": 9}),
         ({"repetition_penalty": 1.5, "repeat_penalty": 1.5}, {"repeat_penalty": 1.5}),
         ({"max_new_tokens": 7}, {"max_tokens": 7}),
