@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import signal
 import sys
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from types import FrameType
 from .arch import Options
 from .conversion import OUTTYPES, Conversion, prepare
 from .errors import ConvertError
+from .gguf_header import read_parts
 from .schema import Arch
 from .write import data_bytes, tensor_bytes, write_gguf
 
@@ -22,8 +24,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     if args.inspect is None and args.model_dir is None:
         parser.error("MODEL_DIR is required")
-    if not args.outfile and not (args.dry_run or args.inspect or args.check):
-        parser.error("--outfile is required")
+    if args.expect is not None and args.inspect is None:
+        parser.error("--expect needs --inspect FILE")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of tokens are not all ASCII
     previous = signal.signal(signal.SIGTERM, _terminate)
     try:
         return _run(args)
@@ -50,8 +54,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("model_dir", metavar="MODEL_DIR", type=Path, nargs="?", help="folder of the checkpoint")
-    add("--outfile", type=Path, metavar="FILE", help="GGUF file to write")
-    add("--outtype", choices=OUTTYPES, default="auto", help="type of the weights (default: auto)")
+    add(
+        "--outfile",
+        type=Path,
+        metavar="FILE",
+        help="GGUF file to write (default: MODEL_DIR/NAME-OUTTYPE.gguf)",
+    )
+    add(
+        "--outtype",
+        type=str.lower,
+        choices=OUTTYPES,
+        default="auto",
+        help="type of the weights (default: auto, the 16-bit type of the checkpoint)",
+    )
     add(
         "--target-model-dir",
         type=Path,
@@ -61,7 +76,8 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--pre",
         metavar="NAME",
-        help="name of the pre-tokenizer (default: found by a hash of its output)",
+        help="name of the pre-tokenizer in llama.cpp, such as qwen2 or llama-bpe (default: found "
+        "by a hash of the tokens of a test text; needed for tokenizers that are not known)",
     )
     add("--no-mtp", action="store_true", help="leave out multi-token-prediction layers")
     add(
@@ -78,16 +94,28 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="compare a GGUF file with MODEL_DIR, write nothing",
     )
-    add("--inspect", type=Path, metavar="FILE", help="describe a GGUF file, write nothing")
+    add(
+        "--inspect",
+        type=Path,
+        metavar="FILE",
+        help="describe a GGUF file, write nothing; exit code 1 if it is incomplete",
+    )
+    add(
+        "--expect",
+        choices=("instruct", "base"),
+        help="with --inspect: exit code 1 unless FILE is a model of this variant with weights",
+    )
     return parser
 
 
 def _run(args: argparse.Namespace) -> int:
     if args.inspect is not None:
-        from .inspect import inspect
+        from .inspect import expect, inspect
 
         print(inspect(args.inspect))
-        return 0
+        if args.expect is not None:
+            expect(args.inspect, args.expect)
+        return 1 if any(part.missing_bytes for part in read_parts(args.inspect)) else 0
     if args.check is not None:
         from .compare import check
 
@@ -96,6 +124,8 @@ def _run(args: argparse.Namespace) -> int:
         return 0 if report.ok else 1
     options = Options(args.target_model_dir, not args.no_mtp, args.scaled_embeddings)
     conversion = prepare(args.model_dir, args.outtype, options, args.pre)
+    for note in conversion.metadata.notes:
+        print(f"warning: {note}", file=sys.stderr)
     if args.scaled_embeddings and conversion.metadata.arch != Arch.DFLASH:
         raise ConvertError(
             f"{args.model_dir}: --scaled-embeddings is for drafters only, leave it out"
@@ -103,15 +133,18 @@ def _run(args: argparse.Namespace) -> int:
     if args.dry_run:
         print(_table(conversion))
         return 0
+    folder = args.model_dir.resolve()
+    outfile = args.outfile or folder / f"{folder.name}-{conversion.outtype}.gguf"
     with _ProgressBar() as bar:
         write_gguf(
-            args.outfile,
+            outfile,
             conversion.metadata,
             conversion.plans,
             conversion.types,
             progress=_Listing(conversion) if args.verbose else bar,
             release=conversion.checkpoint.release,
         )
+    print(f"{outfile}: {_summary(conversion)}")
     return 0
 
 
@@ -124,12 +157,15 @@ def _row(conversion: Conversion, index: int) -> str:
 
 def _table(conversion: Conversion) -> str:
     rows = [_row(conversion, index) for index in range(len(conversion.plans))]
+    return "\n".join([*rows, _summary(conversion)])
+
+
+def _summary(conversion: Conversion) -> str:
     total = data_bytes(conversion.plans, conversion.types)
-    summary = (
-        f"{conversion.metadata.arch}, {conversion.outtype}: {len(rows)} tensors, "
+    return (
+        f"{conversion.metadata.arch}, {conversion.outtype}: {len(conversion.plans)} tensors, "
         f"{total:,} bytes of data, {len(conversion.metadata.values)} metadata entries"
     )
-    return "\n".join([*rows, summary])
 
 
 class _Listing:

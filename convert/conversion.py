@@ -65,6 +65,7 @@ def prepare(
     metadata = Metadata(model.arch)
     for part in (general, tokenizer, model):
         metadata.values.update(part.values)
+        metadata.notes += part.notes
     chosen = types.choose_types(
         plans, outtype, model.arch, _count(model, Key.BLOCK_COUNT), _count(model, Key.EXPERT_COUNT)
     )

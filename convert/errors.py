@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+LFS_POINTER = b"version https://git-lfs.github.com/"
+
 
 class ConvertError(Exception):
     """Error that a user can correct: one sentence with the file, the value and the limit."""
+
+
+def check_content(path: Path, head: bytes) -> None:
+    """Raises ConvertError if a file that begins with `head` stands for one that is elsewhere."""
+    if head.startswith(LFS_POINTER):
+        raise ConvertError(f"{path}: is a pointer of Git LFS, not the file: run `git lfs pull`")

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from .errors import ConvertError
+from .errors import ConvertError, check_content
 from .schema import SPLIT_ENDING, Key
 
 MAGIC = b"GGUF"
@@ -188,6 +188,7 @@ class _Reader:
         return value
 
     def header(self) -> GgufHeader:
+        check_content(self.path, self.data[:64])
         if self.data[: len(MAGIC)] != MAGIC:
             self.fail(f"is not a GGUF file (it begins with {self.data[:4]!r}, not {MAGIC!r})")
         self.at = len(MAGIC)
@@ -263,6 +264,8 @@ class _Reader:
         if found is None:
             return DEFAULT_ALIGNMENT
         value = found.value
+        if isinstance(value, ArrayValue):
+            self.fail("general.alignment is an array, a power of two is needed")
         if found.type != "uint32" or value == 0 or value & (value - 1):
             self.fail(f"general.alignment is {found.type} {value}, a power of two is needed")
         return int(value)

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from .errors import ConvertError
 from .gguf_header import ArrayValue, GgufHeader, MetadataValue, read_parts
+from .schema import DRAFTERS, Arch, Key, Tensor
 
 _MAX_VALUE_CHARS = 80
 _MAX_ITEMS = 8
@@ -21,6 +23,25 @@ def inspect(path: Path) -> str:
     whole = replace(headers[0], tensors=tensors)
     parts = [*map(_summary, headers), "", _metadata_table(whole), "", _tensor_table(whole), ""]
     return "\n".join([*parts, _type_totals(whole), *map(completeness, headers)])
+
+
+def expect(path: Path, variant: str) -> None:
+    """Raises ConvertError unless a GGUF file is a model of a variant, with weights."""
+    from dflash_gguf.text.variants import variant_of
+
+    headers = read_parts(path)
+    found = headers[0].metadata.get(Key.GENERAL_ARCHITECTURE)
+    architecture = None if found is None else found.value
+    if architecture in DRAFTERS or architecture not in vars(Arch).values():
+        raise ConvertError(f"{path}: is not a model, its architecture is {architecture!r}")
+    if not any(Tensor.TOKEN_EMBD in header.tensors for header in headers):
+        raise ConvertError(f"{path}: has no weights, only metadata")
+    evidence = variant_of(path)
+    if evidence.variant != variant:
+        raise ConvertError(
+            f"{path}: is a model of the variant {evidence.variant} ({evidence.reason}), "
+            f"--expect is {variant}"
+        )
 
 
 def completeness(header: GgufHeader) -> str:

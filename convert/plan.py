@@ -19,6 +19,8 @@ class Metadata:
     def __init__(self, arch: str) -> None:
         self.arch = arch
         self.values: dict[str, tuple[str, Any]] = {}
+        self.notes: list[str] = []
+        """Sentences for the user about contents of the model folder that the file cannot have."""
 
     def _set(self, key: str, kind: str, value: Any) -> None:
         self.values[key.replace("{arch}", self.arch)] = (kind, value)

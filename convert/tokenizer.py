@@ -34,6 +34,16 @@ SPECIAL_ID_KEYS = {
     "mask": Key.TOKENIZER_MASK_ID,
     "eot": Key.TOKENIZER_EOT_ID,
 }
+END_KEYS = (Key.TOKENIZER_EOS_ID, Key.TOKENIZER_EOT_ID, Key.TOKENIZER_EOM_ID)
+"""Keys of the tokens that end an answer."""
+END_TEXTS = frozenset(
+    (
+        *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>"),
+        *("<|calls|>", "<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>"),
+        *("[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>", "<eos>"),
+    )
+)
+"""Texts of tokens that end an answer in llama.cpp without a key (src/llama-vocab.cpp)."""
 ADD_KEYS = {
     "bos": Key.TOKENIZER_ADD_BOS,
     "eos": Key.TOKENIZER_ADD_EOS,
@@ -85,8 +95,24 @@ def add_tokenizer(metadata: Metadata, directory: Path, vocab_size: int, pre: str
     metadata.array(Key.TOKENIZER_TOKENS, tokens)
     metadata.array(Key.TOKENIZER_TOKEN_TYPE, types)
     metadata.array(Key.TOKENIZER_MERGES, _merges(files))
+    _note_lost_spaces(metadata, files)
     _add_special(metadata, files, vocab_size)
     _add_templates(metadata, files)
+
+
+def _note_lost_spaces(metadata: Metadata, files: _Files) -> None:
+    """Notes added tokens that transformers matches with the spaces or word ends around them."""
+    lost = [
+        entry.content
+        for entry in files.tokenizer.get_added_tokens_decoder().values()
+        if entry.lstrip or entry.rstrip or entry.single_word
+    ]
+    if lost:
+        more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
+        metadata.notes.append(
+            f"lstrip, rstrip and single_word of {', '.join(map(repr, lost[:3]))}{more} cannot be "
+            "stored in GGUF: beside these tokens, spaces become other tokens than in transformers"
+        )
 
 
 def _add_gemma4(metadata: Metadata, directory: Path, vocab_size: int) -> None:
@@ -218,8 +244,10 @@ def _named_special(config: dict[str, Any]) -> set[str]:
     """Returns the texts of tokens with a special role in tokenizer_config.json."""
     entries = [value for key, value in config.items() if key.endswith("_token")]
     for key in ("additional_special_tokens", "extra_special_tokens"):
-        extra = config.get(key)
-        entries += list(extra.values()) if isinstance(extra, dict) else extra or []
+        extra = config.get(key) or []
+        if not isinstance(extra, (list, dict)):
+            raise ConvertError(f"tokenizer_config.json: {key!r} is {extra!r}, a list is needed")
+        entries += extra.values() if isinstance(extra, dict) else extra
     return {text for text in map(_content, entries) if text is not None}
 
 
@@ -337,11 +365,33 @@ def _add_special(metadata: Metadata, files: _Files, vocab_size: int) -> None:
                 f"but the model has vocab_size {vocab_size}"
             )
         metadata.uint32(SPECIAL_ID_KEYS[name], value)
+    _add_more_ends(metadata, files, config, vocab_size)
     for name, flag in flags.items():
         metadata.boolean(ADD_KEYS[name], flag)
     prefix = files.config.get("add_prefix_space")
     if is_llama and isinstance(prefix, bool):
         metadata.boolean(Key.TOKENIZER_ADD_SPACE_PREFIX, prefix)
+
+
+def _add_more_ends(metadata: Metadata, files: _Files, config: Config, vocab_size: int) -> None:
+    """Adds end tokens of generation_config.json that llama.cpp does not know by their text."""
+    path = files.directory / "generation_config.json"
+    content = read_json(path) if path.is_file() else None
+    ids: Any = content.get("eos_token_id") if isinstance(content, dict) else None
+    ids = config.get("eos_token_id") if ids is None else ids
+    if not isinstance(ids, list):
+        return
+    texts = {index: text for text, index in files.tokenizer.get_vocab(True).items()}
+    kept = {value for key, (_, value) in metadata.values.items() if key in END_KEYS}
+    lost = [x for x in ids if type(x) is int and x not in kept and texts.get(x) not in END_TEXTS]
+    for key in END_KEYS:
+        if lost and key not in metadata.values and lost[0] < vocab_size:
+            metadata.uint32(key, lost.pop(0))
+    if lost:
+        metadata.notes.append(
+            f"end tokens {lost} of eos_token_id cannot be stored in GGUF, which holds "
+            f"{len(END_KEYS)}: give them as stop texts"
+        )
 
 
 def _special_ids(files: _Files, roles: dict[str, str | None], config: Config) -> dict[str, int]:
@@ -363,12 +413,16 @@ def _special_ids(files: _Files, roles: dict[str, str | None], config: Config) ->
 
 def _add_templates(metadata: Metadata, files: _Files) -> None:
     """Adds the chat template, and each further template under a key with its name."""
-    template: Any = files.config.get("chat_template", _template_files(files.directory))
+    template = _template(files)
+    if template is None:
+        return
     if isinstance(template, str):
         metadata.string(Key.TOKENIZER_CHAT_TEMPLATE, template)
         return
     if not isinstance(template, list):
-        return
+        raise ConvertError(
+            f"{files.directory}: chat_template is {template!r:.80}, a text or a list is needed"
+        )
     named: dict[str, str] = {}
     for choice in template:
         text = choice.get("template") if isinstance(choice, dict) else None
@@ -383,8 +437,9 @@ def _add_templates(metadata: Metadata, files: _Files) -> None:
         metadata.string(Key.TOKENIZER_CHAT_TEMPLATE, default)
 
 
-def _template_files(directory: Path) -> Any:
-    """Returns chat templates in files of their own, in the form of tokenizer_config.json."""
+def _template(files: _Files) -> Any:
+    """Returns the chat templates that transformers takes: files go before tokenizer_config.json."""
+    directory = files.directory
     jinja, as_json = directory / "chat_template.jinja", directory / "chat_template.json"
     if jinja.is_file():
         more = sorted((directory / "additional_chat_templates").glob("*.jinja"))
@@ -393,6 +448,8 @@ def _template_files(directory: Path) -> Any:
             return default
         named = [{"name": path.stem, "template": path.read_text(encoding="utf-8")} for path in more]
         return [{"name": "default", "template": default}, *named]
+    if (template := files.config.get("chat_template")) is not None:
+        return template
     if as_json.is_file():
         content = read_json(as_json)
         return content.get("chat_template") if isinstance(content, dict) else None

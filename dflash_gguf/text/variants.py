@@ -50,6 +50,22 @@ class Evidence(NamedTuple):
     reason: str
 
 
+def variant_of(path: str | os.PathLike[str]) -> Evidence:
+    """Returns the variant of a model: by its names, else by whether it has a chat template.
+
+    Errors: OSError; ValueError for a damaged file.
+    """
+    with GgufMetadata(path) as file:
+        names, ancestors = _own_names(file, True), _base_models(file)
+        has_template = Key.TOKENIZER_CHAT_TEMPLATE in file.entries
+    by_template = (
+        Evidence(INSTRUCT, "it has a chat template")
+        if has_template
+        else Evidence(BASE, "it has no chat template")
+    )
+    return _marked(names) or _fine_tuned(names, ancestors) or by_template
+
+
 def mismatch(target: str | os.PathLike[str], drafter: str | os.PathLike[str]) -> str | None:
     """Returns a sentence if the drafter was probably made for the target's other variant.
 

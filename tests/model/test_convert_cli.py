@@ -22,6 +22,8 @@ from dflash_gguf.convert import write
 from dflash_gguf.convert.__main__ import main
 from safetensors.torch import load_file, save_file
 
+from dflash_gguf.text.tokenizer import Tokenizer
+
 Damage = Callable[[Path], object]
 
 
@@ -387,11 +389,15 @@ def test_verbose_lists_every_tensor_once(folder: Path, capsys: pytest.CaptureFix
     assert lines[0].split()[0] == "token_embd.weight"
 
 
-def test_success_is_silent_without_a_terminal(
+def test_success_prints_one_line_without_a_terminal(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(folder, "model") == 0
-    assert capsys.readouterr() == ("", "")
+    assert main([str(folder / "model"), "--pre", "qwen2", "--outtype", "Q8_0"]) == 0
+    out, err = capsys.readouterr()
+    path = folder / "model" / "model-q8_0.gguf"
+    assert path.is_file()
+    assert out.startswith(f"{path}: qwen3, q8_0: 58 tensors, ")
+    assert (out.count("\n"), err) == (1, "")
 
 
 def test_inspect_describes_what_was_written(
@@ -405,7 +411,7 @@ def test_inspect_describes_what_was_written(
     assert capsys.readouterr().err.count("\n") == 1
 
 
-@pytest.mark.parametrize("arguments", [[], ["somewhere"], ["x", "--outtype", "q3_k"]])
+@pytest.mark.parametrize("arguments", [[], ["x", "--outtype", "q3_k"], ["x", "--expect", "base"]])
 def test_wrong_arguments_exit_with_2(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(arguments)
@@ -432,5 +438,109 @@ def test_the_package_runs_as_a_module(folder: Path) -> None:
         text=True,
         cwd=folder,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"{out}: ")
     assert out.is_file()
+
+
+def converted(folder: Path) -> dict[str, Any]:
+    out = folder.parent / "out" / "x.gguf"
+    fields = gguf.GGUFReader(out).fields
+    return {key: field.contents() for key, field in fields.items() if key.startswith("token")}
+
+
+def edit_json(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize("in_config", ["OLDER", None])
+@pytest.mark.parametrize(
+    "file, expected",
+    [("chat_template.jinja", "NEWER"), ("chat_template.json", None), (None, None)],
+)
+def test_the_template_is_that_which_transformers_takes(
+    folder: Path, in_config: str | None, file: str | None, expected: str | None
+) -> None:
+    edit_json(folder / "model" / "tokenizer_config.json", chat_template=in_config)
+    if file is not None:
+        text = "NEWER" if file.endswith("jinja") else json.dumps({"chat_template": "NEWER"})
+        (folder / "model" / file).write_text(text)
+    assert run(folder, "model") == 0
+    found = converted(folder).get("tokenizer.chat_template")
+    assert found == (expected or in_config or (None if file is None else "NEWER"))
+
+
+def test_several_end_tokens_are_kept_or_named(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = json.loads((folder / "model" / "tokenizer.json").read_text())["model"]["vocab"]
+    ids = sorted(texts.values())[300:303]
+    (folder / "model" / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
+    assert run(folder, "model") == 0
+    found = converted(folder)
+    assert found["tokenizer.ggml.eos_token_id"] not in ids
+    assert found["tokenizer.ggml.eot_token_id"] == ids[0]
+    assert found["tokenizer.ggml.eom_token_id"] == ids[1]
+    assert f"warning: end tokens [{ids[2]}] of eos_token_id cannot be" in capsys.readouterr().err
+    assert {*ids[:2]} <= Tokenizer.from_file(folder.parent / "out" / "x.gguf").stop_tokens
+
+
+def test_lost_flags_of_added_tokens_are_named(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = folder / "model" / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["added_tokens"][0]["lstrip"] = True
+    path.write_text(json.dumps(content))
+    assert run(folder, "model") == 0
+    token = content["added_tokens"][0]["content"]
+    assert f"warning: lstrip, rstrip and single_word of {token!r} cannot" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "key, value",
+    [
+        ("extra_special_tokens", 5),
+        ("additional_special_tokens", "<a>"),
+        ("chat_template", 7),
+        ("chat_template", {"default": "x"}),
+    ],
+)
+def test_a_wrong_type_in_the_tokenizer_s_config_is_named(
+    folder: Path, key: str, value: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edit_json(folder / "model" / "tokenizer_config.json", **{key: value})
+    assert_refused(folder, "model", f"{value!r}", capsys)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_a_pointer_of_git_lfs_is_named(
+    folder: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n"
+    (folder / "model" / name).write_text(pointer)
+    assert_refused(folder, "model", f"{name}: is a pointer of Git LFS, not the file", capsys)
+
+
+def test_inspect_judges_a_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    edit_json(folder / "model" / "tokenizer_config.json", chat_template="x")
+    assert run(folder, "model") == 0
+    out = folder.parent / "out" / "x.gguf"
+    inspect = ["--inspect", str(out)]
+    assert main(inspect) == main([*inspect, "--expect", "instruct"]) == 0
+    assert main([*inspect, "--expect", "base"]) == 1
+    assert "(it has a chat template), --expect is base" in capsys.readouterr().err
+    data = out.read_bytes()
+    out.write_bytes(data[:-100])
+    assert main(inspect) == 1
+    assert "TRUNCATED" in capsys.readouterr().out
+    out.write_bytes(data.replace(b"qwen3", b"clip9"))
+    assert main([*inspect, "--expect", "instruct"]) == 1
+    assert "is not a model, its architecture is 'clip9'" in capsys.readouterr().err
+    writer = gguf.GGUFWriter(out, "qwen3")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert main([*inspect, "--expect", "base"]) == 1
+    assert "has no weights, only metadata" in capsys.readouterr().err
