@@ -19,13 +19,21 @@ class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Load(Message, frozen=True):
-    """First message to the engine: load a model. config: fields of the default DecodeConfig."""
+    """First message to the engine: load a model. config: fields of the default DecodeConfig.
+
+    waits: True to check files and plan first, and to load the model after a `Proceed`.
+    """
 
     model: str
     drafter: str | None
     n_parallel: int
     options: dict[str, Any]
     config: dict[str, Any]
+    waits: bool = False
+
+
+class Proceed(Message, frozen=True):
+    """Message to the engine: loads the model that was checked."""
 
 
 class Run(Message, frozen=True):
@@ -72,6 +80,10 @@ class SlotDone(Message, frozen=True):
     n_tokens: int
     n_bytes: int
     seconds: float
+
+
+class Checked(Message, frozen=True):
+    """Message from the engine: files and plan are sound, and it waits for a `Proceed`."""
 
 
 class Loading(Message, frozen=True):
@@ -176,8 +188,10 @@ class Failed(Message, frozen=True):
     sentence: str
 
 
-ToEngine = Load | Run | Cancel | SlotAction
-FromEngine = Loading | Ready | Refused | Started | Prefilled | Stepped | Ended | Failed | SlotDone
+ToEngine = Load | Proceed | Run | Cancel | SlotAction
+FromEngine = (
+    Checked | Loading | Ready | Refused | Started | Prefilled | Stepped | Ended | Failed | SlotDone
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)

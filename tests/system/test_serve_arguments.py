@@ -15,7 +15,6 @@ from vocabularies import byte_level, write
 
 from dflash_gguf import bundled
 from dflash_gguf.serve import command
-from dflash_gguf.serve.models import models_in_folder
 
 
 @pytest.mark.parametrize(
@@ -118,20 +117,6 @@ def folder(tmp_path: Path) -> Path:
     shutil.copy(found.target, tmp_path / "plain.gguf")
     shutil.copy(found.drafter, tmp_path / "lonely-drafter.gguf")
     return tmp_path
-
-
-def test_a_folder_of_models(folder: Path, tmp_path: Path) -> None:
-    drafted, plain = models_in_folder(folder)
-    assert (drafted.name, plain.name) == ("drafted", "plain")
-    assert drafted.drafter is not None
-    assert plain.drafter is None
-    shutil.copy(plain.path, folder / "drafted" / "second.gguf")
-    with pytest.raises(ValueError, match="holds 2 models and 1 drafters"):
-        models_in_folder(folder)
-    empty = tmp_path / "none"
-    empty.mkdir()
-    with pytest.raises(ValueError, match="holds no GGUF file of a model"):
-        models_in_folder(empty)
 
 
 def test_a_request_chooses_among_models_and_one_is_loaded_at_a_time(folder: Path) -> None:
