@@ -73,6 +73,7 @@ def _run(words: Sequence[str]) -> int:
         if args.list_devices:
             return list_devices(args.backend_module)
         settings, hosts = settings_of(args), _hosts(args)
+        template_variables(args)
         _check_models(args)
         presets = {ALL: Preset()}
         if args.models_preset is not None:

@@ -22,9 +22,10 @@ from .settings import Settings
 class ServedModel:
     """A model that the server offers.
 
-    names: aliases; responses use the first. args: its flags; settings: made from them. prompts_of:
-    makes its prompt builder. preset: the flags that --models-preset gives it. last_ready: description by its last engine. is_asleep: True
-    after --sleep-idle-seconds, until it is loaded again.
+    names: aliases; responses use the first. args: its flags; settings and prompts_of, which makes
+    its prompt builder, follow from them. preset: the flags that --models-preset gives it.
+    last_ready: description by its last engine. is_asleep: True after --sleep-idle-seconds, until it
+    is loaded again.
     """
 
     names: list[str]

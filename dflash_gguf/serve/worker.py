@@ -259,13 +259,17 @@ def open_decoder(request: Load, progress: Progress) -> tuple[Decoder, list[str]]
     with warnings.catch_warnings(record=True) as caught:
         warnings.filterwarnings("always", category=UserWarning)
         decoder = load(request.model, drafter=request.drafter, config=settings, progress=progress)
+    notes = [str(warning.message) for warning in caught]
+    decode, longest = DecodeConfig(**request.config), decoder.engine.max_draft
+    if longest and decode.draft_max is not None and decode.draft_max > longest:
+        notes.append(f"--draft-max is {decode.draft_max}, the drafter drafts at most {longest}")
+        decode = replace(decode, draft_max=longest)
     gc.freeze()  # later garbage collections skip the objects of the loaded model
     try:
-        decoder.check(DecodeConfig(**request.config))
+        decoder.check(decode)
     except ValueError:
         decoder.close()
         raise
-    notes = [str(warning.message) for warning in caught]
     if lacking := decoder.engine.cpu_operations:
         notes.append(f"{decoder.model.backend} lacks {', '.join(lacking)}: the CPU computes that")
     return decoder, notes
@@ -282,7 +286,9 @@ def check(request: Load) -> None:
     plan = planner.plan(least)
     total = {device.name: device.total_bytes for device in devices()}
     host = None if plan.host_free_bytes is None else total["CPU"]
-    check_fits(replace(plan, free_bytes=total[plan.device], host_free_bytes=host))
+    check_fits(
+        replace(plan, free_bytes=total.get(plan.device, plan.free_bytes), host_free_bytes=host)
+    )
 
 
 def _settings(request: Load) -> tuple[argparse.Namespace, LoadConfig]:
@@ -304,6 +310,7 @@ def ready(decoder: Decoder, n_parallel: int, notes: list[str]) -> Ready:
         n_vocab=decoder.model.n_vocab,
         n_threads=decoder.engine.n_threads,
         n_parallel=n_parallel,
+        max_draft=decoder.engine.max_draft,
         notes=notes,
     )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from serving import Served
+from serving import Served, tiny
 from vocabularies import byte_level, write
 
 from dflash_gguf import bundled
@@ -78,7 +78,6 @@ def test_a_template_is_checked_at_the_start(flags: str, capsys: pytest.CaptureFi
             "-m python-tiny --port 0 --draft-type none",
             "error: draft_type 'none' is not available; this decoder has: dflash, suffix",
         ),
-        ("-m python-tiny --port 0 --draft tree --draft-max 99", "drafter drafts at most"),
     ],
 )
 def test_what_a_flag_names_is_missing(
@@ -86,6 +85,15 @@ def test_what_a_flag_names_is_missing(
 ) -> None:
     assert command.main(flags.split()) == 1
     assert sentence in capsys.readouterr().err
+
+
+def test_a_draft_beyond_the_block_is_cut() -> None:
+    served = tiny("-c", "256", "--draft", "chain", "--draft-max", "99")
+    try:
+        assert "--draft-max is 99, the drafter drafts at most" in served.log
+        assert served.answer("/completion", prompt="def f", n_predict=8)["timings"]["draft_n"] > 0
+    finally:
+        assert served.close() == 0
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path: Path) -> None:
