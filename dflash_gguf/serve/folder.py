@@ -66,7 +66,7 @@ def models_in_folder(folder: str | os.PathLike[str], leave_out: LEFT_OUT) -> lis
     found: list[FoundModel] = []
     taken = {LAST_USED}
     root = Path(folder)
-    for path in sorted(root.iterdir()):
+    for path in sorted(root.iterdir(), key=lambda path: (path.is_dir(), path)):
         if path.is_dir():
             try:
                 files = sorted(file for file in path.iterdir() if _is_gguf(file))

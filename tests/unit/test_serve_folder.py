@@ -78,8 +78,8 @@ def test_models_have_names_of_their_own(tmp_path: Path) -> None:
     shutil.copy(PAIR.drafter, tmp_path / "d" / "drafter.gguf")
     models, left = found(tmp_path)
     assert models == {
-        "a": "a/x.gguf",
-        "a.gguf": "a.gguf",
+        "a": "a.gguf",
+        "a/x": "a/x.gguf",
         "any.gguf": "any.gguf",
         "b/Q4": "b/Q4.gguf",
         "b/Q8": "b/Q8.gguf",
