@@ -12,9 +12,11 @@ from .. import __version__
 from ..native import DEFAULTS, OPTIONS, LoadConfig, Option
 
 
-def new_parser(prog: str, description: str, epilog: str) -> argparse.ArgumentParser:
-    """Returns a command's parser without arguments."""
-    parser = _Parser(
+def new_parser(
+    prog: str, description: str, epilog: str, *, raises: bool = False
+) -> argparse.ArgumentParser:
+    """Returns a command's parser without arguments. raises: ValueError in place of exit code 2."""
+    parser = (_RaisingParser if raises else _Parser)(
         prog=prog,
         description=description,
         epilog=epilog,
@@ -41,6 +43,11 @@ class _Parser(argparse.ArgumentParser):
             if re.fullmatch(r"-[a-zA-Z][a-zA-Z-][\w-]*", flag) and flag not in known:
                 self.error(f"unrecognized arguments: {word}")
         return super().parse_known_args(words, namespace)
+
+
+class _RaisingParser(_Parser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
 
 
 def add_options(p: argparse.ArgumentParser, *, but: str | None = None) -> None:

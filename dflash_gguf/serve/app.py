@@ -21,7 +21,7 @@ from ..config import DecodeConfig
 from ..text.chat import ChatPrompt
 from ..text.tokenizer import Tokenizer
 from .completion_choice import CompletionChoice
-from .engine_client import BusyError, EngineClient, NotReadyError
+from .engine_client import BusyError, EngineClient, NotReadyError, Slot
 from .errors import error_answer, error_body, error_response
 from .messages import Failed, Run
 from .metrics import Metrics
@@ -148,7 +148,7 @@ class App:
         self, body: ChatBody, engine: EngineClient, prompt_builder: PromptBuilder
     ) -> Prepared:
         n_probs = chat_n_probs(body)
-        format_ = reasoning_format(body.reasoning_format, self._settings.decode.reasoning_format)
+        format_ = reasoning_format(body.reasoning_format, engine.settings.decode.reasoning_format)
         config = replace(
             self._config(body, engine, prompt_builder, n_probs), reasoning_format=format_
         )
@@ -193,7 +193,7 @@ class App:
             raise BadRequestError(
                 f"id_slot is {body.id_slot}, must be -1 (any) to {ready.n_parallel - 1}"
             )
-        config = config_of(body, self._settings.decode, ready.n_ctx, n_probs)
+        config = config_of(body, engine.settings.decode, ready.n_ctx, n_probs)
 
         def tokenize(text: str) -> list[int]:
             return prompt_builder.require_tokenizer().tokenize(
@@ -219,7 +219,7 @@ class App:
 
         scope: name of the requests that may reuse the texts.
         """
-        n, ready, settings = n_choices(body), engine.require_ready(), self._settings
+        n, ready, settings = n_choices(body), engine.require_ready(), engine.settings
         choices: list[CompletionChoice] = []
         for number, prompt in enumerate(prompts):
             _check_prompt(prompt, ready.n_ctx, ready.n_vocab)
@@ -250,7 +250,7 @@ class App:
         choices: Sequence[CompletionChoice],
     ) -> ResponseContext:
         options = body.stream_options
-        is_verbose = body.verbose or (body.verbose is None and self._settings.verbose)
+        is_verbose = body.verbose or (body.verbose is None and model.settings.verbose)
         prompt = _text(prompt_builder, choices[0].run.tokens) if is_verbose else ""
         return ResponseContext(
             model=model.name,
@@ -305,7 +305,8 @@ class App:
         """Answers GET /health: 200, or 503 while the only model is not loaded."""
         engines = list(self._models.engines)
         n_restarts = sum(engine.n_deaths for engine in engines)
-        if self._models.is_one and not any(engine.state == "ready" for engine in engines):
+        is_ready = any(engine.state == "ready" for engine in engines)
+        if self._models.is_one and not is_ready and not self._models.all[0].is_asleep:
             engine = engines[0] if engines else None
             why = (engine.refusal if engine else None) or "Loading model"
             more = {"progress": engine.progress if engine else 0.0, "restarts": n_restarts}
@@ -338,15 +339,19 @@ class App:
             "owned_by": VERSION,
             "aliases": model.names,
             "tags": list(self._settings.tags),
-            "status": {"value": "loaded" if model.state == "ready" else model.state},
+            "status": {
+                "value": "loaded" if model.state == "ready" else model.state,
+                "args": model.flags,
+            },
             "last_used": None if model.last_used is None else int(model.last_used),
+            "last_used_ms": int(1e3 * (model.last_used or 0.0)),
             "meta": None
             if ready is None
             else {
                 "n_vocab": ready.n_vocab,
                 "n_ctx": ready.n_ctx,
                 "n_ctx_train": ready.n_ctx_train,
-                "size": model.path.stat().st_size,
+                "size": model.n_bytes,
                 "drafter": ready.drafter,
                 "backend": ready.backend,
                 "has_chat_template": bool(
@@ -357,14 +362,14 @@ class App:
 
     async def props(self, request: Request) -> Response:
         """Answers GET /props with the model, its chat template and the default settings."""
-        model, engine, prompt_builder = await self._models.take(request.query_params.get("model"))
-        ready, decode = engine.require_ready(), self._settings.decode
+        model, ready, prompt_builder = await self._models.look(request.query_params.get("model"))
+        decode = model.settings.decode
         seed = decode.seed if decode.seed is not None else (1 << 32) - 1
         return _json(
             {
                 "default_generation_settings": {
                     "n_ctx": ready.n_ctx,
-                    "is_processing": engine.n_processing > 0,
+                    "is_processing": bool(model.engine and model.engine.n_processing),
                     "params": settings_of(decode, seed, []),
                 },
                 "total_slots": ready.n_parallel,
@@ -374,6 +379,7 @@ class App:
                 "modalities": {"vision": False, "audio": False},
                 "drafter": ready.drafter,
                 "backend": ready.backend,
+                "is_sleeping": model.is_asleep,
                 "build_info": VERSION,
             }
         )
@@ -385,14 +391,14 @@ class App:
         """
         if not self._settings.has_slots:
             return error_answer(501, "/slots is switched off: start the server with --slots")
-        _, engine, _ = await self._models.take(request.query_params.get("model"))
-        ready = engine.require_ready()
-        if request.query_params.get("fail_on_no_slot") and engine.n_processing == len(engine.slots):
+        model, ready, _ = await self._models.look(request.query_params.get("model"))
+        slots = model.engine.slots if model.engine else [Slot()] * ready.n_parallel
+        if request.query_params.get("fail_on_no_slot") and all(slot.run for slot in slots):
             return error_answer(
                 503, "all slots are in use: ask again later, or without fail_on_no_slot"
             )
         entries = []
-        for number, slot in enumerate(engine.slots):
+        for number, slot in enumerate(slots):
             entry: dict[str, Any] = {
                 "id": number,
                 "n_ctx": ready.n_ctx,

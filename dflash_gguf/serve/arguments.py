@@ -33,7 +33,15 @@ ENVIRONMENT = {
         *("alias", "api-key-file", "cache-prompt", "cache-ram", "cache-reuse"),
         *("cache-type-k", "cache-type-v", "chat-template", "chat-template-file"),
         *("ctx-size", "device", "draft-max", "draft-min", "flash-attn", "host", "jinja"),
-        *("model", "model-draft", "models-max", "n-cpu-moe", "n-gpu-layers", "n-predict"),
+        *(
+            "model",
+            "model-draft",
+            "models-max",
+            "models-preset",
+            "n-cpu-moe",
+            "n-gpu-layers",
+            "n-predict",
+        ),
         *("port", "reasoning", "ssl-cert-file", "ssl-key-file", "threads", "threads-http"),
         "timeout",
     )
@@ -62,9 +70,9 @@ IGNORED: tuple[tuple[tuple[str, ...], bool, str], ...] = (
 """Flags of llama-server alone that are accepted and ignored, as in cli.llama_flags."""
 
 
-def parser() -> argparse.ArgumentParser:
-    """Returns the parser of the command line of dflash-serve."""
-    p = new_parser("dflash-serve", DESCRIPTION, EPILOG)
+def parser(*, raises: bool = False) -> argparse.ArgumentParser:
+    """Returns the parser of the command line of dflash-serve. raises: as in new_parser."""
+    p = new_parser("dflash-serve", DESCRIPTION, EPILOG, raises=raises)
     _add_models(p)
     _add_http(p)
     _add_answers(p)
@@ -95,6 +103,19 @@ def _add_models(p: argparse.ArgumentParser) -> None:
         "--models-dir",
         metavar="FOLDER",
         help="folder of models, one of which each request names",
+    )
+    group.add_argument(
+        "--models-preset",
+        metavar="FILE",
+        help="INI file with flags of each model, in llama-server's form",
+    )
+    group.add_argument(
+        "--sleep-idle-seconds",
+        type=float,
+        default=-1,
+        metavar="S",
+        help="unload a model that had no request for so long, until the next one, -1: never "
+        "(default: -1)",
     )
     group.add_argument(
         "--models-max",
@@ -248,16 +269,19 @@ def with_environment(argv: Sequence[str], environ: Mapping[str, str]) -> list[st
         action = actions.get(flag)
         if value is None or action is None or given & set(action.option_strings):
             continue
-        if action.nargs != 0:
-            words += [f"{flag}={value}"]
-        elif value.lower() in ("1", "true", "on", "yes", "enabled"):
-            words.append(flag)
-        elif value.lower() in ("0", "false", "off", "no", "disabled"):
-            off = f"--no-{flag[2:]}"
-            words += [off] if off in actions else []
-        else:
-            raise ValueError(f"{variable} is {value!r}, must be 1 or 0")
+        words += flag_words(action, flag, value, variable)
     return [*words, *argv]
+
+
+def flag_words(action: argparse.Action, flag: str, value: str, name: str) -> list[str]:
+    """Returns a flag that a setting outside of the command line stands for. name: the setting's."""
+    if action.nargs != 0:
+        return [f"{flag}={value}"]
+    if value.lower() in ("1", "true", "on", "yes", "enabled"):
+        return [flag]
+    if value.lower() in ("0", "false", "off", "no", "disabled"):
+        return [off] if (off := f"--no-{flag[2:]}") in action.option_strings else []
+    raise ValueError(f"{name} is {value!r}, must be 1 or 0")
 
 
 def settings_of(args: argparse.Namespace) -> Settings:
@@ -273,7 +297,11 @@ def settings_of(args: argparse.Namespace) -> Settings:
         if value is not None and (value < low or (high is not None and value > high)):
             limits = f"at least {low}" if high is None else f"{low} to {high}"
             raise ValueError(f"{flag} is {value}, must be {limits}")
-    for flag, has_off in (("--timeout", False), ("--sse-ping-interval", True)):
+    for flag, has_off in (
+        ("--timeout", False),
+        ("--sse-ping-interval", True),
+        ("--sleep-idle-seconds", True),
+    ):
         value = getattr(args, _name(flag))
         if not 0 < value <= MAX_S and not (has_off and value == -1):
             off = ", or -1 (off)" if has_off else ""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from .arguments import (
     with_environment,
 )
 from .engine_client import EngineClient, NotReadyError
+from .folder import FoundModel, check, models_in_folder
 from .guard import ENDING, Guard
 from .listen import (
     GRACE_S,
@@ -42,7 +44,8 @@ from .listen import (
 )
 from .messages import Load
 from .metrics import Metrics
-from .models import ModelRegistry, ServedModel, models_in_folder
+from .models import ModelRegistry, ServedModel
+from .presets import ALL, Preset, arguments_of, read_presets
 from .prompts import PromptBuilder
 from .settings import Settings
 
@@ -65,32 +68,29 @@ def log(line: str) -> None:
 def _run(words: Sequence[str]) -> int:
     p = parser()
     try:
-        args = p.parse_args(with_environment(words, os.environ))
+        words = with_environment(words, os.environ)
+        args = p.parse_args(words)
         if args.list_devices:
             return list_devices(args.backend_module)
         settings, hosts = settings_of(args), _hosts(args)
-        variables = template_variables(args)
+        template_variables(args)
         _check_models(args)
+        presets = {ALL: Preset()}
+        if args.models_preset is not None:
+            presets = read_presets(args.models_preset)
     except ValueError as error:
         p.error(str(error))
-    models = _models(args)
-    own_templates = {k: v for one in models for k, v in read_templates(one.path).items()}
+    found = _found(args, presets)
     try:
-        template = template_of(args, own_templates)
+        models = [_served(model, args, words, presets) for model in found]
     except ValueError as error:
         p.error(str(error))
-    think = thinks(args, variables)
-
-    def builder_of(tokenizer: Tokenizer | None) -> PromptBuilder:
-        return PromptBuilder(tokenizer, template, think, variables)
-
     for note in ignored_flags(args):
         log(note)
     for path in (args.ssl_key_file, args.ssl_cert_file):
         if path is not None:
             open(path, "rb").close()
-    n_parallel = 1 if args.n_parallel is None else args.n_parallel
-    return asyncio.run(_serve(args, settings, models, builder_of, hosts, n_parallel))
+    return asyncio.run(_serve(args, settings, models, hosts))
 
 
 def _hosts(args: argparse.Namespace) -> list[str]:
@@ -108,15 +108,84 @@ def _hosts(args: argparse.Namespace) -> list[str]:
 
 def _check_models(args: argparse.Namespace) -> None:
     """Raises ValueError for flags of models that contradict each other."""
-    if args.models is not None and (args.model_draft is not None or args.alias is not None):
+    if (args.models or args.models_preset) and (
+        args.model_draft is not None or args.alias is not None
+    ):
         raise ValueError("-md and --alias go with one model, not with --models: use -m")
+    if args.models_preset is not None and args.model is not None:
+        raise ValueError("--models-preset goes with --models, not with -m: leave one out")
     if args.models is None and args.model is None and args.model_draft is not None:
         raise ValueError(f"-md {args.model_draft} is a drafter: give its target model with -m")
 
 
-def _models(args: argparse.Namespace) -> list[ServedModel]:
-    if args.models is not None:
-        return models_in_folder(args.models)
+def _found(args: argparse.Namespace, presets: Mapping[str, Preset]) -> list[FoundModel]:
+    """Returns the models to serve; presets replace those of a folder with their names.
+
+    Errors: OSError or ValueError if there is none.
+    """
+    if args.models is None and args.models_preset is None:
+        return [_one_model(args)]
+    folder = [] if args.models is None else models_in_folder(args.models, _leave_out)
+    found = {model.name: model for model in folder}
+    for name, preset in presets.items():
+        if preset.model is not None and name != ALL:
+            found[name] = FoundModel(name, preset.model)
+        elif name not in (ALL, *found):
+            log(f"left out: [{name}] of {args.models_preset}: no such model, give model = FILE")
+    sound = []
+    for model in found.values():
+        drafter = presets.get(model.name, presets[ALL]).drafter or model.drafter
+        file = model.path
+        try:
+            check(file)
+            if drafter is not None:
+                check(file := drafter)
+        except ValueError as error:
+            which = "" if file == model.path else f"its drafter {file} "
+            _leave_out(model.path, f"{which}{error}")
+            continue
+        sound.append(replace(model, drafter=drafter))
+    if not sound:
+        source = f" {args.models}" if args.models else f"-preset {args.models_preset}"
+        raise ValueError(f"--models{source}: holds no GGUF file of a model")
+    return sound
+
+
+def _served(
+    model: FoundModel, args: argparse.Namespace, words: Sequence[str], presets: Mapping[str, Preset]
+) -> ServedModel:
+    """Returns a model with its flags. words: the command line. ValueError for bad values."""
+    preset = presets.get(model.name, presets[ALL])
+    try:
+        own = arguments_of(preset, words)
+        templates = read_templates(model.path) if own.chat_template else {}
+        template, variables = template_of(own, templates), template_variables(own)
+        settings, think = settings_of(own), thinks(own, variables)
+    except ValueError as error:
+        if args.models_preset is None:
+            raise
+        raise ValueError(f"{args.models_preset}: [{model.name}]: {error}") from None
+
+    def prompts_of(tokenizer: Tokenizer | None) -> PromptBuilder:
+        return PromptBuilder(tokenizer, template, think, variables)
+
+    return ServedModel(
+        names=sorted(listed(args.alias)) or [model.name],
+        path=model.path,
+        drafter=model.drafter,
+        args=own,
+        settings=settings,
+        prompts_of=prompts_of,
+        preset=preset.words,
+        loads_on_startup=preset.loads_on_startup,
+    )
+
+
+def _leave_out(path: Path, why: str) -> None:
+    log(f"left out: {path}: {why}")
+
+
+def _one_model(args: argparse.Namespace) -> FoundModel:
     name = args.model or default_model()
     drafter = None if args.model_draft is None else Path(args.model_draft)
     path, called = Path(name), Path(name).stem
@@ -126,9 +195,8 @@ def _models(args: argparse.Namespace) -> list[ServedModel]:
         log(f"{path.name} with {drafter.name}: {bundle.about}")
     for file in (path, drafter):
         if file is not None:
-            GgufMetadata(file).close()  # raises here already if the file is not GGUF
-    names = sorted(listed(args.alias)) or [called]
-    return [ServedModel(names, path, drafter)]
+            GgufMetadata(file).close()  # fails early for a file that is no model
+    return FoundModel(called, path, drafter)
 
 
 def default_model() -> str:
@@ -140,19 +208,19 @@ async def _serve(
     args: argparse.Namespace,
     settings: Settings,
     models: Sequence[ServedModel],
-    builder_of: Callable[[Tokenizer | None], PromptBuilder],
     hosts: Sequence[str],
-    n_parallel: int,
 ) -> int:
-    options = {name: getattr(args, name) for name in LOAD_OPTIONS}
     metrics = Metrics()
 
     def new_engine(model: ServedModel) -> EngineClient:
+        options = {name: getattr(model.args, name) for name in LOAD_OPTIONS}
         drafter = None if model.drafter is None else str(model.drafter)
-        load = Load(str(model.path), drafter, n_parallel, options, asdict(settings.decode))
-        return EngineClient(load, args.queue, log, metrics.add)
+        n_parallel = 1 if model.args.n_parallel is None else model.args.n_parallel
+        config = asdict(model.settings.decode)
+        load = Load(str(model.path), drafter, n_parallel, options, config)
+        return EngineClient(load, model.settings, args.queue, log, metrics.add)
 
-    registry = ModelRegistry(models, new_engine, builder_of, args.models_max)
+    registry = ModelRegistry(models, new_engine, args.models_max)
     app = Guard(App(registry, settings, metrics).asgi(), settings, log)
 
     def begin() -> None:
@@ -174,11 +242,14 @@ async def _serve(
     for one in sockets:
         log(f"listening on {address_of(one, scheme)}")
     failures: list[str] = []
-    opening = asyncio.create_task(_open(registry, failures, runner.handle_exit))
+    tasks = [asyncio.create_task(_open(registry, failures, runner.handle_exit))]
+    if args.sleep_idle_seconds != -1:
+        tasks.append(asyncio.create_task(registry.sleep_idle(args.sleep_idle_seconds, log)))
     try:
         await runner.serve(sockets)
     finally:
-        opening.cancel()
+        for task in tasks:
+            task.cancel()
         await registry.close()
         remove_files(hosts)
     for sentence in failures:
@@ -192,21 +263,13 @@ async def _open(
     """Loads the model if there is only one; ends the server if loading fails."""
     if not models.is_one:
         log(f"models: {', '.join(model.name for model in models.all)}")
+        for model in models.all:
+            if model.loads_on_startup:
+                with contextlib.suppress(NotReadyError):  # the log has the reason
+                    await models.take(model.name)
         return
-    (model,) = models.all
     try:
-        await models.open(model)
-        assert model.engine is not None
-        await model.engine.wait()
-    except (NotReadyError, OSError, ValueError) as error:
+        await models.open(models.all[0]).wait()
+    except NotReadyError as error:
         failures.append(str(error))
         end(0, None)
-        return
-    ready = model.engine.require_ready()
-    for note in ready.notes:
-        log(f"warning: {note}")
-    drafter = f" with {ready.drafter}" if ready.drafter else ""
-    log(
-        f"loaded {ready.model}{drafter} on {ready.backend}, {ready.n_threads} threads, "
-        f"context {ready.n_ctx} tokens, {ready.n_parallel} at once"
-    )

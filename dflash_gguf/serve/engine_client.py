@@ -10,18 +10,23 @@ import socket
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Literal
+
+import msgspec
 
 from .._run_module import module_command
 from .messages import (
     Cancel,
+    Checked,
     Ended,
     Failed,
     FromEngine,
     Load,
     Loading,
     Message,
+    Proceed,
     Ready,
     Refused,
     ResultStats,
@@ -34,6 +39,7 @@ from .messages import (
     from_engine,
     length,
 )
+from .settings import Settings
 
 State = Literal["unloaded", "loading", "ready", "closed"]
 
@@ -103,12 +109,14 @@ class EngineClient:
     def __init__(
         self,
         load: Load,
+        settings: Settings,
         max_waiting: int,
         log: Callable[[str], None],
         on_stats: Callable[[ResultStats], None],
     ) -> None:
         """max_waiting: requests that may wait. on_stats: called after each ended answer."""
         self.load = load
+        self.settings = settings
         self.state: State = "unloaded"
         self.ready: Ready | None = None
         self.refusal: str | None = None
@@ -116,6 +124,9 @@ class EngineClient:
         self.n_deaths = 0
         self.slots: list[Slot] = []
         self.process: subprocess.Popen[bytes] | None = None
+        self._prepare: Callable[[], Awaitable[None]] | None = None
+        self._is_checked = False
+        self._touched = time.monotonic()
         self._max_waiting = max_waiting
         self._log = log
         self._on_stats = on_stats
@@ -149,10 +160,25 @@ class EngineClient:
             raise NotReadyError("the model is being loaded")
         return self.ready
 
-    def start(self) -> None:
-        """Starts the engine process, which loads the model; `wait` returns when it is loaded."""
+    @property
+    def idle_s(self) -> float:
+        """Seconds since the last request ended or `touch` was called; 0 while one runs or loads."""
+        is_busy = self._requests or self._asked or self.state != "ready"
+        return 0.0 if is_busy else time.monotonic() - self._touched
+
+    def touch(self) -> None:
+        """Counts the model as used now."""
+        self._touched = time.monotonic()
+
+    def start(self, prepare: Callable[[], Awaitable[None]], *, waits: bool = False) -> None:
+        """Starts the engine process, which loads the model; `wait` returns when it is loaded.
+
+        prepare: called before each start of a process; its OSError or ValueError is a refusal.
+        waits: True to check the model first and to load it after `proceed`.
+        """
         if self._task is None:
-            self.state = "loading"
+            self.state, self._prepare = "loading", prepare
+            self.load = msgspec.structs.replace(self.load, waits=waits)
             self._task = asyncio.create_task(self._live())
 
     async def wait(self) -> None:
@@ -161,6 +187,23 @@ class EngineClient:
             await self._changed.wait_for(lambda: self.state != "loading" or self.refusal)
         if self.state != "ready":
             raise NotReadyError(self.refusal or "the model was unloaded")
+
+    async def wait_checked(self) -> None:
+        """Waits until files and plan were found sound. Raises NotReadyError if they are not."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._is_checked or self.refusal)
+        if not self._is_checked:
+            raise NotReadyError(self.refusal or "the model was unloaded")
+
+    def proceed(self) -> None:
+        """Lets a checked engine load its model."""
+        self.load = msgspec.structs.replace(self.load, waits=False)
+        self.send(Proceed())
+
+    async def wait_idle(self) -> None:
+        """Waits until no request runs or waits."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._requests)
 
     def end_requests(self, sentence: str) -> None:
         """Ends the requests in flight with status 503 and a sentence."""
@@ -223,8 +266,13 @@ class EngineClient:
         pause = MIN_PAUSE_S
         while True:
             self.state, self.refusal, self.progress = "loading", None, 0.0
+            self._is_checked = False
+            assert self._prepare is not None
             try:
+                await self._prepare()
                 why = await self._one_life()
+            except (OSError, ValueError) as error:
+                why = _sentence(self.load.model, error)
             finally:
                 self._forget("the model is being unloaded")
             was_ready, self.ready = self.ready is not None, None
@@ -278,11 +326,20 @@ class EngineClient:
         return f"the process ended: {sentence}"
 
     async def _take(self, message: FromEngine) -> None:
-        if isinstance(message, Loading):
+        if isinstance(message, Checked):
+            self._is_checked = True
+            await self._tell()
+        elif isinstance(message, Loading):
             self.progress = message.done / max(message.total, 1)
         elif isinstance(message, Ready):
             self.ready, self.state = message, "ready"
             self.slots = [Slot() for _ in range(message.n_parallel)]
+            decode, longest = self.settings.decode, message.max_draft
+            if longest and decode.draft_max is not None:
+                decode = replace(decode, draft_max=min(decode.draft_max, longest))
+                self.settings = replace(self.settings, decode=decode)
+            self._write_ready(message)
+            self.touch()
             await self._tell()
         elif isinstance(message, (SlotDone, Failed)) and message.id in self._asked:
             self._asked[message.id].set_result(message)
@@ -299,6 +356,7 @@ class EngineClient:
                     slot.n_decoded += len(message.tokens) * (slot.run is run)
             elif isinstance(message, (Ended, Failed)):
                 self._end_run(request, run)
+                await self._tell()
                 if isinstance(message, Ended):
                     self._on_stats(message.stats)
             request.events.put_nowait(message)
@@ -311,7 +369,17 @@ class EngineClient:
                 slot.run, slot.last = None, run
         if not request.open:
             self._requests.discard(request)
+            self.touch()
             self._seconds.append(time.monotonic() - request.began)
+
+    def _write_ready(self, ready: Ready) -> None:
+        for note in ready.notes:
+            self._log(f"warning: {note}")
+        drafter = f" with {ready.drafter}" if ready.drafter else ""
+        self._log(
+            f"loaded {ready.model}{drafter} on {ready.backend}, {ready.n_threads} threads, "
+            f"context {ready.n_ctx} tokens, {ready.n_parallel} at once"
+        )
 
     def _forget(self, sentence: str, status: int = 500) -> None:
         for request, run in list(self._by_run.values()):
@@ -334,6 +402,12 @@ def _end(process: subprocess.Popen[bytes]) -> int:
     except subprocess.TimeoutExpired:
         process.kill()
         return process.wait()
+
+
+def _sentence(path: str, error: Exception) -> str:
+    """Returns an error of reading a model file as a sentence that begins with the path."""
+    text = getattr(error, "strerror", None) or str(error)
+    return text if text.startswith(path) else f"{path}: {text}"
 
 
 def _why(code: int) -> str:

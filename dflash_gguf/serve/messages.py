@@ -19,13 +19,21 @@ class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Load(Message, frozen=True):
-    """First message to the engine: load a model. config: fields of the default DecodeConfig."""
+    """First message to the engine: load a model. config: fields of the default DecodeConfig.
+
+    waits: True to check files and plan first, and to load the model after a `Proceed`.
+    """
 
     model: str
     drafter: str | None
     n_parallel: int
     options: dict[str, Any]
     config: dict[str, Any]
+    waits: bool = False
+
+
+class Proceed(Message, frozen=True):
+    """Message to the engine: loads the model that was checked."""
 
 
 class Run(Message, frozen=True):
@@ -74,6 +82,10 @@ class SlotDone(Message, frozen=True):
     seconds: float
 
 
+class Checked(Message, frozen=True):
+    """Message from the engine: files and plan are sound, and it waits for a `Proceed`."""
+
+
 class Loading(Message, frozen=True):
     """Message from the engine while it loads: bytes loaded so far, and bytes in total."""
 
@@ -82,7 +94,10 @@ class Loading(Message, frozen=True):
 
 
 class Ready(Message, frozen=True):
-    """Message from the engine: the model is loaded. notes: warnings for the log."""
+    """Message from the engine: the model is loaded.
+
+    max_draft: most tokens that its drafter drafts, 0 without one. notes: warnings for the log.
+    """
 
     model: str
     drafter: str | None
@@ -92,6 +107,7 @@ class Ready(Message, frozen=True):
     n_vocab: int
     n_threads: int
     n_parallel: int
+    max_draft: int
     notes: list[str]
 
 
@@ -176,8 +192,10 @@ class Failed(Message, frozen=True):
     sentence: str
 
 
-ToEngine = Load | Run | Cancel | SlotAction
-FromEngine = Loading | Ready | Refused | Started | Prefilled | Stepped | Ended | Failed | SlotDone
+ToEngine = Load | Proceed | Run | Cancel | SlotAction
+FromEngine = (
+    Checked | Loading | Ready | Refused | Started | Prefilled | Stepped | Ended | Failed | SlotDone
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)

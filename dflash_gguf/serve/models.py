@@ -2,35 +2,47 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..convert.schema import DRAFTERS, Key
-from ..text.gguf_metadata import GgufMetadata
 from ..text.tokenizer import Tokenizer
 from .engine_client import EngineClient, NotReadyError
+from .folder import LAST_USED, check
+from .messages import Ready
 from .prompts import PromptBuilder
 from .schemas import BadRequestError
-
-LAST_USED = "any"
-"""Model name in a request that stands for the model used last."""
+from .settings import Settings
 
 
-@dataclass
+@dataclass(eq=False)
 class ServedModel:
-    """A model that the server offers. names: aliases; responses use the first."""
+    """A model that the server offers.
+
+    names: aliases; responses use the first. args: its flags; settings and prompts_of, which makes
+    its prompt builder, follow from them. preset: the flags that --models-preset gives it.
+    last_ready: description by its last engine. is_asleep: True after --sleep-idle-seconds, until it
+    is loaded again.
+    """
 
     names: list[str]
     path: Path
     drafter: Path | None
+    args: argparse.Namespace
+    settings: Settings
+    prompts_of: Callable[[Tokenizer | None], PromptBuilder]
+    preset: tuple[str, ...] = ()
+    loads_on_startup: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
     last_used: float | None = None
     engine: EngineClient | None = None
     prompt_builder: PromptBuilder | None = None
+    n_bytes: int = 0
+    last_ready: Ready | None = None
+    is_asleep: bool = False
 
     @property
     def name(self) -> str:
@@ -42,6 +54,13 @@ class ServedModel:
         """State of the engine process: unloaded, loading, ready or closed."""
         return "unloaded" if self.engine is None else self.engine.state
 
+    @property
+    def flags(self) -> list[str]:
+        """The model's files and the flags of its preset, as on a command line."""
+        drafter = [] if self.drafter is None else ["--model-draft", str(self.drafter)]
+        words = [part for word in self.preset for part in word.split("=", 1)]
+        return ["--model", str(self.path), *drafter, *words]
+
 
 class ModelRegistry:
     """Finds the model of a request and loads it; unloads another if max_loaded are loaded."""
@@ -50,13 +69,12 @@ class ModelRegistry:
         self,
         models: Sequence[ServedModel],
         new_engine: Callable[[ServedModel], EngineClient],
-        builder_of: Callable[[Tokenizer | None], PromptBuilder],
         max_loaded: int = 1,
     ) -> None:
+        """max_loaded: 0 for no limit."""
         self.all = list(models)
         self._new_engine = new_engine
-        self._builder_of = builder_of
-        self._max_loaded = max_loaded
+        self._max_loaded = max_loaded or len(self.all)
         self._turn = asyncio.Lock()
 
     @property
@@ -70,11 +88,14 @@ class ModelRegistry:
         return len(self.all) == 1
 
     def find(self, name: str | None) -> ServedModel:
-        """Returns the model of a name; None: the last used. Raises BadRequestError (404)."""
+        """Returns the model of a name. Raises BadRequestError (404) for an unknown one.
+
+        None and "any": the loaded model that was used last; if none is loaded, the sound one.
+        """
         if self.is_one:
             return self.all[0]
         if not name or name == LAST_USED:
-            return max(self.all, key=lambda model: model.last_used or 0.0)
+            return self._resident() or self._sound()
         for model in self.all:
             if name in model.names:
                 return model
@@ -84,6 +105,23 @@ class ModelRegistry:
             kind="not_found_error",
         )
 
+    def _resident(self) -> ServedModel | None:
+        loaded = [model for model in self.all if model.engine is not None]
+        return max(
+            loaded, key=lambda one: (one.state == "ready", one.last_used or 0.0), default=None
+        )
+
+    def _sound(self) -> ServedModel:
+        """Returns the sound model that was used last, else the first sound one."""
+        recent = sorted(self.all, key=lambda model: -(model.last_used or 0.0))
+        for model in recent:
+            try:
+                check(model.path)
+            except ValueError:
+                continue
+            return model
+        return recent[0]
+
     async def take(self, name: str | None) -> tuple[ServedModel, EngineClient, PromptBuilder]:
         """Returns a loaded model, its engine and its prompt builder.
 
@@ -91,46 +129,90 @@ class ModelRegistry:
         name, NotReadyError if loading fails or the single model is still being loaded.
         """
         model = self.find(name)
-        model.last_used = time.time()
-        if not self.is_one:
+        if not self.is_one or model.is_asleep:
             async with self._turn:
+                model = self.find(name)  # while this request waited, "any" may have changed
                 await self._load(model)
         if model.engine is None or model.prompt_builder is None:
             raise NotReadyError("the model is being loaded")
-        model.engine.require_ready()
+        model.last_ready = model.engine.require_ready()
+        model.last_used, model.is_asleep = time.time(), False
+        model.engine.touch()
         return model, model.engine, model.prompt_builder
 
+    async def look(self, name: str | None) -> tuple[ServedModel, Ready, PromptBuilder]:
+        """Returns a model, its description and its prompt builder; not counted as a use.
+
+        Raises as `take`, which loads the model if it was never loaded.
+        """
+        model = self.find(name)
+        ready = model.engine.ready if model.engine else model.last_ready
+        if ready is None or model.prompt_builder is None:
+            model, engine, prompt_builder = await self.take(name)
+            return model, engine.require_ready(), prompt_builder
+        return model, ready, model.prompt_builder
+
     async def _load(self, model: ServedModel) -> None:
-        if model.engine is None:
-            while len(list(self.engines)) >= self._max_loaded:
-                await self._unload_one()
-            await self.open(model)
-        assert model.engine is not None
+        """Loads a model. Others are unloaded for it only once its files and plan are sound.
+
+        If it then fails nevertheless, the unloaded models are loaded again in the background.
+        """
+        loaded = [one for one in self.all if one.engine is not None and one is not model]
+        loaded.sort(key=lambda one: one.last_used or 0.0)
+        victims = loaded[: max(0, len(loaded) + 1 - self._max_loaded)]
+        unloaded: list[ServedModel] = []
         try:
+            if model.engine is None:
+                engine = self.open(model, waits=bool(victims))
+                if victims:
+                    await engine.wait_checked()
+                    for one in victims:
+                        await self._unload(one)
+                        unloaded.append(one)
+                    engine.proceed()
+            assert model.engine is not None
             await model.engine.wait()
         except NotReadyError:
-            engine, model.engine = model.engine, None
-            await engine.close()
+            failed, model.engine = model.engine, None
+            if failed is not None:
+                await failed.close()
+            for one in unloaded:
+                self.open(one)
             raise
 
-    async def _unload_one(self) -> None:
-        """Unloads the least recently used model after its last request has ended."""
-        loaded = [model for model in self.all if model.engine is not None]
-        model = min(loaded, key=lambda one: one.last_used or 0.0)
+    async def _unload(self, model: ServedModel) -> None:
+        """Unloads a model after its last request has ended."""
         engine = model.engine
         assert engine is not None
-        while engine.n_requests:
-            await asyncio.sleep(0.05)
+        await engine.wait_idle()
         model.engine = None
         await engine.close()
 
-    async def open(self, model: ServedModel) -> None:
-        """Starts the engine process of a model; reads the tokenizer if that was not done before."""
-        if model.prompt_builder is None:
+    async def sleep_idle(self, seconds: float, log: Callable[[str], None]) -> None:
+        """Unloads each model that had no request for some seconds, for ever."""
+        while True:
+            idle = {model: model.engine.idle_s for model in self.all if model.engine is not None}
+            await asyncio.sleep(max(0.0, seconds - max(idle.values(), default=0.0)))
+            async with self._turn:
+                for model in idle:
+                    if model.engine is None or model.engine.idle_s < seconds:
+                        continue
+                    await self._unload(model)
+                    model.is_asleep = True
+                    log(f"{model.name}: unloaded, no request for {seconds:g} s")
+
+    def open(self, model: ServedModel, *, waits: bool = False) -> EngineClient:
+        """Starts the engine process of a model. waits: True to load once `proceed` is called."""
+
+        async def prepare() -> None:
+            header = await asyncio.to_thread(check, model.path)
             tokenizer = await asyncio.to_thread(Tokenizer.from_file, model.path)
-            model.prompt_builder = self._builder_of(tokenizer)
+            model.n_bytes = header.file_bytes
+            model.prompt_builder = model.prompts_of(tokenizer)
+
         model.engine = self._new_engine(model)
-        model.engine.start()
+        model.engine.start(prepare, waits=waits)
+        return model.engine
 
     def end_requests(self, sentence: str) -> None:
         """Ends the requests in flight with status 503 and a sentence."""
@@ -146,39 +228,3 @@ class ModelRegistry:
         """Ends all engine processes."""
         for engine in self.engines:
             await engine.close()
-
-
-def models_in_folder(folder: str | os.PathLike[str]) -> list[ServedModel]:
-    """Returns the models in a folder: GGUF files, and subfolders with a model and a drafter.
-
-    Raises ValueError if there is no model, or if a subfolder holds several models or drafters.
-    """
-    models = []
-    root = Path(folder)
-    for path in sorted(root.iterdir()):
-        if path.suffix == ".gguf" and not _is_drafter(path):
-            models.append(ServedModel([path.stem], path, None))
-        elif path.is_dir() and (files := sorted(path.glob("*.gguf"))):
-            drafters = [file for file in files if _is_drafter(file)]
-            targets = [file for file in files if file not in drafters and not _is_later_part(file)]
-            if len(targets) != 1 or len(drafters) > 1:
-                raise ValueError(
-                    f"--models: {path} holds {len(targets)} models and {len(drafters)} drafters, "
-                    "must hold one model, and one drafter at most"
-                )
-            models.append(ServedModel([path.name], targets[0], drafters[0] if drafters else None))
-    models = [model for model in models if not _is_later_part(model.path)]
-    if not models:
-        raise ValueError(f"--models {root}: holds no GGUF file of a model")
-    return models
-
-
-def _is_drafter(path: Path) -> bool:
-    with GgufMetadata(path) as file:
-        return file.text(Key.GENERAL_ARCHITECTURE) in DRAFTERS
-
-
-def _is_later_part(path: Path) -> bool:
-    """True for the second and later files of a model that is split into several files."""
-    part = path.stem.rpartition("-of-")[0].rpartition("-")[2]
-    return part.isdigit() and int(part) > 1

@@ -15,21 +15,24 @@ import time
 import traceback
 import warnings
 from collections import deque
+from dataclasses import replace
 from typing import Protocol
 
 from ..cli.command import training_context
 from ..cli.model_arguments import load_config
 from ..cli.plan import fitted
-from ..config import DecodeConfig
+from ..config import DecodeConfig, LoadConfig
 from ..decoder import Decoder
 from ..engine.request import RequestState
 from ..loading import load
-from ..native import Error, Progress
+from ..memory.plan import Planner, check_fits
+from ..native import Error, Progress, devices
 from ..text.chat import ChatPrompt
 from ..text.reasoning import Format
 from .messages import (
     Cancel,
     Channel,
+    Checked,
     Ended,
     Failed,
     Load,
@@ -49,6 +52,8 @@ from .messages import (
 
 LOADING_S = 0.5
 """Minimum seconds between two messages about the progress of loading."""
+MIN_CTX = 256
+"""Context in tokens that a model must have room for if its length is chosen by what fits."""
 TIDY_S = 1.0
 """Minimum seconds between two calls of malloc_trim."""
 
@@ -248,24 +253,49 @@ class Worker:
 
 def open_decoder(request: Load, progress: Progress) -> tuple[Decoder, list[str]]:
     """Loads the decoder of a Load message; returns it with warnings for the log."""
-    args = argparse.Namespace(**request.options)
-    args.model, args.model_draft = request.model, request.drafter
-    settings = load_config(args, training_context(request.model) if args.n_ctx == 0 else None)
+    args, settings = _settings(request)
     if args.fit:
         settings = fitted(args, settings, DecodeConfig(draft=args.draft))
     with warnings.catch_warnings(record=True) as caught:
         warnings.filterwarnings("always", category=UserWarning)
         decoder = load(request.model, drafter=request.drafter, config=settings, progress=progress)
+    notes = [str(warning.message) for warning in caught]
+    decode, longest = DecodeConfig(**request.config), decoder.engine.max_draft
+    if longest and decode.draft_max is not None and decode.draft_max > longest:
+        notes.append(f"--draft-max is {decode.draft_max}, the drafter drafts at most {longest}")
+        decode = replace(decode, draft_max=longest)
     gc.freeze()  # later garbage collections skip the objects of the loaded model
     try:
-        decoder.check(DecodeConfig(**request.config))
+        decoder.check(decode)
     except ValueError:
         decoder.close()
         raise
-    notes = [str(warning.message) for warning in caught]
     if lacking := decoder.engine.cpu_operations:
         notes.append(f"{decoder.model.backend} lacks {', '.join(lacking)}: the CPU computes that")
     return decoder, notes
+
+
+def check(request: Load) -> None:
+    """Raises ValueError, OSError or Error for a model that could not be loaded even alone.
+
+    Other models may fill the memory now, so the plan is compared with all memory.
+    """
+    args, settings = _settings(request)
+    planner = Planner(request.model, request.drafter, settings, args.vram)
+    least = settings if settings.n_ctx and not args.fit else replace(settings, n_ctx=MIN_CTX)
+    plan = planner.plan(least)
+    total = {device.name: device.total_bytes for device in devices()}
+    host = None if plan.host_free_bytes is None else total["CPU"]
+    check_fits(
+        replace(plan, free_bytes=total.get(plan.device, plan.free_bytes), host_free_bytes=host)
+    )
+
+
+def _settings(request: Load) -> tuple[argparse.Namespace, LoadConfig]:
+    args = argparse.Namespace(**request.options)
+    args.model, args.model_draft = request.model, request.drafter
+    n_ctx_train = training_context(request.model) if args.n_ctx == 0 else None
+    return args, load_config(args, n_ctx_train)
 
 
 def ready(decoder: Decoder, n_parallel: int, notes: list[str]) -> Ready:
@@ -280,6 +310,7 @@ def ready(decoder: Decoder, n_parallel: int, notes: list[str]) -> Ready:
         n_vocab=decoder.model.n_vocab,
         n_threads=decoder.engine.n_threads,
         n_parallel=n_parallel,
+        max_draft=decoder.engine.max_draft,
         notes=notes,
     )
 
@@ -301,6 +332,11 @@ def main(descriptor: int) -> int:
             channel.write(Loading(done, total))
 
     try:
+        if request.waits:
+            check(request)
+            channel.write(Checked())
+            if channel.read() is None:
+                return 0
         decoder, notes = open_decoder(request, progress)
     except (Error, ValueError, OSError, MemoryError) as error:
         name = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""

@@ -42,8 +42,8 @@ class Served:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         found = self.wait_for(r"listening on (https?)://(\S+):(\d+)")
-        self.host, self.port = found[2], int(found[3])
-        self.url = f"{found[1]}://{self.host}:{self.port}"
+        self.host, self.port = found[2].strip("[]"), int(found[3])
+        self.url = f"{found[1]}://{found[2]}:{self.port}"
         self.client = httpx.Client(base_url=self.url, timeout=60, verify=False)
         if wait:
             self.wait_for("loaded ")

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import httpx
 import pytest
-from serving import Served
+from serving import Served, tiny
 from vocabularies import byte_level, write
 
 from dflash_gguf import bundled
 from dflash_gguf.serve import command
-from dflash_gguf.serve.models import models_in_folder
 
 
 @pytest.mark.parametrize(
@@ -79,7 +78,6 @@ def test_a_template_is_checked_at_the_start(flags: str, capsys: pytest.CaptureFi
             "-m python-tiny --port 0 --draft-type none",
             "error: draft_type 'none' is not available; this decoder has: dflash, suffix",
         ),
-        ("-m python-tiny --port 0 --draft tree --draft-max 99", "drafter drafts at most"),
     ],
 )
 def test_what_a_flag_names_is_missing(
@@ -87,6 +85,15 @@ def test_what_a_flag_names_is_missing(
 ) -> None:
     assert command.main(flags.split()) == 1
     assert sentence in capsys.readouterr().err
+
+
+def test_a_draft_beyond_the_block_is_cut() -> None:
+    served = tiny("-c", "256", "--draft", "chain", "--draft-max", "99")
+    try:
+        assert "--draft-max is 99, the drafter drafts at most" in served.log
+        assert served.answer("/completion", prompt="def f", n_predict=8)["timings"]["draft_n"] > 0
+    finally:
+        assert served.close() == 0
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path: Path) -> None:
@@ -118,20 +125,6 @@ def folder(tmp_path: Path) -> Path:
     shutil.copy(found.target, tmp_path / "plain.gguf")
     shutil.copy(found.drafter, tmp_path / "lonely-drafter.gguf")
     return tmp_path
-
-
-def test_a_folder_of_models(folder: Path, tmp_path: Path) -> None:
-    drafted, plain = models_in_folder(folder)
-    assert (drafted.name, plain.name) == ("drafted", "plain")
-    assert drafted.drafter is not None
-    assert plain.drafter is None
-    shutil.copy(plain.path, folder / "drafted" / "second.gguf")
-    with pytest.raises(ValueError, match="holds 2 models and 1 drafters"):
-        models_in_folder(folder)
-    empty = tmp_path / "none"
-    empty.mkdir()
-    with pytest.raises(ValueError, match="holds no GGUF file of a model"):
-        models_in_folder(empty)
 
 
 def test_a_request_chooses_among_models_and_one_is_loaded_at_a_time(folder: Path) -> None:

@@ -1,0 +1,131 @@
+"""Models in a folder: which files are sound, their drafters and their names."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..convert.errors import ConvertError
+from ..convert.gguf_header import GgufHeader, read_parts
+from ..convert.schema import DRAFTERS, Arch, Key
+
+LAST_USED = "any"
+"""Model name in a request that stands for the model used last."""
+LEFT_OUT = Callable[[Path, str], None]
+"""Called with each file that is not served, and the reason."""
+SPLIT_NAME = re.compile(r"-\d{5}-(of-\d{5}\.gguf)$")
+TARGETS = {name for key, name in vars(Arch).items() if key.isupper()} - {Arch.CLIP, *DRAFTERS}
+
+
+@dataclass(frozen=True)
+class FoundModel:
+    """A model in a folder, its name, and its drafter if it has one."""
+
+    name: str
+    path: Path
+    drafter: Path | None = None
+
+
+def check(path: Path) -> GgufHeader:
+    """Returns the header of a complete model file. ValueError with the defect of another file."""
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        dangling = f"is a link to {os.readlink(path)}: " if path.is_symlink() else ""
+        raise ValueError(f"{dangling}{error.strerror}") from None
+    if not stat.S_ISREG(mode):  # a FIFO would block its reader
+        raise ValueError("is no regular file")
+    try:
+        with path.open("rb") as file:
+            if file.read(23) == b"version https://git-lfs":
+                raise ValueError("is a Git LFS pointer, not the file itself")
+        first, *others = read_parts(path)
+    except OSError as error:
+        raise ValueError(error.strerror) from None
+    except ConvertError as error:
+        raise ValueError(str(error).removeprefix(f"{path}: ")) from None
+    for part in (first, *others):
+        if part.missing_bytes:
+            name = "" if part is first else f"its part {part.path.name} "
+            raise ValueError(
+                f"{name}is incomplete, {part.missing_bytes} of {part.needed_bytes} bytes are "
+                "missing"
+            )
+    return first
+
+
+def models_in_folder(folder: str | os.PathLike[str], leave_out: LEFT_OUT) -> list[FoundModel]:
+    """Returns the models of a folder and its subfolders; names bad files to leave_out.
+
+    A drafter drafts for the models of its subfolder.
+    """
+    found: list[FoundModel] = []
+    taken = {LAST_USED}
+    root = Path(folder)
+    for path in sorted(root.iterdir(), key=lambda path: (path.is_dir(), path)):
+        if path.is_dir():
+            try:
+                files = sorted(file for file in path.iterdir() if _is_gguf(file))
+            except OSError as error:
+                leave_out(path, str(error.strerror))
+                continue
+            models, drafters = _sorted(files, leave_out)
+            names = [path.name] if len(models) == 1 else [f"{path.name}/{x.stem}" for x in models]
+        elif _is_gguf(path):
+            models, drafters = _sorted([path], leave_out)
+            names = [path.stem] * len(models)
+        else:
+            continue
+        if len(drafters) > 1 or (drafters and not models):
+            why = "is one of several drafters" if len(drafters) > 1 else "is a drafter, not a model"
+            for drafter in drafters:
+                leave_out(drafter, f"{why}: name it with model-draft in a --models-preset")
+            drafters = []
+        for name, model in zip(names, models, strict=True):
+            relative = str(model.relative_to(root))
+            free = (
+                x for x in (name, relative.removesuffix(model.suffix), relative) if x not in taken
+            )
+            found.append(FoundModel(next(free), model, drafters[0] if drafters else None))
+            taken.add(found[-1].name)
+    return found
+
+
+def _is_gguf(path: Path) -> bool:
+    return path.suffix.lower() == ".gguf" and not path.name.startswith(".")
+
+
+def _sorted(files: list[Path], leave_out: LEFT_OUT) -> tuple[list[Path], list[Path]]:
+    """Returns the targets and the drafters among files."""
+    models: list[Path] = []
+    drafters: list[Path] = []
+    for path in files:
+        try:
+            kind = _kind(path)
+        except (ValueError, ConvertError) as error:
+            leave_out(path, str(error))
+            continue
+        if kind in DRAFTERS:
+            drafters.append(path)
+        elif kind is not None:
+            models.append(path)
+    return models, drafters
+
+
+def _kind(path: Path) -> str | None:
+    """Returns the architecture of a sound file, None for a later part; ValueError for others."""
+    header = check(path)
+    if SPLIT_NAME.search(path.name) and header.integer(Key.SPLIT_NO, 0) > 0:
+        if not path.with_name(SPLIT_NAME.sub(r"-00001-\1", path.name)).exists():
+            raise ValueError("is a part of a split model whose first part is missing")
+        return None
+    kind = header.metadata.get(Key.GENERAL_ARCHITECTURE)
+    name = kind.value if kind else None
+    if name not in TARGETS and name not in DRAFTERS:
+        what = "an image or audio projector" if name == Arch.CLIP else f"of architecture {name!r}"
+        raise ValueError(f"is {what}, which cannot be run as a model")
+    return str(name)
