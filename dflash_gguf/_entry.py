@@ -27,7 +27,8 @@ def _command(module: str) -> Callable[[], int]:
             code: int = main()
         except KeyboardInterrupt:
             code = INTERRUPTED
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python's own end has tracebacks too
+        finally:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python's own end has tracebacks too
         return code
 
     return run

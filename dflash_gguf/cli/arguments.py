@@ -116,7 +116,9 @@ def _add_prompt(p: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--think",
         action=argparse.BooleanOptionalAction,
-        help="let the model reason before its answer, or not, if its template offers the choice",
+        default=False if os.environ.get("LLAMA_SPEC_NO_THINK", "0") != "0" else None,
+        help="let the model reason before its answer, or not, if its template offers the choice "
+        "(LLAMA_SPEC_NO_THINK=1: not)",
     )
     group.add_argument(
         "--reasoning-format",

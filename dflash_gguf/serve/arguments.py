@@ -277,10 +277,17 @@ def flag_words(action: argparse.Action, flag: str, value: str, name: str) -> lis
     """Returns a flag that a setting outside of the command line stands for. name: the setting's."""
     if action.nargs != 0:
         return [f"{flag}={value}"]
-    if value.lower() in ("1", "true", "on", "yes", "enabled"):
+    if is_on(value, name):
         return [flag]
+    return [off] if (off := f"--no-{flag[2:]}") in action.option_strings else []
+
+
+def is_on(value: str, name: str) -> bool:
+    """Returns True for 1, true, on or yes, False for 0, false, off or no; else ValueError."""
+    if value.lower() in ("1", "true", "on", "yes", "enabled"):
+        return True
     if value.lower() in ("0", "false", "off", "no", "disabled"):
-        return [off] if (off := f"--no-{flag[2:]}") in action.option_strings else []
+        return False
     raise ValueError(f"{name} is {value!r}, must be 1 or 0")
 
 

@@ -18,7 +18,6 @@ from ..cli.arguments import template_of, template_variables
 from ..cli.command import guarded, list_devices
 from ..cli.llama_flags import ignored_flags
 from ..native import OPTIONS
-from ..text.gguf_metadata import GgufMetadata
 from ..text.tokenizer import Tokenizer
 from ..text.vocabulary import read_templates
 from .app import App
@@ -195,7 +194,10 @@ def _one_model(args: argparse.Namespace) -> FoundModel:
         log(f"{path.name} with {drafter.name}: {bundle.about}")
     for file in (path, drafter):
         if file is not None:
-            GgufMetadata(file).close()  # fails early for a file that is no model
+            try:
+                check(file)
+            except ValueError as error:
+                raise ValueError(f"{file}: {error}") from None
     return FoundModel(called, path, drafter)
 
 

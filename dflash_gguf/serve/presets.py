@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .arguments import ENVIRONMENT, flag_words, parser
+from .arguments import ENVIRONMENT, flag_words, is_on, parser
 
 ALL = "*"
 PATHS = ("model", "model-draft")
-OWN = {"load-on-startup", "stop-timeout"}
-"""Keys of llama-server's presets that are no flags; the latter is --timeout's business here."""
+LOAD, STOP_TIMEOUT = "load-on-startup", "stop-timeout"
+"""Keys of llama-server's presets that are no flags; the second has no effect here."""
 SERVER_GROUPS = ("options", "models", "HTTP")
 """Groups of flags that hold for the whole server."""
 
@@ -59,8 +59,8 @@ def _preset(path: str, section: str, values: dict[str, str]) -> Preset:
     for key, value in values.items():
         place = f"{path}: [{section}] {key}"
         try:
-            if key in OWN:
-                loads = loads or (key == "load-on-startup" and value.lower() in ("1", "true", "on"))
+            if key in (LOAD, STOP_TIMEOUT):
+                loads = is_on(value, "it") if key == LOAD else loads
                 continue
             action, flag = _action(p, key)
             if flag.strip("-") in PATHS:

@@ -64,11 +64,17 @@ def test_environment_variables_stand_for_flags_that_are_not_given() -> None:
         "LLAMA_ARG_ENDPOINT_METRICS": "1",
         "LLAMA_ARG_ENDPOINT_SLOTS": "false",
         "LLAMA_API_KEY": "k1,k2",
+        "LLAMA_ARG_REMAP_DEVELOPER_ROLE": "1",
+        "LLAMA_SPEC_NO_THINK": "1",
         "HOME": "/",
     }
     args = parser().parse_args(with_environment(["--port", "1"], environ))
     assert (args.port, args.n_ctx, args.metrics, args.slots) == (1, 777, True, False)
     assert settings_of(args).keys == ("k1", "k2")
+    assert thinks(args, {}) is False
+    assert any(line.startswith("--remap-developer-role") for line in ignored_flags(args))
+    given = parser().parse_args(with_environment(["--reasoning", "on"], environ))
+    assert thinks(given, {}) is True
     short = parser().parse_args(with_environment(["-c", "5"], environ))
     assert short.n_ctx == 5
     with pytest.raises(ValueError, match="LLAMA_ARG_JINJA is 'maybe'"):

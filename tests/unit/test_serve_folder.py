@@ -122,6 +122,7 @@ def test_a_preset_is_a_command_line_of_one_model(tmp_path: Path) -> None:
         ("[a]\nport = 80", r"\[a\] port: is for the whole server"),
         ("[a]\napi-key = x", r"\[a\] api-key: is for the whole server"),
         ("[a]\nlora = x.gguf", r"\[a\] lora: .*adapters are not applied"),
+        ("[a]\nload-on-startup = soon", r"\[a\] load-on-startup: it is 'soon', must be 1 or 0"),
         ("[a]\njinja = maybe", r"\[a\] jinja: it is 'maybe', must be 1 or 0"),
         ("[a]\nc = 1\nc = 2", "option 'c' in section 'a' already exists"),
         ("[a]\nnothing", "contains parsing errors"),
