@@ -102,7 +102,7 @@ class Engine {
     // Drafts the k best candidates for each position of each request, as dfl_engine_draft() does.
     Draft draft(int64_t drafter, const std::vector<DraftRequest> & requests, int64_t k);
     int32_t n_parallel() const { return params_.n_parallel; }
-    // Returns the largest number of rows of a pass that either appends or verifies.
+    // Returns the largest number of rows of a pass that either appends or verifies, never both.
     int64_t max_rows() const;
     int64_t mask_words() const { return (model_->hparams().n_vocab + 31) / 32; }
 
@@ -123,14 +123,15 @@ class Engine {
 
     // ---- methods used by Sequence and Prefix
 
-    // Assigns a slot. Throws DFL_STATUS_UNSUPPORTED if none is free, ARGUMENT in a dry run.
+    // Assigns a free slot to a sequence. Throws DFL_STATUS_UNSUPPORTED if no slot is free, and
+    // DFL_STATUS_ARGUMENT in a dry run.
     int32_t register_sequence(Sequence * sequence);
     void unregister_sequence(const Sequence * sequence);
 
-    // Throws DFL_STATUS_ARGUMENT for invalid ids, or if the context ends before after + n tokens.
+    // Throws DFL_STATUS_ARGUMENT for unknown ids, or if after + n tokens exceed the context.
     void check_ids(const int32_t * tokens, int64_t n, int64_t after) const;
 
-    // Returns the K/V groups: the one that keeps all rows, the target's others, the drafters'.
+    // Returns all K/V groups: the target's, of which the first keeps all positions, then drafters'.
     const std::vector<CacheGroup> & caches() const { return caches_; }
     // True if prefixes hold pages of a K/V group instead of copies of its rows.
     bool shares_pages(size_t cache) const;
@@ -139,12 +140,13 @@ class Engine {
     int64_t min_snapshot_rows(size_t cache, int64_t n) const;
     // True if a sequence can start with a part of a prefix: no layer is recurrent or has a window.
     bool partial_prefix_ok() const;
-    // Moves prefix blocks that no sequence uses and no prefix keeps in cells to the host, until
-    // n_cells more cells are free or no block is left. False if n_bytes are too few for that.
+    // Moves blocks that no sequence uses and no prefix keeps in cells to the host, until n_cells
+    // more cells are free or no block is left. False if n_bytes of host memory are too few for
+    // that.
     bool offload(int64_t n_cells, uint64_t n_bytes);
-    // Returns the counter of the host bytes of all prefixes, which their blocks update.
+    // Returns the number of host bytes of all prefixes. K/V blocks count their bytes in it.
     uint64_t & prefix_bytes() { return prefix_bytes_; }
-    // Makes drafters process the pending features of a sequence. All readable rows are lost then.
+    // Computes drafter K/V of a sequence's pending features. No logits are readable afterwards.
     void catch_up(int32_t slot);
 
     Backend & main() { return devices_.main(); }
@@ -171,14 +173,14 @@ class Engine {
     void check(const std::vector<BatchEntry> & entries) const;
     void check_verifies(const std::vector<BatchEntry> & entries) const;
     void append_in_microbatches(const BatchEntry & entry, const PrefillProgress & progress);
-    // Runs the tokens [from[i], from[i] + n_rows[i]) of each entry i.
+    // Runs a pass of n_rows[i] tokens of each batch entry i, from its token from[i] on.
     void run_pass(const std::vector<BatchEntry> & entries, const std::vector<int64_t> & from,
                   const std::vector<int64_t> & n_rows);
     Pass plan(const std::vector<BatchEntry> & entries, const std::vector<int64_t> & from,
               const std::vector<int64_t> & n_rows) const;
     int64_t n_padded(const Pass & pass) const;
     int64_t max_appended() const;
-    // Returns the number of rows that are reserved for the lanes of all prompt chunks of a pass.
+    // Returns the most rows, padding included, of a recurrent batch of prompt chunks.
     int64_t max_chunk_lane_rows() const { return 2 * max_appended(); }
     std::vector<int64_t> chunks_of(const Pass & pass) const;
     void take_cells(Pass & pass);
@@ -203,11 +205,11 @@ class Engine {
     // node updates (3.5 MiB a node of a 27B model).
     static constexpr int64_t MAX_STEPS = 16;
     CachedGraph & scan_promote_graph();
-    // Returns ggml's promotion graph for n_lanes sequences with n_steps accepted nodes each.
+    // Returns the graph in which ggml's operations promote n_lanes sequences by n_steps nodes each.
     CachedGraph & promote_graph(int64_t n_steps, int64_t n_lanes, bool in_place);
-    // Advances states along the nodes [first, first + MAX_STEPS) of accepted paths.
+    // Advances recurrent states along at most MAX_STEPS nodes of each path, from node `first` on.
     void promote_steps(const std::vector<AcceptedPath> & paths, int64_t first);
-    // Returns the rows of convolution updates that become the last inputs after n nodes of a path.
+    // Returns the rows of conv_updates to commit if n nodes of a path are accepted.
     std::vector<int32_t> last_inputs(const PassEntry & pending, const std::vector<int32_t> & path,
                                      int64_t n) const;
 
@@ -217,8 +219,8 @@ class Engine {
     bool is_recurrent_;
     KvCache kv_;
     RecurrentCache recurrent_;
-    bool scans_; // recurrent layers run in our own CPU code
-    bool fused_; // chains of recurrent layers run without the tree form
+    bool scans_; // true: recurrent layers run in our own CPU code
+    bool fused_; // true: recurrent layers need the tree form only for trees, not for chains
     GraphSizes sizes_;
     GraphPool graphs_;
     std::unique_ptr<FeatureRing> ring_; // feature ring; NULL without drafters

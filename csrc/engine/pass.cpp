@@ -1,4 +1,4 @@
-// Plans and runs a pass of the target: rows, cells and graph inputs.
+// Plans and runs a pass of the target: its rows, their K/V cells and the inputs of its graph.
 #include "dflash.h"
 #include "engine/sequence.h"
 #include "error.h"
@@ -324,7 +324,7 @@ void Engine::plan_recurrent_rows(Pass & pass) {
         pass.recurrent_rows.push_back(std::move(rows));
     }
     if (!scans_) {
-        // Verifies chains in tree form while recent passes had trees, so that both share graphs.
+        // If recent passes had trees, chains run in tree form too: one graph then serves both.
         const bool tree_form = recent_trees_(has_tree) > 0 && sizes_.serves_many();
         // Lanes run in parallel, so padding costs little in a short pass.
         const int64_t max_chunk_rows = std::min(4 * pass.n_rows(), max_chunk_lane_rows());

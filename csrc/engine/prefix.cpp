@@ -232,13 +232,14 @@ bool Engine::offload(int64_t n_cells, uint64_t n_bytes) {
 void Engine::catch_up(int32_t slot) {
     for (const auto & draft : drafts_) {
         if (draft->n_pending(slot) > 0) {
-            forget_rows(); // catch_up() overwrites the arena, which holds readable logits
+            forget_rows(); // the drafter's pass overwrites the arena, which holds readable logits
             draft->catch_up();
         }
     }
 }
 
-// Values of BlockSource::page: the rows are copied, or the snapshot will share their page.
+// Values of BlockSource::page for blocks without a page: COPIED if the snapshot copies their rows,
+// TO_BE_SHARED if it will share the page that holds them.
 static constexpr int64_t COPIED = -1, TO_BE_SHARED = -2;
 
 struct Sequence::BlockSource {
@@ -252,7 +253,7 @@ std::vector<Sequence::BlockSource> Sequence::block_sources(size_t cache) const {
     const DraftModel * draft = engine_->caches()[cache].draft;
     const KvGroup & group = *engine_->caches()[cache].rows;
     const std::vector<cpu::CellSpan> & spans = group.cells().spans(slot_);
-    // Finds the start of the gapless last rows. Pending features count as rows of the drafter.
+    // Finds the position from which on no K/V row is missing; a drafter's pending features count.
     int64_t first = position() - (draft != nullptr ? draft->n_pending(slot_) : 0);
     for (auto span = spans.rbegin(); span != spans.rend() && span->position + span->n >= first;
          ++span) {
@@ -270,7 +271,7 @@ std::vector<Sequence::BlockSource> Sequence::block_sources(size_t cache) const {
         }
         if (one.block == nullptr && end - at == PAGE && engine_->shares_pages(cache)) {
             one.page = index < static_cast<int64_t>(shared.size()) ? shared[index] : TO_BE_SHARED;
-            // A snapshot of another sequence with the same prefix may have the block already.
+            // Another sequence's snapshot with the same prefix may have made a block of this page.
             const auto by_page = group.blocks_by_page().find(one.page);
             if (by_page != group.blocks_by_page().end()) {
                 one.block = by_page->second->shared_from_this();
@@ -349,7 +350,7 @@ void Sequence::restore(const Prefix & prefix, int64_t n) {
               (long long)n, (long long)prefix.size());
     last_ = nullptr;
     if (holds && n == position()) {
-        return; // the recurrent states are at position n already
+        return; // nothing to restore: the sequence already ends at position n
     }
     const bool is_in_place =
         holds && std::all_of(kv_.groups().begin(), kv_.groups().end(), [&](const KvGroup & group) {
@@ -367,7 +368,8 @@ void Sequence::restore(const Prefix & prefix, int64_t n) {
               (long long)n_needed, (long long)n_free);
     try {
         for (size_t i = 0; i < blocks_.size(); ++i) {
-            // Layers with a window and drafters may have dropped rows that the prefix still has.
+            // Groups of window layers and of drafters may have dropped rows that the prefix still
+            // has.
             const CacheBlocks & blocks = prefix.blocks()[i];
             KvGroup & group = *engine_->caches()[i].rows;
             const std::vector<cpu::CellSpan> & spans = group.cells().spans(slot_);

@@ -33,16 +33,17 @@ using CacheBlocks = std::vector<std::shared_ptr<KvBlock>>;
 
 class Prefix {
   public:
-    // A tensor in a file of the prefix.
+    // A tensor of a prefix, as it is stored in a file.
     struct Part {
         std::string name;
         ggml_type type;
         int64_t ne[2];
         uint64_t bytes;
-        size_t cache, tensor; // index of a K/V group (one past the last: states) and its tensor
+        size_t cache, tensor; // K/V group and its tensor; after the last group: recurrent states
     };
 
-    // blocks: for each K/V group, in the order of positions. state: NULL without recurrent layers.
+    // Creates a prefix. blocks: for each K/V group its blocks, in the order of positions. state:
+    // recurrent state, NULL if the model has no recurrent layers.
     Prefix(std::shared_ptr<Engine> engine, std::vector<int32_t> tokens,
            std::vector<CacheBlocks> blocks, std::shared_ptr<PrefixState> state);
     // Creates a prefix with n_rows rows in each K/V group, to be filled in by write(). Blocks that
@@ -62,12 +63,12 @@ class Prefix {
     const PrefixState * state() const { return state_.get(); }
     // Returns the number of rows in a K/V group.
     int64_t n_rows(size_t cache) const;
-    // Returns the number of last positions in the drafters' K/V.
+    // Returns the number of the prefix's last positions that drafters have K/V of.
     int64_t n_draft() const;
 
     // Returns the number of free cells that an empty sequence takes to restore the first n tokens.
     int64_t cells_needed(int64_t n) const;
-    // Keeps the blocks in cells, or allows Engine::offload() to move them, as after construction.
+    // True: Engine::offload() must leave the blocks in cells; false, as at first: it may move them.
     void keep_in_cells(bool keeps);
 
     const std::vector<Part> & parts() const { return parts_; }

@@ -60,7 +60,7 @@ Draft Engine::draft(int64_t index, const std::vector<DraftRequest> & requests, i
                 draft.best[i].token = drafter.token(draft.best[i].token);
             }
         }
-        if (!is_finite) { // drops the drafter's K/V, which may hold NaN
+        if (!is_finite) { // the drafter's K/V may hold NaN, too, and is dropped
             model.clear(block.sequence);
             std::fill_n(sums, block.n_draft, NAN);
         }
@@ -130,7 +130,7 @@ void Engine::commit(const std::vector<Path> & paths) {
         forget_rows(); // the promotion overwrites the arena, which holds readable logits
         try {
             promote_paths(paths);
-        } catch (...) { // some layers may have advanced their states
+        } catch (...) { // after an error the states of some layers may have advanced
             for (const Path & path : paths) {
                 if (path.n > 0) {
                     path.sequence->reset();
@@ -174,7 +174,7 @@ std::vector<int32_t> Engine::last_inputs(const PassEntry & pending,
     const int64_t before = model_->hparams().recurrent.d_conv - 1;
     std::vector<int32_t> rows;
     for (int64_t at = n; at < n + before; ++at) {
-        // The first `before` convolution inputs precede the verify; the nodes' inputs follow.
+        // conv_updates holds `before` inputs from before the verify, then the inputs of its nodes.
         const int64_t row = at < before ? at : before + path[at - before];
         rows.push_back(static_cast<int32_t>(pending.updates.first_conv + row));
     }
@@ -231,10 +231,10 @@ void Engine::promote_steps(const std::vector<AcceptedPath> & paths, int64_t firs
     }
     const auto n = static_cast<int64_t>(active.size());
     end = sizes_.lanes(end);
-    const bool in_place = 3 * n >= end; // same threshold as in make_recurrent_batches()
+    const bool in_place = 3 * n >= end; // threshold that make_recurrent_batches() uses, too
     const int64_t n_lanes = in_place ? end : sizes_.lanes(n);
     CachedGraph & cached = promote_graph(sizes_.promote_steps(max_steps), n_lanes, in_place);
-    // NULL marks a lane whose state does not change.
+    // Accepted path of each lane; NULL marks a lane whose state does not change.
     std::vector<const AcceptedPath *> lanes(n_lanes, in_place ? nullptr : active.front());
     for (int64_t i = 0; i < n; ++i) {
         lanes[in_place ? active[i]->sequence : i] = active[i];
@@ -247,7 +247,7 @@ void Engine::promote_steps(const std::vector<AcceptedPath> & paths, int64_t firs
             data[i] = path != nullptr && step < path->nodes.size() ? path->nodes[step] : zero_row;
         }
     });
-    // Lanes without a path write the first path's convolution inputs again, which is cheap.
+    // Lanes without a path repeat the first path's convolution inputs and slot: nothing changes.
     const auto source = [&](int64_t lane) -> const AcceptedPath & {
         return lanes[lane] != nullptr ? *lanes[lane] : *active.front();
     };

@@ -13,7 +13,7 @@ Sequence::Sequence(std::shared_ptr<Engine> engine)
       blocks_(engine_->caches().size()) {
     tokens_.reserve(engine_->n_ctx());
     slot_ =
-        engine_->register_sequence(this); // must be last: an exception after it would leak the slot
+        engine_->register_sequence(this); // last step: after it an exception would leak the slot
 }
 
 Sequence::~Sequence() {
@@ -21,7 +21,7 @@ Sequence::~Sequence() {
         if (position() > 0 || pending_verify_.n > 0) {
             reset(); // the next sequence in the slot must find no old state
         }
-    } catch (...) { // the device failed, which the next pass reports
+    } catch (...) { // a destructor cannot report that the device failed; the next pass will
     }
     engine_->unregister_sequence(this);
 }
@@ -54,7 +54,7 @@ void Sequence::appended(const PassEntry & entry, const int32_t * tokens, CachedG
     if (!is_finite) {
         reset_and_zero();
     }
-    // Keeps a row for check_append() if an append without logits is not finite.
+    // If an append without logits is not finite, one row is kept, for check_append() to report.
     const size_t n_rows = is_finite && entry.n_out == 0 ? 0 : 1;
     set_rows(cached, entry.first_out + entry.n_out - 1, std::vector<bool>(n_rows, is_finite));
 }
@@ -84,7 +84,7 @@ void Sequence::verified(PassEntry entry, CachedGraph & cached) {
 
 void Sequence::failed(const PassEntry & entry, bool may_have_moved) {
     if (may_have_moved && !entry.is_verify && engine_->is_recurrent()) {
-        reset(); // some layers may have advanced their states
+        reset(); // after an error the states of some layers may have advanced
         return;
     }
     for (const auto & draft : engine_->drafts()) {
@@ -94,7 +94,7 @@ void Sequence::failed(const PassEntry & entry, bool may_have_moved) {
 
 void Sequence::accept(const int32_t * nodes, int64_t n) {
     if (pending_verify_.n == 0) {
-        return; // after an interruption a caller cannot know whether its verify is still pending
+        return; // nothing is pending: a caller that was interrupted may commit a second time
     }
     last_ = nullptr;
     std::vector<int64_t> feature_rows;
@@ -262,7 +262,7 @@ void Sequence::close_verify() {
             }
             if (!pending_verify_.finite[static_cast<int64_t>(i) < pending_verify_.n
                                             ? i
-                                            : 0]) { // a padding cell holds a copy of the root's row
+                                            : 0]) { // padding cells hold copies of the root's row
                 group.clear_cell(cell);
             }
             group.cells().release(cell);

@@ -30,12 +30,12 @@ class Sequence {
     int64_t n_out_rows() const {
         return last_ != nullptr ? static_cast<int64_t>(finite_.size()) : 0;
     }
-    // Returns the number of the first readable row, counted over all passes of the sequence.
+    // Returns the index of the first readable row among all rows that were ever readable.
     int64_t first_row() const { return first_row_; }
-    // Throws DFL_STATUS_ARGUMENT for an unreadable row. Empties the sequence, zeroes its caches and
-    // throws DFL_STATUS_COMPUTE for a row with NaN or +inf.
+    // Throws DFL_STATUS_ARGUMENT for a row that is not readable. For a row with NaN or +inf,
+    // empties the sequence, zeroes its caches and throws DFL_STATUS_COMPUTE.
     void check_row(int64_t row);
-    // Checks the last append as check_row() does, even if the append has no readable row.
+    // Throws as check_row() does if a row of the last append is not finite, readable or not.
     void check_append();
     // Returns the token with a row's largest logit. Throws as check_row() does.
     int32_t argmax(int64_t row);
@@ -62,16 +62,16 @@ class Sequence {
     // Appends the tokens of a completed pass, or empties the sequence if a row is not finite.
     void appended(const PassEntry & entry, const int32_t * tokens, CachedGraph & cached);
     void verified(PassEntry entry, CachedGraph & cached);
-    // Cleans up after a failed pass. may_have_moved: recurrent states may have advanced.
+    // Cleans up after a failed pass. may_have_moved: true if recurrent states may have advanced.
     void failed(const PassEntry & entry, bool may_have_moved);
     const PassEntry & pending_verify() const { return pending_verify_; }
-    // Appends nodes of the pending verify, whose recurrent states were promoted before.
+    // Appends accepted nodes of the pending verify. Their recurrent states must be promoted before.
     void accept(const int32_t * nodes, int64_t n);
     // Empties the sequence and throws DFL_STATUS_COMPUTE if is_finite is false.
     void check_finite(int64_t row, bool is_finite);
 
   private:
-    // Sets the readable rows: finite.size() rows of the graph's logits from first_out on.
+    // Makes finite.size() rows readable: the rows of the graph's logits from first_out on.
     void set_rows(CachedGraph & cached, int64_t first_out, std::vector<bool> finite);
     // Finds the best token of a row. False if the row is not finite.
     bool find_argmax(int64_t row, int32_t & token);
@@ -96,7 +96,7 @@ class Sequence {
     // Blocks that prefixes share with the sequence: for each K/V group a map by page index.
     std::vector<std::map<int64_t, std::weak_ptr<KvBlock>>> blocks_;
     CachedGraph * last_ = nullptr; // graph with the readable logits; NULL: none
-    int64_t first_out_ = 0;        // first readable row among the logits of last_
+    int64_t first_out_ = 0;        // index of the first readable row in the graph's logits
     std::vector<bool> finite_;     // True for each readable row whose logits are finite
     int64_t first_row_ = 0;
     PassEntry pending_verify_;

@@ -89,7 +89,7 @@ void finish_logits(CachedGraph & cached, ggml_tensor * logits, const Backend & b
     }
     if (cached.shape.n_top > 0) {
         cached.top.sums =
-            add_output(cached, ggml_sum_rows(cached.ctx.get(), logits)); // sums detect NaN logits
+            add_output(cached, ggml_sum_rows(cached.ctx.get(), logits)); // NaN if any logit is NaN
         add_top_rows(cached, logits);
     }
 }
@@ -99,7 +99,7 @@ GraphPool::GraphPool(Devices & devices, size_t max_nodes)
       arena_(ggml_gallocr_new(backend_.default_buffer_type())),
       block_(backend_.is_host() ? nullptr : std::make_unique<InputBlock>(backend_)) {}
 
-// Returns the kind whose scheduler runs split graphs of `kind`: appends share that of verifies.
+// Returns the kind whose scheduler runs split graphs of `kind`: VERIFY also runs appends.
 static GraphKind scheduler_kind(GraphKind kind) {
     return kind == GraphKind::APPEND ? GraphKind::VERIFY : kind;
 }
@@ -135,7 +135,7 @@ uint64_t GraphPool::arena_bytes(GraphKind kind) const {
     return entry == needed_.end() ? 0 : entry->second.main;
 }
 
-// Returns the buffer of the first result that is no view: views may lie in caches.
+// Returns the arena, as the buffer of the first node that is no view: views may point to caches.
 static ggml_backend_buffer_t arena_buffer(ggml_cgraph * graph) {
     int i = 0;
     while (ggml_graph_node(graph, i)->view_src != nullptr) {
@@ -144,7 +144,7 @@ static ggml_backend_buffer_t arena_buffer(ggml_cgraph * graph) {
     return ggml_graph_node(graph, i)->buffer;
 }
 
-// Measures with another allocator, as measuring with the arena's own frees its memory.
+// Measures with an allocator of its own: measuring with the arena's would free the arena.
 uint64_t GraphPool::arena_bytes_for(ggml_cgraph * graph) const {
     ggml_gallocr_ptr planner(ggml_gallocr_new(backend_.default_buffer_type()));
     size_t size = 0;
@@ -170,7 +170,7 @@ void GraphPool::allocate(CachedGraph & fresh, uint64_t needed) {
                            ggml_gallocr_alloc_graph(arena_.get(), fresh.graph);
     const bool moved = arena_size() != before;
     if (!allocated || moved) {
-        forget_in_arena(); // tensors of these graphs point into the replaced buffer
+        forget_in_arena(); // graphs in the arena point into the replaced buffer
     }
     DFL_CHECK(allocated, DFL_STATUS_MEMORY, "device %s cannot allocate %llu bytes for %s",
               backend_.name(), (unsigned long long)needed, what.c_str());
@@ -237,7 +237,7 @@ CachedGraph & GraphPool::get_scheduled(CachedGraph fresh, const GraphBuilder & b
         record_size(fresh, scheduler.measure(fresh.graph));
     } else if (scheduler.allocate(fresh.graph)) {
         const ArenaBytes now = scheduler.bytes();
-        // If memory did not grow, an earlier graph was larger and this graph's size is unknown.
+        // If the buffers did not grow, their size is that of an earlier, larger graph.
         record_size(fresh, now.main > before ? now : ArenaBytes{});
     } else {
         const ArenaBytes needed = scheduler.measure(build_graph(fresh.shape, build).graph);
@@ -260,7 +260,7 @@ void GraphPool::place_inputs(CachedGraph & fresh) {
     fresh.input_bytes = block_->place(fresh.graph);
     fresh.block = block_.get();
     if (block_->n_moves() != n_moves) {
-        forget_in_arena(); // inputs of these graphs point into the replaced block
+        forget_in_arena(); // inputs of graphs in the arena point into the replaced block
     }
 }
 
@@ -279,7 +279,7 @@ CachedGraph & GraphPool::get_in_arena(CachedGraph fresh) {
             set_graph_id(devices_, fresh.graph);
         }
     }
-    // The split of a hypothetical GPU is unknown, so all results count on both devices.
+    // A hypothetical GPU tells no split of a graph, so all results count on the GPU and on the CPU.
     const GraphKind kind = fresh.shape.kind;
     const bool may_split =
         backend_.is_hypothetical() && !devices_.split().is_whole() &&

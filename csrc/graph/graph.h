@@ -22,11 +22,11 @@ namespace dfl {
 
 // Largest logits of each row, selected by the graph.
 struct TopOutputs {
-    TopRows rows;                          // the n_top largest of each row, unordered
-    ggml_tensor * logits = nullptr;        // f32 [1, n_top, n_draft]
-    ggml_tensor * probabilities = nullptr; // f32 like logits, or [n_vocab, n_draft] if n_top is 0
-    ggml_tensor * log_sum_exp = nullptr;   // f32 [n_draft], log-sum-exp instead of probabilities
-    ggml_tensor * sums = nullptr;          // f32 [n_out], sums of logits, to detect NaNs
+    TopRows rows;                          // where each row's n_top largest logits are, unordered
+    ggml_tensor * logits = nullptr;        // selected logits, f32 [1, n_top, rows]
+    ggml_tensor * probabilities = nullptr; // probabilities: of selected logits, or of all (n_top 0)
+    ggml_tensor * log_sum_exp = nullptr;   // CPU: log-sum-exp of each row instead of probabilities
+    ggml_tensor * sums = nullptr;          // sums of all logits of each row: NaN if one is NaN
 };
 
 struct CachedGraph {
@@ -49,15 +49,15 @@ struct CachedGraph {
     ggml_tensor * feature_rows = nullptr;
     PromoteInputs promote;
     TopOutputs top;
-    ggml_tensor * logits = nullptr;       // f32 [n_vocab, n_out]
+    ggml_tensor * logits = nullptr;       // logits of the pass, f32 [n_vocab, n_out]
     ggml_tensor * row_sums = nullptr;     // [1, n_rows], sums of the last layer's input
-    ggml_tensor * argmax = nullptr;       // i32 [n_out], unless logits are in host memory
-    std::vector<int32_t> best;            // argmax on the host, once it is read
-    std::vector<Candidate> candidates;    // selected candidates on the host, [n_out][n_top]
-    std::vector<float> sums;              // sums of logits on the host
-    InputBlock * block = nullptr;         // host copy of the inputs; NULL: written in place
-    size_t input_bytes = 0;               // bytes of all inputs in block
-    SplitScheduler * scheduler = nullptr; // scheduler of a split graph; NULL: not split
+    ggml_tensor * argmax = nullptr;       // best token ids, i32 [n_out]; NULL: logits on the host
+    std::vector<int32_t> best;            // host copy of argmax; empty until it is read
+    std::vector<Candidate> candidates;    // host copy of the selected candidates, [n_out][n_top]
+    std::vector<float> sums;              // host copy of each row's sum of logits
+    InputBlock * block = nullptr;         // block of the graph's inputs; NULL: written in place
+    size_t input_bytes = 0;               // bytes of the inputs in `block`
+    SplitScheduler * scheduler = nullptr; // runs the graph if it is split; else NULL
 };
 
 template <typename T>
@@ -76,7 +76,7 @@ void CachedGraph::write(ggml_tensor * input, const std::function<void(T * data)>
     }
 }
 
-// Adds nodes for cached.shape to cached.graph, and their inputs to cached.in.
+// Adds the nodes of a graph of shape cached.shape to cached.graph, and its inputs to cached.in.
 using GraphBuilder = std::function<void(CachedGraph & cached)>;
 
 GraphInputs make_inputs(ggml_context * ctx, const Hparams & hp, const KvCache & kv,
@@ -104,9 +104,9 @@ class GraphPool {
     const std::set<std::string> & cpu_operations() const { return cpu_operations_; }
     // Forgets all graphs; call before freeing a tensor that they use.
     void clear() { cached_.clear(); }
-    // Returns the bytes of all compute buffers; for a split hypothetical GPU an upper bound.
+    // Returns the bytes of all compute buffers: an upper bound for a split hypothetical GPU.
     ArenaBytes arena_bytes() const;
-    // Returns the bytes that the largest graph of a kind needs on the main device.
+    // Returns the bytes on the main device of the largest graph of a kind.
     uint64_t arena_bytes(GraphKind kind) const;
     // Returns the estimated bytes of the CUDA backend's memory pool; 0 for other devices.
     uint64_t pool_bytes() const { return pool_bytes_; }

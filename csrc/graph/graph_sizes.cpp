@@ -10,9 +10,9 @@
 
 namespace dfl {
 
-// Number of rows of a usual verify (a DFlash block), up to which row counts are padded little.
+// Rows of a usual verify (a DFlash block). Counts up to it get little padding.
 static constexpr int64_t USUAL_BLOCK = 16;
-// Rows of the smallest padded prompt chunk, and rows up to which padded sizes double.
+// Rows of the smallest padded prompt chunk, and row count up to which padded sizes double.
 static constexpr int64_t MIN_CHUNK = 32, FEW_ROWS = 64;
 // Smallest padded sizes with several sequences: rows of drafts, rows of lanes, promotion steps.
 static constexpr int64_t MIN_DRAFT = 16, MIN_LANE = 8, MIN_PROMOTE_STEPS = 4;
@@ -99,7 +99,7 @@ int64_t GraphSizes::cells(int64_t high, int64_t size, bool has_masks) const {
 }
 
 int64_t GraphSizes::promote_steps(int64_t n) const {
-    // The fused operation runs step by step, so a padded step costs a CPU as much as any step.
+    // Steps of ggml's fused delta-net operation run in turn: on a CPU padding costs full steps.
     return !serves_many() ? (fits_closely_ ? n : row_bucket(n)) : doubled(n, MIN_PROMOTE_STEPS);
 }
 

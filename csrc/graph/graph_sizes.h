@@ -30,7 +30,7 @@ class RecentMax {
     }
 
   private:
-    static constexpr int64_t REMEMBERED = 512; // values; the maximum covers the last 512 to 1024
+    static constexpr int64_t REMEMBERED = 512; // half of the values that the maximum covers at most
     int64_t now_ = 0, before_ = 0, n_calls_ = 0;
 };
 
@@ -42,15 +42,15 @@ class GraphSizes {
     // at a time: beyond 4, a remainder of 2 or 3 rows costs no less than 4. Our own CPU kernels
     // take any number. GPUs: beyond 16 rows a multiple of 8 or more, as their kernels take rows.
     int64_t verify_rows(int64_t n, const Weights & weights) const;
-    // Returns the padded row count of n_single sequences that append one row each, and of chunks.
+    // Returns the padded row count of a pass with n_single one-row appends and these prompt chunks.
     int64_t append_rows(int64_t n_single, const std::vector<int64_t> & chunks) const;
     // Returns the padded row count of prompt chunks; sizes double for several chunks.
     int64_t chunk_rows(const std::vector<int64_t> & chunks) const;
-    // Returns the padded row count of verifies beside prompt chunks, and of logits in such a pass.
+    // Returns the padded count of n verified rows, or rows with logits, beside prompt chunks.
     int64_t mixed_verify_rows(int64_t n) const;
     // Returns the padded count of rows with logits, if only n rows of a pass need logits.
     int64_t out_rows(int64_t n) const { return fits_closely_ || n < 2 ? n : n_parallel_; }
-    // Return the number of lanes for n sequences, and the rows of a lane for up to n rows.
+    // Return the padded numbers of lanes for n sequences, and of rows of a lane for up to n rows.
     int64_t lanes(int64_t n) const;
     int64_t lane_rows(int64_t n) const;
     // Returns the padded row count of a lane for prompt chunks of up to n rows.
@@ -60,7 +60,8 @@ class GraphSizes {
     // Returns the padded number of cells that a pass attends to, given the end of the used cells
     // (`high`) and the size of the cache. Without masks the number is only a limit.
     int64_t cells(int64_t high, int64_t size, bool has_masks) const;
-    // Returns the padded number of cells, with several sequences the maximum over recent passes.
+    // Returns the padded number of attended cells: the recent maximum if there are several
+    // sequences.
     int64_t cells(int64_t high, int64_t size, bool has_masks, RecentMax & recent) const {
         const int64_t n = cells(high, size, has_masks);
         return has_masks && serves_many() ? std::min(shared_cells(recent(n)), size) : n;
@@ -70,9 +71,9 @@ class GraphSizes {
     int64_t promote_steps(int64_t n) const;
     // Returns the padded row count of an injection of n features into a drafter's K/V.
     int64_t inject_rows(int64_t n) const;
-    // True if sizes are few, so that a graph serves many passes (not on a CPU).
+    // True if padded sizes are few, so that one graph serves many passes (not on a CPU).
     bool uses_few_sizes() const { return !fits_closely_; }
-    // True if sizes are few and a pass may have several sequences.
+    // True if padded sizes are few and the engine may run several sequences.
     bool serves_many() const { return !fits_closely_ && n_parallel_ > 1; }
 
   private:

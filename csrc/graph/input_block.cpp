@@ -7,7 +7,7 @@
 
 namespace dfl {
 
-// Returns the inputs without memory that nodes of the graph read, each once.
+// Returns the inputs that nodes of a graph read and that have no memory yet, each once.
 static std::vector<ggml_tensor *> inputs_of(ggml_cgraph * graph) {
     std::vector<ggml_tensor *> inputs;
     auto add = [&](ggml_tensor * tensor) {
@@ -62,7 +62,7 @@ size_t InputBlock::place(ggml_cgraph * graph) {
     }
     for (size_t i = 0; i < inputs.size(); ++i) {
         if (backend_.is_dry_run()) {
-            inputs[i]->buffer = memory_.buffer.get(); // a dry run only marks inputs as placed
+            inputs[i]->buffer = memory_.buffer.get(); // marks the input as placed, without memory
         } else {
             ggml_backend_tensor_alloc(memory_.buffer.get(), inputs[i],
                                       static_cast<char *>(block_->data) + offsets[i]);

@@ -23,7 +23,7 @@ class InputBlock {
 
     // Returns the host memory to write a placed input to.
     void * host(const ggml_tensor * input) const;
-    // Starts copying the first `bytes` bytes; later work on the device waits for them.
+    // Starts copying the first `bytes` bytes to the device, whose later work waits for the copy.
     void upload(size_t bytes);
 
   private:
@@ -32,7 +32,7 @@ class InputBlock {
     Backend & backend_;
     ggml_context_ptr ctx_;
     Allocation memory_;
-    ggml_tensor * block_ = nullptr; // i8 [bytes]
+    ggml_tensor * block_ = nullptr; // inputs of all graphs on the device, i8 [bytes]
     ggml_backend_buffer_ptr host_; // host copy of the block, pinned if the device has pinned memory
     int64_t n_moves_ = 0;
 };

@@ -30,15 +30,15 @@ bool has_fused_delta_rule(const RecurrentCache & cache, const RecurrentShape & s
 static int64_t length_class(int64_t n_rows) { return doubled(n_rows, SHORT_CHUNK); }
 
 int64_t max_recurrent_batches(int64_t n_ubatch) {
-    int64_t n = 3; // batches of single rows, short chunks and verifies
+    int64_t n = 3; // one batch each of single rows, of short chunks and of verifies
     for (int64_t length = SHORT_CHUNK; length < n_ubatch; length *= 2) {
         ++n;
     }
     return n;
 }
 
-// Merges the longest classes of chunks while their padded rows are at most max_rows: this saves
-// operations and graph shapes.
+// Merges the two classes of the longest prompt chunks as long as the merged batch has at most
+// max_rows padded rows, because fewer batches need fewer operations and graph shapes.
 static void merge_classes(std::map<int64_t, std::vector<int32_t>> & chunks, int64_t max_rows) {
     while (chunks.size() > 1) {
         auto & [length, longest] = *chunks.rbegin();
@@ -79,13 +79,13 @@ static RecurrentBatch make_batch(const std::vector<int32_t> & members, bool is_c
     } else {
         shape.n_rows = 1;
     }
-    if (is_chunk) { // idle lanes of chunks cost more than gathering states
+    if (is_chunk) { // computing idle lanes of chunks takes longer than gathering states
         shape.in_place = options.n_slots == 1;
-    } else if (sizes.uses_few_sizes() && is_mixed) { // idle lanes are cheap beside other batches
+    } else if (sizes.uses_few_sizes() && is_mixed) { // idle lanes cost little beside other batches
         end = options.n_slots;
         shape.in_place = n > 1 || end == 1;
     } else {
-        // Gathering states and writing them back moves a state three times as often.
+        // Gathering states and writing them back moves three times as many bytes as in place.
         end = sizes.lanes(end);
         shape.in_place = 3 * n >= end;
     }
@@ -232,7 +232,7 @@ std::vector<int32_t> convolution_taps(const std::vector<int32_t> & parents, int6
     return taps;
 }
 
-// Returns the parents of n rows of a lane; -1 for padding rows.
+// Returns the parent of each of n rows of a lane; -1 for the root and for padding rows.
 static std::vector<int32_t> parents_of(const RecurrentRows * entry, int64_t n) {
     std::vector<int32_t> parents(n, -1);
     for (int64_t i = 0; entry != nullptr && i < entry->n; ++i) {
@@ -247,7 +247,7 @@ static const RecurrentRows * entry_of(const RecurrentBatch & batch,
     return batch.entries[lane] < 0 ? nullptr : &entries[batch.entries[lane]];
 }
 
-// Writes f(lane, entry of the lane, i) for i < n, lane by lane.
+// Fills a graph input with f(lane, batch entry of the lane, i), for each lane and i < n.
 template <typename T, typename F>
 static void write_lanes(const CachedGraph & cached, ggml_tensor * input,
                         const RecurrentBatch & batch, const std::vector<RecurrentRows> & entries,
@@ -292,10 +292,10 @@ void write_recurrent_inputs(const CachedGraph & cached, const RecurrentCache & c
                             const std::vector<RecurrentRows> & entries) {
     const RecurrentPart & part = *cache.parts().front();
     const int64_t before = recurrent.d_conv - 1, n_slots = part.state->ne[1];
-    // Row numbers of convolution inputs: committed inputs of all slots, then rows of the pass.
+    // Row numbers of convolution inputs count committed inputs of all slots, then rows of the pass.
     const auto committed = [&](int64_t slot, int64_t i) { return slot * before + i; };
     const auto input_row = [&](int64_t lane, const RecurrentRows * entry, int64_t i) {
-        if (entry == nullptr) { // idle lanes read their own slot's inputs
+        if (entry == nullptr) { // an idle lane reads the inputs of its own slot
             return committed(lane, std::min(i, before - 1));
         }
         return i < before ? committed(entry->sequence, i)
@@ -346,7 +346,7 @@ void write_recurrent_inputs(const CachedGraph & cached, const RecurrentCache & c
                 }
                 first += batch.shape.size();
             }
-            const RecurrentRows & last = entries.back(); // padding repeats the entry's first row
+            const RecurrentRows & last = entries.back(); // padding: the last entry's first row
             std::fill(data + last.first + last.n, data + cached.shape.n_rows, data[last.first]);
         });
     }

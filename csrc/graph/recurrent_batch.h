@@ -13,8 +13,8 @@ namespace dfl {
 // True if all devices with recurrent layers have ggml's fused delta-net operation.
 bool has_fused_delta_rule(const RecurrentCache & cache, const RecurrentShape & shape);
 
-// A padded batch, and the pass entry of each lane, or -1 for idle lanes. If lanes are not in place,
-// idle lanes repeat another lane and write the same values.
+// A padded batch, and the index of the pass entry of each lane, or -1 for idle lanes. If lanes are
+// not in place, idle lanes repeat the entry of another lane and write the same values.
 struct RecurrentBatch {
     RecurrentBatchShape shape;
     std::vector<int32_t> entries;
@@ -22,10 +22,10 @@ struct RecurrentBatch {
 
 struct RecurrentBatchOptions {
     int64_t n_rows;         // number of rows of the pass, padding included
-    int64_t max_chunk_rows; // most rows of a padded batch of chunks
-    int64_t n_slots;        // largest number of sequences
+    int64_t max_chunk_rows; // most rows of a batch of prompt chunks, padding included
+    int64_t n_slots;        // number of sequences that the engine can hold
     bool fused;             // true: a chain runs as one fused operation
-    bool tree_form;         // true: verifies of chains run in the form of trees
+    bool tree_form;         // true: verifies of chains run in tree form, too
 };
 
 // Makes the batches of a pass: single rows, prompt chunks of similar length, and verifies.
@@ -46,8 +46,8 @@ void write_tree_inputs(const CachedGraph & cached, const RecurrentShape & recurr
                        const std::vector<RecurrentBatch> & batches,
                        const std::vector<RecurrentRows> & entries);
 
-// Returns the convolution inputs under each tap, [d_conv][n], counting d_conv - 1 committed inputs
-// before the n new rows. parents: parent of each new row, or -1.
+// Returns the indices of the convolution inputs that each tap reads for n new rows, [d_conv][n].
+// The d_conv - 1 committed inputs come before the new rows. parents: parent of each new row, or -1.
 std::vector<int32_t> convolution_taps(const std::vector<int32_t> & parents, int64_t d_conv);
 
 } // namespace dfl

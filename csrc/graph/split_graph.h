@@ -13,20 +13,20 @@ namespace dfl {
 // Bytes of compute buffers by device.
 struct ArenaBytes {
     uint64_t main = 0;
-    uint64_t cpu_split = 0; // bytes on the CPU, beside another main device
+    uint64_t cpu_split = 0; // bytes on the CPU if the main device is another
 };
 
 ArenaBytes max_of(const ArenaBytes & a, const ArenaBytes & b);
 
-// Returns names of a graph's operations that the main device lacks. Throws DFL_STATUS_UNSUPPORTED
-// if one writes to caches, which must stay on the device.
+// Returns names of the operations of a graph that the main device lacks. Throws
+// DFL_STATUS_UNSUPPORTED if such an operation writes to a cache, which must stay on the device.
 std::set<std::string> unsupported_operations(const Backend & backend, ggml_cgraph * graph);
 
 // True if a graph uses tensors in the CPU's part of a split model.
 bool reaches_cpu_split(const Backend & backend, ggml_cgraph * graph);
 
-// Numbers a graph, so that ggml's CUDA backend finds its captured graph without comparing all
-// nodes. The graph must have its memory, and keep it.
+// Gives a graph a number by which ggml's CUDA backend finds its captured graph without comparing
+// all nodes. The graph must have its memory already, and keep it.
 void set_graph_id(Devices & devices, ggml_cgraph * graph);
 
 class SplitScheduler {
@@ -35,7 +35,7 @@ class SplitScheduler {
 
     // Returns the memory that a graph needs; the graph can then neither run nor be measured again.
     ArenaBytes measure(ggml_cgraph * graph);
-    // Gives a graph memory in place of the previous graph. False if memory is short.
+    // Gives a graph the memory of the previous graph, enlarged if needed. False if memory is short.
     bool allocate(ggml_cgraph * graph);
     // Runs the allocated graph. Throws DFL_STATUS_COMPUTE or DFL_STATUS_MEMORY.
     void compute(ggml_cgraph * graph);

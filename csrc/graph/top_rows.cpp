@@ -14,8 +14,9 @@ ggml_tensor * clamp_to_finite(ggml_context * ctx, ggml_tensor * logits) {
     return ggml_clamp(ctx, logits, -FLT_MAX / 2, FLT_MAX / 2);
 }
 
-// Returns the width of blocks of a row: the smallest with at most MAX_SORTED blocks, else the
-// largest that leaves more than 2 * k blocks, or 0 if the row cannot be divided.
+// Returns the width of the blocks in which k values are sought: the smallest with at most
+// MAX_SORTED blocks, else the largest that leaves more than 2 * k blocks; 0: the row cannot be
+// divided.
 static int64_t block_width(int64_t n, int64_t k) {
     int64_t best = 0;
     for (int64_t width = 512; width >= 32; width /= 2) {

@@ -11,15 +11,15 @@ namespace dfl {
 // which is slow for a vocabulary; only the k blocks with the largest maxima can hold them.
 struct TopRows {
     struct Level {
-        ggml_tensor * blocks; // i32 [k, n_rows], blocks to search
-        int64_t width;        // number of values of a block
+        ggml_tensor * blocks; // the k blocks to search in each row, i32 [k, n_rows]
+        int64_t width;        // number of values of one block
     };
     std::vector<Level> levels;
-    ggml_tensor * last = nullptr; // i32 [k, n_rows], indices into the values of the last blocks
+    ggml_tensor * last = nullptr; // k values as indices into the last level's blocks, [k, n_rows]
 
     // Returns the selected values of each row, f32 [1, k, n_rows]; values: [n, n_rows].
     ggml_tensor * gather(ggml_context * ctx, ggml_tensor * values) const;
-    // Returns the index in its row of selected value i < k * n_rows. blocks, last: copied results.
+    // Returns the index in its row of selected value i < k * n_rows. blocks, last: host copies.
     int64_t index_of(const std::vector<std::vector<int32_t>> & blocks,
                      const std::vector<int32_t> & last, int64_t i) const;
 };

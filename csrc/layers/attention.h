@@ -17,23 +17,22 @@ struct KeyValue {
 std::vector<KeyValue> project_kv(GraphContext & g, const Rows & x);
 
 struct Projections {
-    ggml_tensor * q; // query projection [q_width, n_rows]; rows may be further apart than q_width
+    ggml_tensor * q; // query projection [q_width, n_rows]; rows may have gaps between them
     ggml_tensor *
-        k; // key projection [head_dim, n_head_kv, n_rows]; NULL: uses K and V of another layer
+        k; // key projection [head_dim, n_head_kv, n_rows]; NULL: another layer's K and V are read
     ggml_tensor * v; // value projection in the shape of k; equals k in layers without V weights
 };
 
 // Returns the projections of x [n_embd, n_rows] by layer il, with separate or fused weights.
 Projections project_qkv(GraphContext & g, int il, const Rows & x, int64_t q_width);
 
-// Returns the cells that a pass stores the rows of layer il in, i64 [n_rows].
+// Returns the cells in which a pass stores the K/V rows of layer il, i64 [n_rows].
 ggml_tensor * row_cells(const GraphContext & g, int il);
 
 // Writes normed and rotated keys, and values (normed if the model norms them), into their cells.
 void store_kv(GraphContext & g, int il, const HeadRows & rows);
 
-// Stores K and V unless rows.k is NULL. Returns the result of attention, [head_dim * n_head,
-// n_rows].
+// Stores keys and values unless rows.k is NULL. Returns attention, [head_dim * n_head, n_rows].
 ggml_tensor * attend(GraphContext & g, int il, const HeadRows & rows);
 
 // Returns the output projection of the result of attend(), times Hparams::value_scale, plus `add`.

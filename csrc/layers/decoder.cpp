@@ -67,9 +67,9 @@ ggml_tensor * build_decoder(GraphContext & g, const std::vector<SubLayer> & subl
                              last ? g.weights.layers[il].output_scale : nullptr);
             if (i == 0 && il == n_layer - 1) {
                 if (g.shape.n_out == 0 && !g.taps_output) {
-                    return nullptr; // the K/V writes are in the graph; later nodes have no reader
+                    return nullptr; // K/V writes are in the graph; nothing else is needed
                 }
-                x = rows_with_logits(g, x); // later sublayers do not mix rows
+                x = rows_with_logits(g, x); // later sublayers need no other rows
             }
         }
     }

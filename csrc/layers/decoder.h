@@ -11,7 +11,7 @@ namespace dfl {
 struct SubLayerInput {
     Rows x; // input of a sublayer [n_embd, n_rows]: residual stream, normed if it has a norm
     ggml_tensor * stream; // residual stream [n_embd, n_rows], not normed
-    ggml_tensor * add; // term that build() adds to its result: the stream; NULL before a post-norm
+    ggml_tensor * add; // residual stream that build() adds to its result; NULL before a post-norm
 };
 
 // Step of a layer: x <- x + post_norm(build(norm(x))). A layer may lack either norm.

@@ -66,14 +66,13 @@ static ggml_tensor * convolve_tree(GraphContext & g, ggml_tensor * inputs, ggml_
     return ggml_reshape_3d(g.ctx, sum, channels, lanes(g).n_rows, lanes(g).n_lanes);
 }
 
-// Convolution inputs. u: of the pass, [channels, n_rows]; all: committed ones of all slots, then u.
+// Convolution inputs. u: those of the pass, [channels, n_rows]; all: committed inputs, then u.
 struct ConvolutionInputs {
     ggml_tensor * u;
     ggml_tensor * all;
 };
 
-// Returns silu of the convolution. Appended rows advance the cached inputs, a verify writes
-// updates.
+// Returns silu of the convolution. Appended rows are committed, rows of a verify become updates.
 static ggml_tensor * convolve(GraphContext & g, int il, const ConvolutionInputs & in) {
     const RecurrentBatchShape & of = lanes(g);
     const RecurrentPart & part = g.recurrent.part_of(il);
@@ -196,7 +195,7 @@ static ggml_tensor * path_rule(GraphContext & g, int il, const RuleRows & in) {
     }
     if (!verifies) {
         ggml_build_forward_expand(g.graph,
-                                  out); // `out` must read the old state before the write below
+                                  out); // `out` must read the old state before it is written
         bring_back(g, ggml_reshape_2d(g.ctx, done.state, d * d * n_v, n_lanes),
                    g.recurrent.part_of(il).state, g.recurrent.index(il));
     }
@@ -288,7 +287,7 @@ ggml_tensor * delta_net(GraphContext & g, int il, const Rows & x, ggml_tensor * 
         log_decay = ggml_pad(g.ctx, log_decay, 0, 1, 0, 0);
         beta = ggml_pad(g.ctx, beta, 0, 1, 0, 0);
     }
-    // Batches in place come first: they rewrite unchanged states in the slots of later batches.
+    // Batches in place come first: idle lanes write old values to the slots of later batches.
     ggml_tensor * o = nullptr;
     for (g.batch_index = 0; g.batch_index < static_cast<int64_t>(g.shape.recurrent.size());
          ++g.batch_index) {

@@ -10,7 +10,7 @@ namespace dfl {
 // Source: reference forward of transformers' Qwen3_5GatedDeltaNet, with value heads in tiled order.
 ggml_tensor * delta_net(GraphContext & g, int il, const Rows & x, ggml_tensor * add);
 
-// Advances one device's committed states along accepted paths, g.shape.recurrent[0].n_rows steps.
+// Advances one device's committed states along accepted paths of recurrent[0].n_rows nodes.
 void promote(GraphContext & g, const RecurrentPart & part, const PromoteInputs & in);
 
 // Upper bound of the graph nodes, views included, of a fused batch in a layer (observed: 40).

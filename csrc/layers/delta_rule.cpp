@@ -116,7 +116,7 @@ DeltaRule delta_rule(GraphContext & g, const DeltaRuleInputs & in) {
     ggml_tensor * growth = nullptr;
     ggml_tensor * decay = decays(g, in, masks, &growth);
     ggml_tensor * keys = rows(g, in.qk, n, n);
-    // Decay times the products k_j q_i, then k_j k_i: [n (j), 2n (i), n_v, lanes]
+    // decay times (k_j q_i) for queries, then times (k_j k_i) for keys: [n (j), 2n (i), n_v, lanes]
     ggml_tensor * system = ggml_mul(c, decay, ggml_mul_mat(c, keys, in.qk));
     ggml_tensor * from_state = ggml_mul_mat(c, in.qk, in.state);
     from_state = ggml_mul(c, from_state, growth);

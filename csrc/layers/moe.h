@@ -5,8 +5,8 @@
 
 namespace dfl {
 
-// Returns the experts' weighted sum for x [n_embd, n_rows], plus `add` if not NULL. router: its
-// input.
+// Returns the experts' weighted sum for x [n_embd, n_rows], plus `add` if not NULL. router: rows
+// that the choice of experts depends on.
 ggml_tensor * mixture_of_experts(GraphContext & g, int il, const Rows & router, const Rows & x,
                                  ggml_tensor * add);
 

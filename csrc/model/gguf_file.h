@@ -15,7 +15,7 @@ namespace dfl {
 
 class GgufFile {
   public:
-    // path: the only file or the first part. Throws DFL_STATUS_FILE on incomplete or invalid GGUF.
+    // Opens the only file or the first part. Throws DFL_STATUS_FILE on incomplete or invalid GGUF.
     explicit GgufFile(const std::string & path);
 
     const std::string & path() const { return path_; }
@@ -28,7 +28,7 @@ class GgufFile {
     // True if a key holds an array; some keys hold one value or an array with one per layer.
     bool is_array(const char * pattern) const;
 
-    // Return the value of a key; empty if the key is absent. Throw if its type does not fit.
+    // Return the value of a key; empty if the key is absent. Throw if the value has another type.
     std::optional<int64_t> integer(const char * pattern) const;
     std::optional<double> real(const char * pattern) const;
     std::optional<bool> boolean(const char * pattern) const;
@@ -36,7 +36,7 @@ class GgufFile {
     std::optional<std::vector<int64_t>> integers(const char * pattern) const;
     std::optional<int64_t> array_length(const char * pattern) const;
 
-    // A key of the file's architecture that no caller has read.
+    // A metadata key of the file's architecture that no code has read.
     struct Unread {
         std::string key;
         std::vector<double> numbers; // values of the key; empty for text
@@ -56,7 +56,7 @@ class GgufFile {
 
     // Returns type and shape of a tensor, or NULL if the file has no such tensor.
     const ggml_tensor * tensor(const std::string & name) const;
-    // Return the bytes of a tensor, and their mapping; the file must have the tensor.
+    // Return the data of a tensor, and the mapping that holds them; the file must have the tensor.
     const void * tensor_data(const std::string & name) const;
     const FileMapping & mapping_of(const std::string & name) const;
     // True if the bytes of the named tensors follow each other without gaps.

@@ -39,7 +39,7 @@ FileMapping::~FileMapping() {
 
 void FileMapping::release(const void * first, uint64_t bytes) const {
 #ifdef __linux__
-    // The pages may stay in the kernel's page cache, from where they are read again.
+    // The kernel's page cache may keep the released pages, so that later reads need no disk.
     const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
     const auto begin = (reinterpret_cast<uintptr_t>(first) + page - 1) / page * page;
     const auto end = (reinterpret_cast<uintptr_t>(first) + bytes) / page * page;

@@ -20,7 +20,7 @@ class FileMapping {
 
     char * data() const { return data_; }
     uint64_t size() const { return size_; }
-    // Lets the system reuse the memory of these bytes, which can still be read from the file.
+    // Lets the system reuse the memory of mapped bytes; later reads take them from the file again.
     void release(const void * first, uint64_t bytes) const;
 
   private:

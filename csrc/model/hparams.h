@@ -11,7 +11,7 @@ namespace dfl {
 class GgufFile;
 
 struct RopeShape {
-    int type = 0; // a rope mode of ggml
+    int type = 0; // mode constant of ggml_rope (GGML_ROPE_TYPE_*)
     int n_dims = 0;
     int sections[4] = {0, 0, 0, 0};
     int n_ctx_orig = 0;
@@ -22,8 +22,8 @@ struct RopeShape {
     // YaRN keeps pairs above beta_fast rotations in n_ctx_orig, interpolates below beta_slow.
     float beta_fast = 32.0f;
     float beta_slow = 1.0f;
-    bool takes_factors = true;       // true: rope_freqs.weight divides frequencies
-    std::vector<float> factors = {}; // [n_dims / 2], replaces YaRN's ramp
+    bool takes_factors = true;       // true: rope divides frequencies by rope_freqs.weight
+    std::vector<float> factors = {}; // divisors of frequencies in place of YaRN, [n_dims / 2]
 
     // Returns the position ids per row: M-RoPE takes 4 (time, height, width and another).
     int64_t n_position_ids() const;
@@ -45,10 +45,10 @@ struct LayerShape {
     int64_t n_head = 0;
     int64_t n_head_kv = 0;
     int64_t head_dim = 0;
-    int64_t window = 0;        // positions a row attends to, its own included; 0: all
+    int64_t window = 0;        // number of positions a row attends to, its own included; 0: all
     bool causal = true;        // false: rows attend to later positions too
-    bool value_is_key = false; // V is the normed K projection if there are no V weights
-    bool norms_values = false; // V is normed, without a weight
+    bool value_is_key = false; // true: in layers without V weights, V is the normed K projection
+    bool norms_values = false; // true: V is normed, by a norm without a weight
     int64_t kv_layer = -1;     // layer whose K and V this layer reads; -1: its own
     float attn_scale = 0.0f;
     RopeShape rope;
@@ -57,7 +57,7 @@ struct LayerShape {
 };
 
 struct RecurrentShape {
-    int64_t d_conv = 0;  // taps of the convolution
+    int64_t d_conv = 0;  // number of taps of the convolution
     int64_t d_state = 0; // head size of keys and values
     int64_t n_k_heads = 0;
     int64_t n_v_heads = 0;
@@ -93,12 +93,12 @@ struct Hparams {
     int64_t n_embd = 0;
     int64_t n_ctx_train = 0;
     float eps = 0.0f;
-    std::vector<LayerShape> layers; // layers that are run: no MTP blocks
+    std::vector<LayerShape> layers; // layers that are run: no multi-token-prediction (MTP) blocks
     RecurrentShape recurrent;
     ExpertShape experts;
     int64_t n_per_layer = 0; // width of a per-layer token embedding; 0: none
     float embedding_scale = 1.0f;
-    float value_scale = 1.0f; // factor of each attention's output
+    float value_scale = 1.0f; // factor of the output of each attention layer
     float logit_scale = 1.0f;
     float logit_softcap = 0.0f; // cap c: logits become c * tanh(logits / c); 0: no cap
 
@@ -110,9 +110,9 @@ struct Hparams {
 struct HparamRules {
     int rope_type = 0;
     std::optional<double> default_eps = {};
-    // Sliding layers by default: all but every n-th; 0: files must list them. Empty: no windows.
+    // Layers that slide by default: all but every n-th; 0: files must list them; empty: no windows.
     std::optional<int64_t> sliding_period = {};
-    bool truncates_yarn = true; // true: YaRN's ramp has rounded bounds by default
+    bool truncates_yarn = true; // true: the bounds of YaRN's ramp are rounded by default
 };
 
 // Reads the parameters that all decoder architectures have. Sliding layers get their own head size

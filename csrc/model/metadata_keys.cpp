@@ -62,13 +62,13 @@ constexpr Neutral NEUTRAL[] = {
 constexpr const char * HARMLESS[] = {
     schema::KEY_VOCAB_SIZE,
     schema::KEY_TENSOR_DATA_LAYOUT,
-    schema::KEY_POOLING_TYPE, // pooling, used by embedding and ranking models
+    schema::KEY_POOLING_TYPE, // key of embedding and ranking models
     schema::KEY_CLASSIFIER_POOLING_TYPE,
     schema::KEY_CLASSIFIER_OUTPUT_LABELS,
-    schema::KEY_ATTENTION_LAYER_NORM_EPSILON, // epsilon that converters copy; all norms are RMS
+    schema::KEY_ATTENTION_LAYER_NORM_EPSILON, // key of LayerNorm; all norms here are RMS
     schema::KEY_EXPERT_SHARED_COUNT,
     schema::KEY_ROPE_SCALING_FINETUNED,
-    // Keys of sliding layers, without effect as no layer slides.
+    // Keys of sliding layers, which no code reads in models where no layer slides.
     schema::KEY_ATTENTION_SLIDING_WINDOW_PATTERN,
     schema::KEY_ATTENTION_KEY_LENGTH_SWA,
     schema::KEY_ATTENTION_VALUE_LENGTH_SWA,

@@ -8,7 +8,7 @@
 namespace dfl {
 
 void PackedMatrix::pack(const void * rows, int n_threads) const {
-    // Threads take small steps, as a thread may have to wait for the disk.
+    // Threads take small steps: while one waits for the disk, the others take more.
     constexpr int64_t step_bytes = 1 << 20;
     const int64_t tiles = n_tiles(), row_bytes = ggml_row_size(product->type, n_in);
     const int64_t step =

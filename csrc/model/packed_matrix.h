@@ -11,7 +11,7 @@ struct PackedMatrix {
     const cpu::PackedProduct * product = nullptr;
     int64_t n_in = 0, n_out = 0;
     int64_t n_experts = 1;
-    int64_t first_row = 0; // first packed row of each matrix in the file
+    int64_t first_row = 0; // first row to pack of each matrix in the file
     int64_t file_rows = 0; // number of rows of each matrix in the file; 0: n_out
     size_t stride = 0;     // bytes from one matrix to the next; 0: expert_bytes()
     char * data = nullptr;

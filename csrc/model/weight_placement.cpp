@@ -35,7 +35,7 @@ static bool op_runs(const Backend & backend, ggml_backend_buffer_type_t buft,
         ggml_tensor * x = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, w->ne[0], rows);
         node = ggml_mul_mat(ctx.get(), w, x);
     }
-    // An empty buffer tells the device the buffer type of the weight.
+    // A buffer of 0 bytes is enough to tell the device the buffer type of the weight.
     ggml_backend_buffer_ptr buffer(ggml_backend_buft_alloc_buffer(buft, 0));
     w->buffer = buffer.get();
     const bool runs = backend.runs(node);
@@ -95,7 +95,7 @@ const PackedMatrix * WeightLoader::packed(const std::string & name, ggml_type ty
     return request.packed;
 }
 
-// Throws if the architecture does not use a tensor: ignoring it would change the model silently.
+// Throws if the file has an unused tensor: ignoring it would change the model silently.
 void WeightLoader::check_nothing_left() const {
     std::set<std::string> used = read_directly_;
     for (const TensorRequest & request : requests_) {
@@ -184,7 +184,7 @@ void WeightLoader::allocate(const Place & place, ggml_context * ctx) {
         buffer = std::move(counted.buffer);
     } else {
         backend.check_fits(bytes, format("weights of %s", file_.path().c_str()).c_str());
-        // ggml skips tensors that have a buffer, such as mapped ones.
+        // ggml's allocation skips tensors that have a buffer, such as mapped tensors.
         buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(ctx, place.type));
         DFL_CHECK(buffer != nullptr, DFL_STATUS_MEMORY,
                   "%s: device %s cannot allocate %llu bytes for weights", file_.path().c_str(),
@@ -259,7 +259,7 @@ void WeightLoader::fill(const TensorRequest & request) const {
     if (request.packed != nullptr) {
         request.packed->pack(rows, devices_.host().n_threads());
         if (request.packed->first_row + request.packed->n_out < request.packed->n_file_rows()) {
-            return; // keep the pages: the rest of the tensor is packed next
+            return; // keeps the file's pages: the tensor's other rows come next
         }
     } else {
         ggml_backend_tensor_set(request.tensor, rows, 0, ggml_nbytes(request.tensor));
@@ -270,7 +270,7 @@ void WeightLoader::fill(const TensorRequest & request) const {
 }
 
 std::unique_ptr<Weights> WeightLoader::load(const LoadProgress & progress) {
-    LogCapture quiet; // repacking logs a line per tensor
+    LogCapture quiet; // ggml logs a line for each repacked tensor
     check_nothing_left();
     map_in_place();
     for (auto [place, ctx] : contexts_) {

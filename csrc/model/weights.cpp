@@ -49,7 +49,7 @@ static void read_rows(const void * table, ggml_type type, int64_t width, float s
     const size_t row_size = ggml_row_size(type, width);
     for (int64_t i = 0; i < n; ++i) {
         const char * row = static_cast<const char *>(table) + tokens[i] * row_size;
-        if (i > 0 && tokens[i] == tokens[i - 1]) { // a repeated token, as in drafts and padding
+        if (i > 0 && tokens[i] == tokens[i - 1]) { // drafts and padding repeat tokens
             std::memcpy(dst + i * width, dst + (i - 1) * width, width * sizeof(float));
         } else if (type == GGML_TYPE_F32) {
             std::memcpy(dst + i * width, row, row_size);
@@ -136,7 +136,7 @@ Linear WeightLoader::stacked(const std::vector<Part> & parts, int il, int64_t n_
     TensorRequest request;
     request.mapped = can_map(names[0], place);
     if (request.mapped && !file_.are_adjacent(names)) {
-        return {}; // a copy would cost the memory that mapping saves
+        return {}; // a joined copy would cost the memory that mapping saves
     }
     Linear linear;
     linear.weight = ggml_new_tensor_2d(context_for(place), whole.type, n_in, whole.ne[1]);
@@ -298,9 +298,9 @@ void WeightLoader::shared_tensors() {
 void WeightLoader::rope_factors() {
     const bool stored = has(schema::TENSOR_ROPE_FREQS, 0);
     if (stored) {
-        read_directly_.insert(schema::TENSOR_ROPE_FREQS); // no layer has to read this tensor
+        read_directly_.insert(schema::TENSOR_ROPE_FREQS); // allowed even if no layer uses it
     }
-    std::map<std::vector<float>, ggml_tensor *> loaded; // keyed by values; {}: the file's factors
+    std::map<std::vector<float>, ggml_tensor *> loaded; // factors by value; {}: factors of the file
     for (int64_t il = 0; il < hp_.n_layer(); ++il) {
         const RopeShape & rope = hp_.layers[il].rope;
         const bool reads = stored && rope.takes_factors;
@@ -330,7 +330,7 @@ void WeightLoader::drafter_head() {
         const auto * tokens = static_cast<const int64_t *>(file_.tensor_data(schema::TENSOR_D2T));
         n_rows = map->ne[0];
         weights_.head_tokens.resize(n_rows);
-        // The file's alignment may be less than that of int64_t.
+        // The file may align the map to fewer bytes than int64_t needs.
         std::memcpy(weights_.head_tokens.data(), tokens, n_rows * sizeof(int64_t));
         for (const int64_t token : weights_.head_tokens) {
             DFL_CHECK(token >= 0 && token < hp_.n_vocab, DFL_STATUS_FILE,
@@ -356,7 +356,7 @@ void WeightLoader::attention(int il, int64_t q_width) {
     AttentionWeights & attn = weights_.layers[il].attn;
     if (has(schema::TENSOR_ATTN_QKV, il)) {
         attn.qkv = linear(schema::TENSOR_ATTN_QKV, il, hp_.n_embd, q_width + 2 * kv_width);
-    } else if (!shape.value_is_key) { // drafters read K and V without Q
+    } else if (!shape.value_is_key) { // drafters keep Q, K and V apart, to use K and V without Q
         attn.qkv = stacked({{schema::TENSOR_ATTN_Q, q_width},
                             {schema::TENSOR_ATTN_K, kv_width},
                             {schema::TENSOR_ATTN_V, kv_width}},

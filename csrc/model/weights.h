@@ -104,9 +104,9 @@ struct LayerWeights {
     ggml_tensor * output_scale = nullptr;
 };
 
-// Bytes of weights that a kind of kernel multiplies with.
+// Number of weight bytes that one kind of kernel multiplies with.
 struct Placement {
-    std::string kernels; // "q8_0 avx512vnni" of our own, or the name of a ggml buffer type
+    std::string kernels; // our kernel ("q8_0 avx512vnni"), or a ggml buffer type
     uint64_t bytes;
 };
 
@@ -118,7 +118,7 @@ struct Weights {
     // Drafter: projection of features [n_embd * n_taps] to its width, and the norm of the result.
     Linear fusion;
     ggml_tensor * fusion_norm = nullptr;
-    // Drafter: matrices that no other kind of drafter has, by name.
+    // Drafter: matrices that only this kind of drafter has, by name.
     std::map<std::string, Linear> own;
 
     // Drafter: target token of each row of a reduced head; empty: row i is token i.
@@ -139,8 +139,8 @@ struct Weights {
     std::vector<ggml_context_ptr> contexts;
     std::vector<ggml_backend_buffer_ptr> buffers;
     std::vector<Placement> placements;
-    // Bytes used in place in the mapped file, bytes in buffers (of these on the CPU of a split
-    // model), and bytes of mapped embedding tables that are not the head too.
+    // Bytes of weights in the mapped file, in buffers, in buffers on the CPU of a split model, and
+    // of mapped embedding tables that are not the head too.
     uint64_t mapped_bytes = 0;
     uint64_t copied_bytes = 0;
     uint64_t cpu_split_bytes = 0;
@@ -170,18 +170,18 @@ class WeightLoader {
     ggml_tensor * vector(const char * pattern, int il, int64_t n);
     ggml_tensor * matrix(const char * pattern, int il, std::initializer_list<int64_t> ne,
                          ggml_op op);
-    // Makes a tensor of values that are not in the file.
+    // Makes a tensor of computed values, which the file does not have.
     ggml_tensor * computed(const char * name, const std::vector<float> & values);
     // Loads a vector times a constant factor.
     ggml_tensor * scaled_vector(const char * pattern, int il, int64_t n, float factor);
-    // Loads a matrix with ".scale" and ".bias"; plain: without, if these names mean other things.
+    // Loads a matrix, with ".scale" and ".bias" unless plain (if these names mean other things).
     Linear linear(const char * pattern, int il, int64_t n_in, int64_t n_out, bool plain = false);
-    // Loads the matrices of all experts. packs: for our own CPU kernels, which take n_out of each
-    // matrix's file_rows rows, from first_row on.
+    // Loads the matrices of all experts. packs: true for our own CPU kernels, which get the rows
+    // [first_row, first_row + n_out) of the file_rows rows of each matrix.
     Linear expert_linear(const char * pattern, int il, int64_t n_in, int64_t n_out, bool packs,
                          int64_t first_row = 0, int64_t file_rows = 0);
-    // Joins matrices of the same input. Empty if types differ, there are scales or biases, mapped
-    // matrices are not adjacent, or our own CPU kernels are used, which join products anyway.
+    // Joins matrices of the same input. Returns an empty Linear if types differ, scales or biases
+    // exist, mapped matrices are not adjacent, or our own CPU kernels join products anyway.
     struct Part {
         const char * pattern;
         int64_t n_out;
@@ -203,7 +203,7 @@ class WeightLoader {
     // Loads Q, K, V and output projections with biases. q_width: rows of Q.
     void attention(int il, int64_t q_width);
     void feed_forward(int il);
-    // Loads experts, with the usual router unless the architecture has loaded another.
+    // Loads experts, and the usual router unless the architecture has loaded another router.
     void experts(int il);
 
     Weights & weights() { return weights_; }
@@ -214,8 +214,8 @@ class WeightLoader {
   private:
     // A tensor or packed matrix to load, and the source of its values.
     struct TensorRequest {
-        std::vector<std::string> file_names; // tensors whose rows are joined in this order
-        std::vector<float> values;           // values of a computed tensor
+        std::vector<std::string> file_names; // tensors of the file whose rows are joined in order
+        std::vector<float> values;           // values of a tensor that is not in the file
         ggml_tensor * tensor = nullptr;
         PackedMatrix * packed = nullptr;
         bool mapped = false; // true: the weights stay in the mapped file
@@ -224,7 +224,7 @@ class WeightLoader {
     ggml_tensor * request(const std::string & name, std::vector<int64_t> ne, ggml_op op);
     const ggml_tensor * checked(const std::string & name, const std::vector<int64_t> & ne,
                                 ggml_op op) const;
-    // Returns our own CPU kernel for a tensor, or NULL if there is none or it does not run.
+    // Returns our own CPU kernel for a tensor; NULL if there is none or the device cannot run it.
     const cpu::PackedProduct * product_for(const std::string & name, ggml_type type) const;
     // Returns the tensor packed for our own CPU kernels, or NULL if there is no kernel.
     const PackedMatrix * packed(const std::string & name, ggml_type type, PackedMatrix matrix);
@@ -257,7 +257,7 @@ class WeightLoader {
     Weights & weights_;
     std::vector<TensorRequest> requests_;
     std::map<Place, ggml_context *> contexts_;
-    std::set<std::string> read_directly_; // tensors read by the loader itself, or ignored
+    std::set<std::string> read_directly_; // tensors that the loader has read itself or may ignore
 };
 
 } // namespace dfl

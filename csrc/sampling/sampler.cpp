@@ -169,7 +169,7 @@ Sampler::Fault Sampler::sample_from(const Candidate * best, int64_t n, int64_t p
     std::vector<Candidate> candidates;
     std::copy_if(best, best + n, std::back_inserter(candidates),
                  [&](const Candidate & one) { return !is_banned(one.token); });
-    std::vector<float> logits(candidates.size() + 1, -INFINITY); // extra -inf if no token is left
+    std::vector<float> logits(candidates.size() + 1, -INFINITY); // -inf at the end: never empty
     std::transform(candidates.begin(), candidates.end(), logits.begin(),
                    [](auto & one) { return one.logit; });
     const auto n_logits = static_cast<int64_t>(logits.size());

@@ -25,7 +25,7 @@ struct SamplerParams {
     int64_t top_k = 0;        // 0 or less: top-k is off
     double top_p = 1.0, min_p = 0.0;
     float repeat = 1.0f, presence = 0.0f, frequency = 0.0f;
-    int64_t repeat_last_n = 0; // tokens that penalties look back; 0: no penalties
+    int64_t repeat_last_n = 0; // number of last tokens that penalties count; 0: none
     uint64_t seed = 0, sequence = 0;
     std::vector<Candidate> biases; // logits to add; tokens outside the vocabulary are ignored
     std::vector<int32_t> banned;

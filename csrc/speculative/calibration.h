@@ -9,11 +9,11 @@ namespace dfl {
 struct CalibrationParams {
     static constexpr int64_t N = 5; // number of weights at each depth
 
-    const double * prior;     // [N]: prior of depth 1; a later depth's prior is the depth before it
+    const double * prior;     // [N]: prior of depth 1; deeper depths use the depth before
     const double * precision; // [N]: diagonal of the information matrix before any outcome
     const double * pull;      // [N]: strength of the pull towards the prior
     const double *lower, *upper;
-    double forgetting; // share of the older information that each outcome replaces
+    double forgetting; // share of the information that an outcome resets to `precision`
 };
 
 // Updates weights [n][N] and information matrices [n][N][N] of depths 1 to n by one draft outcome,

@@ -1,4 +1,4 @@
-// Selects nodes to verify for several sequences: as many as bring more tokens than they cost.
+// Selects the nodes to verify for several sequences: as many as bring more tokens than they cost.
 #pragma once
 
 #include <cstddef>
@@ -47,8 +47,8 @@ class NodeSelector {
           chains_(break_even.sizes, break_even.chains, break_even.n, min_value),
           trees_(break_even.sizes, break_even.trees, break_even.n, min_value) {}
 
-    // Adds the next most probable node. is_chain: on the most probable chain of its tree; is_tree:
-    // within max_nodes of its tree.
+    // Adds the next most probable node. is_chain: the node is on the most probable chain of its
+    // tree; is_tree: the node is within max_nodes of its tree.
     void add(double prob, bool is_chain, bool is_tree = true);
     // True if nodes of at most this probability may change the selection.
     bool can_improve(double prob) const;

@@ -11,14 +11,14 @@ namespace {
 // Largest number of shorter suffixes whose State::newest is updated at each append: a text that
 // repeats one token has as many suffixes as tokens.
 constexpr int MAX_LINKS = 16;
-// Number of a state's edges that are searched for alternative next tokens.
+// Largest number of a state's edges that are searched for alternative next tokens.
 constexpr int MAX_EDGES = 8;
-// Number of outcomes after which an outcome weighs 1/e; number of outcomes that a prior counts as.
+// Outcomes after which an outcome weighs 1/e (MEMORY), and outcomes that a prior weighs.
 constexpr double MEMORY = 64.0, PRIOR_WEIGHT = 4.0;
-// Tokens that must agree to follow a first match, a match elsewhere, or to resume a match; from
-// MAX_RESUMED tokens on, a match needs no RESUMED guess.
+// Tokens that must agree to follow a match (MIN_MATCH), to leave it for a match elsewhere, and to
+// resume it (MIN_RESUMED). Matches of MAX_RESUMED tokens need no RESUMED guess.
 constexpr int32_t MIN_MATCH = 4, MIN_MATCH_ELSEWHERE = 16, MIN_RESUMED = 2, MAX_RESUMED = 16;
-// Largest distance back and ahead of a match's end within which the match may resume.
+// Largest distance back and ahead at which a match that was left may resume.
 constexpr int32_t MAX_BACK = 16, MAX_AHEAD = 64;
 
 size_t slot_of(int32_t state, int32_t token) {
@@ -160,8 +160,8 @@ double SuffixIndex::log_prob(const Guess & guess) const {
     return std::log(outcome.accepted / outcome.tried);
 }
 
-// Returns guesses after a state: its last continuation, the target's substitution, and others;
-// takes a shorter suffix if nothing followed. length: tokens of the match, drafted ones included.
+// Returns guesses after a state (its last continuation, the target's substitution, and others), or
+// after a shorter suffix if nothing followed. length: tokens of the match, drafted ones included.
 SuffixIndex::Guesses SuffixIndex::guesses(int32_t state, int32_t length) const {
     const std::vector<int32_t> & stream = automaton_.stream();
     Guesses result;
@@ -260,7 +260,7 @@ SuffixIndex::Guesses SuffixIndex::guesses() const {
     Guesses result = guesses(match, automaton_.state(match).length);
     if (here != match && here > 0) {
         const Guesses present = guesses(here, automaton_.state(here).length);
-        if (present.n > 0) { // substitutions are learned from this text
+        if (present.n > 0) { // substitutions are valid in the present text only
             result.token = present.token, result.context = present.context;
         }
         for (int i = 0; i < present.n; ++i) {
@@ -301,7 +301,7 @@ void SuffixIndex::follow(int32_t token) {
     }
 }
 
-// Resumes a match that was left if enough tokens agree; gives it up after MAX_AHEAD tokens.
+// Resumes a match that was left if enough tokens agree; gives the match up after MAX_AHEAD tokens.
 void SuffixIndex::resume() {
     const Match match = find_resumption();
     if (match.length >= MIN_RESUMED) {

@@ -121,7 +121,7 @@ class SuffixIndex {
     Guesses guesses(int32_t state, int32_t length) const;
     Guesses guesses() const;
     void add(const Guess & guess, Guesses & list) const;
-    int32_t match_in_text() const; // state of the longest match in this text
+    int32_t match_in_text() const; // state of the longest match within this text
     Match find_resumption() const;
     void follow(int32_t token);
     void resume();
@@ -137,8 +137,8 @@ class SuffixIndex {
     int32_t n_separators_ = 0;
     int32_t text_begin_ = 0; // position where the current text begins
     Match match_;
-    int32_t left_ = -1; // next position of match_ when the target left match_; -1: not left
-    int32_t since_ = 0; // stream length when the target left match_
+    int32_t left_ = -1; // next position of the match when the target left it; -1: not left
+    int32_t since_ = 0; // length of the stream when the target left the match
 
     static Outcomes initial_outcomes();
 };

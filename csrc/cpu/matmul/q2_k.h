@@ -63,8 +63,8 @@ struct Q23K : Blocks256<V, Q23K<V, THREE>, 16> {
         }
     }
 
-    // Returns the weights of 4 inputs of part I, from input 4 * k on. Of 128 weights ggml keeps
-    // each quarter in 2 bits of the same 32 bytes.
+    // Returns the weights of inputs [4 k, 4 k + 4) of part I of a block. Of 128 weights, byte b of
+    // 32 holds the lower 2 bits of weights b, b + 32, b + 64 and b + 96.
     template <int I>
     [[gnu::always_inline]] static typename V::I weights(const uint8_t * block, int k) {
         constexpr int HALF = I / 8, FOURTH = I / 2 % 4, SIDE = I % 2;

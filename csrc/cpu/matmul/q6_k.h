@@ -36,8 +36,8 @@ struct Q6_K : Blocks256<V, Q6_K<V>, 16> {
         std::memcpy(tile + HALVES_AT + 2 * lane, row + 208, 2);
     }
 
-    // Returns the weights of 4 inputs of part I, from input 4 * k on. Of 128 weights ggml pairs the
-    // first 64 nibbles with the last 64, and keeps the upper bits of all four quarters in one byte.
+    // Returns the weights of inputs [4 k, 4 k + 4) of part I of a block. Of 128 weights, byte b of
+    // 64 holds nibbles of weights b and b + 64, byte b of 32 upper bits of b + 0, 32, 64 and 96.
     template <int I>
     [[gnu::always_inline]] static typename V::I weights(const uint8_t * block, int k) {
         constexpr int HALF = I / 8, QUARTER = I / 2 % 4, SIDE = I % 2;

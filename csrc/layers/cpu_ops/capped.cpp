@@ -7,7 +7,7 @@ namespace dfl {
 
 namespace {
 
-// Caps dst in place. Threads share each row, because a step of plain decoding has only one row.
+// Applies the softcap to dst in place. Threads share each row, because plain decoding has only one.
 class Cap : public CpuNode {
   public:
     explicit Cap(float cap) : cap_(cap) {}

@@ -10,7 +10,7 @@ namespace dfl {
 
 namespace {
 
-// CPU node of attention. src: Q, K cache, V cache. dst: result, thread scratch, segment results.
+// CPU node of attention. src: Q, K cache, V cache. dst: result, thread scratch, partial results.
 class Attend : public CpuNode {
   public:
     Attend(const GraphContext & g, int il, const std::vector<VisibleRows> & visible)
@@ -18,14 +18,14 @@ class Attend : public CpuNode {
           rotation_(g.kv.rotation_v(il) != nullptr ? g.kv.rotation_v(il)->ne[0] : 0),
           n_threads_(g.cpu_nodes.max_threads), n_rows_(g.shape.n_rows),
           merged_(shape_.n_head_kv * g.kv.n_sequences()), plans_(n_threads_) {
-        // Rows of a verify may be tree nodes, whose cells need scratch.
+        // The kernel needs scratch for nodes of a tree, whose cells are scattered.
         const int64_t n_pending =
             g.shape.kind == GraphKind::VERIFY ? std::min<int64_t>(n_rows_, DFL_MAX_VERIFY) : 0;
         scratch_ = kernel_.scratch_size(shape_.head_dim, n_pending);
         const int64_t n_kv = g.shape.n_kv[g.kv.group_index(il)];
         if (n_kv > cpu::CELL_SEGMENT) {
-            // Two segments more than n_kv fills, as visible cells may begin and end within a
-            // segment.
+            // Visible cells may begin and end within a segment: n_kv cells may lie in two segments
+            // more than they fill.
             const int64_t n_segments = n_kv / cpu::CELL_SEGMENT + 2;
             n_parts_ = n_segments * std::min<int64_t>(n_group() * n_rows_, cpu::MAX_QUERIES);
         }
@@ -66,7 +66,7 @@ class Attend : public CpuNode {
     // queries.
     struct Share {
         int64_t first_part;
-        int64_t n; // number of segments per K/V head if `splits`, else of parts of all queries
+        int64_t n; // if `splits`, segments of each K/V head, else parts of all queries
         int64_t first_segment;
         bool splits;
         int64_t room; // index of the sequence's first partial result within a K/V head
@@ -91,7 +91,7 @@ class Attend : public CpuNode {
             const cpu::SegmentRange range =
                 cpu::visible_segments(work_of(dst, rows, 0), 0, n_queries);
             const int64_t n_segments = range.end - range.first, n_needed = n_segments * n_queries;
-            // Segments differ in size: threads share queries if there are enough for all threads.
+            // Segments differ in size: threads divide queries instead if all threads get enough.
             const bool has_few_queries = n_queries <= cpu::MAX_QUERIES &&
                                          n_queries * shape_.n_head_kv < nth * cpu::MAX_QUERIES;
             const bool splits = n_segments > 1 && has_few_queries && room + n_needed <= n_parts_;
@@ -161,7 +161,7 @@ class Attend : public CpuNode {
     }
 
     int64_t n_group() const { return shape_.n_head / shape_.n_head_kv; }
-    // Returns the number of positions from the first to the last stored cell.
+    // Returns the number of positions from the first to the last cell that a sequence has.
     static int64_t n_stored(const cpu::VisibleCells & visible) {
         const auto & spans = visible.spans;
         return spans.empty() ? 1 : spans.back().position + spans.back().n - spans.front().position;
@@ -206,10 +206,10 @@ class Attend : public CpuNode {
         }
     }
 
-    // Multiplications in attention above which idle threads take over parts of other threads.
+    // Number of multiplications in attention from which on idle threads take over parts of others.
     static constexpr int64_t LONG = 1 << 22;
 
-    // Returns the number of parts, which is small, as each part rearranges its heads' keys again.
+    // Returns the number of parts: few, as each part rearranges the keys of its heads again.
     int64_t parts_for(int64_t n_queries, int64_t nth, bool is_long) const {
         const int64_t n = n_queries * shape_.n_head_kv;
         const int64_t rounds = (n + cpu::MAX_QUERIES * nth - 1) / (cpu::MAX_QUERIES * nth);
@@ -223,7 +223,7 @@ class Attend : public CpuNode {
     int64_t rotation_; // values per Hadamard-rotated block of V; 0: V is not rotated
     int64_t n_threads_, n_rows_;
     int64_t scratch_ = 0;
-    int64_t n_parts_ = 0;                      // capacity for partial results per K/V head
+    int64_t n_parts_ = 0; // number of partial results that fit, for each K/V head
     std::vector<std::atomic<int64_t>> merged_; // finished segments of each K/V head and sequence
     std::vector<Plan> plans_;
 };

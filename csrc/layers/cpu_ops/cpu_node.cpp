@@ -21,7 +21,7 @@ void Barrier::pause() {
 void Barrier::wait_long(int other, unsigned phase) {
     const auto began = std::chrono::steady_clock::now();
     while (!has_arrived(other, phase)) {
-        // The late thread may be waiting for the core of this thread.
+        // Yields, since the late thread may be waiting for the core that this thread occupies.
         std::this_thread::yield();
     }
     const auto waited = std::chrono::steady_clock::now() - began;
@@ -68,7 +68,7 @@ static void run(ggml_tensor * dst, int ith, int nth, void * data) {
     }
 }
 
-// Registers a CPU node. make: creates the ggml tensor that runs a given step.
+// Registers a CPU node. make: creates the ggml tensor whose computation runs the node.
 template <class Make>
 static ggml_tensor * add_step(CpuNodes & nodes, std::unique_ptr<CpuNode> node, Make && make) {
     auto step = std::make_unique<CpuStep>();

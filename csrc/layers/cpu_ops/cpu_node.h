@@ -31,7 +31,7 @@ class WorkShares {
         }
         const int turn = own_[ith].turn;
         own_[ith].turn = 1 - turn;
-        // Clears the counter for the next node.
+        // Clears the counter of this thread's parts that the next node will use.
         own_[ith].taken[1 - turn].store(0, std::memory_order_relaxed);
         for (int i = 0; i < nth; ++i) {
             const int64_t of = (ith + i) % nth, first = n * of / nth, end = n * (of + 1) / nth;
@@ -52,7 +52,7 @@ class WorkShares {
 
   private:
     struct alignas(128) Own { // cores fetch cache lines in pairs: 128 bytes avoid false sharing
-        std::atomic<int64_t> taken[2] = {}; // number of taken parts, for this node and the next
+        std::atomic<int64_t> taken[2] = {}; // taken parts of the thread, for this node and the next
         int turn = 0;
     };
 
@@ -114,7 +114,7 @@ class Barrier {
   private:
     struct alignas(128) Arrival {
         std::atomic<unsigned> phase{0};
-        std::atomic<int64_t> waited_for_ns{0}; // time that others waited for the thread
+        std::atomic<int64_t> waited_for_ns{0}; // time that other threads waited for this thread
     };
 
     // Polls before a waiting thread reads the clock, about 20 us. A running thread arrives sooner.
@@ -130,7 +130,7 @@ class Barrier {
     std::vector<Arrival> arrivals_;
 };
 
-// A graph node, and the adjacent nodes (`then`) that its threads compute in the same call.
+// A CPU node, and the adjacent CPU nodes (`then`) that its threads compute in the same call.
 struct CpuStep {
     std::unique_ptr<CpuNode> node;
     ggml_tensor * dst = nullptr;
@@ -149,13 +149,13 @@ struct CpuNodes {
     void begin_run();
 };
 
-// Adds a node of shape [ne0, ne1] that reads args.
+// Adds a tensor of shape [ne0, ne1] that a CPU node computes from args.
 ggml_tensor * add_cpu_node(ggml_context * ctx, CpuNodes & nodes, ggml_type type, int64_t ne0,
                            int64_t ne1, const std::vector<ggml_tensor *> & args,
                            std::unique_ptr<CpuNode> node);
 ggml_tensor * add_cpu_node(GraphContext & g, ggml_type type, int64_t ne0, int64_t ne1,
                            const std::vector<ggml_tensor *> & args, std::unique_ptr<CpuNode> node);
-// Adds a node that changes x in place: dst shares the memory of x.
+// Adds a CPU node that changes x in place: its dst shares the memory of x.
 ggml_tensor * add_cpu_node_in_place(GraphContext & g, ggml_tensor * x,
                                     std::unique_ptr<CpuNode> node);
 

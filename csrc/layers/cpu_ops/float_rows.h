@@ -16,7 +16,7 @@ inline int64_t stride(const ggml_tensor * x) {
     return static_cast<int64_t>(x->nb[1] / sizeof(float));
 }
 
-// Prefetches n floats. Lines written by another core arrive late, but many can be in flight.
+// Prefetches n floats. Cache lines that another core wrote arrive late, but many can be in flight.
 inline void fetch_early(const float * x, int64_t n) {
     constexpr int64_t line = 16;
     for (int64_t i = 0; i < n; i += line) {

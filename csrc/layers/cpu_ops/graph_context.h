@@ -15,8 +15,8 @@
 namespace dfl {
 
 enum class GraphKind {
-    APPEND, // prefill and plain decoding
-    VERIFY, // pass with rows to verify, which write updates for PROMOTE and no committed state
+    APPEND, // appends rows: prefill and plain decoding
+    VERIFY, // also verifies rows, which write node updates and no committed state
     PROMOTE,
     DRAFT,
     INJECT,
@@ -25,12 +25,12 @@ enum class GraphKind {
 // Shape of a padded batch of recurrent rows that ggml computes: a lane for each sequence, all of
 // one length. A sequence without rows may have a lane, which leaves its state unchanged.
 struct RecurrentBatchShape {
-    int64_t n_rows = 0; // rows of each lane, with padding
+    int64_t n_rows = 0; // number of rows of each lane, padding included
     int64_t n_lanes = 0;
-    bool is_verify = false;       // false: lanes advance committed states
-    bool tree_form = false;       // computed with ancestor masks, as trees need
-    bool in_place = false;        // lane i is slot i; false: states are gathered and written back
-    bool identity_layout = false; // lanes in place hold the pass's rows in its order
+    bool is_verify = false; // true: rows write node updates; false: lanes advance committed states
+    bool tree_form = false; // true: lanes run in tree form, as trees need
+    bool in_place = false;  // true: lane i is slot i; false: states are gathered
+    bool identity_layout = false; // true: the lanes hold the rows of the pass in order
 
     int64_t size() const { return n_rows * n_lanes; }
     bool operator==(const RecurrentBatchShape & o) const {
@@ -44,14 +44,14 @@ struct RecurrentBatchShape {
 struct BatchShape {
     GraphKind kind = GraphKind::APPEND;
     int64_t n_rows = 0;
-    std::vector<int64_t> n_kv = {}; // cells that attention reads, for each K/V group
+    std::vector<int64_t> n_kv = {}; // number of cells that attention reads in each K/V group
     int64_t n_out = 0;
-    bool scans = false; // recurrent layers run in our own CPU code.
-    // Lanes of all rows if ggml computes recurrent layers, or lanes of a promotion.
+    bool scans = false; // true: recurrent layers run in our own CPU code.
+    // Recurrent batches of the pass if ggml computes recurrent layers, or lanes of a promotion.
     std::vector<RecurrentBatchShape> recurrent = {};
-    bool taps = false; // features of some rows are stored for drafters
+    bool taps = false; // true: features of some rows are stored for drafters
     size_t drafter = 0;
-    int64_t n_top = 0; // candidates per row that the device selects; 0: none
+    int64_t n_top = 0; // number of candidates that the device selects for each row; 0: none
     bool top_by_blocks = false;
 
     bool operator==(const BatchShape & o) const {
@@ -61,41 +61,42 @@ struct BatchShape {
     }
 };
 
-// Inputs of one batch of BatchShape::recurrent, or NULL if not needed. `before` is d_conv - 1.
+// Inputs of one recurrent batch of a graph, or NULL if not needed. `before` is d_conv - 1.
 struct RecurrentInputs {
     // Cache slots of the lanes, i32 and i64 [n_lanes], unless lanes are in place.
     ggml_tensor *slots = nullptr, *to_slots = nullptr;
     // Indices of the lanes' convolution inputs, i32 [(before + n_rows) * n_lanes], into the
     // committed inputs of all slots followed by the inputs of the pass.
     ggml_tensor * inputs = nullptr;
-    // Indices of the convolution inputs that stay as history after the pass, numbered as in
-    // `inputs`, i32 [before * n_lanes]; before: kernel width - 1.
+    // Indices (as in `inputs`) of convolution inputs to commit, i32 [before * n_lanes].
     ggml_tensor * last_inputs = nullptr;
-    // Rows of the lanes in the pass, i32 [n_rows * n_lanes]; padding: one past the last row.
+    // Row of the pass of each lane row, i32 [n_rows * n_lanes]; padding: one past the last row.
     ggml_tensor * rows = nullptr;
-    // Update rows that a verify writes, i64 [n_rows * n_lanes] and [(before + n_rows) * n_lanes].
+    // Rows of node_updates and conv_updates that a verify writes, i64 [n_rows * n_lanes] and
+    // [(before + n_rows) * n_lanes].
     ggml_tensor *update_rows = nullptr, *conv_update_rows = nullptr;
-    // Indices of the lanes' convolution inputs, tap by tap, i32 [d_conv * n_rows * n_lanes].
+    // Indices of the convolution inputs that each tap reads, i32 [d_conv * n_rows * n_lanes].
     ggml_tensor * conv_taps = nullptr;
 };
 
-// Inputs of a promotion. If one operation advances all layers, n_layers replaces n_lanes.
+// Inputs of a promotion. For a single sequence one operation advances all layers, each as a lane.
 struct PromoteInputs {
-    // Update rows of accepted nodes, i32 [n_steps * n_lanes], padded with the row of zeros.
+    // Rows of node_updates of accepted nodes, i32 [n_steps * n_lanes]; padding: the row of zeros.
     ggml_tensor * path = nullptr;
-    // Convolution updates that become the committed inputs, i32 [(d_conv - 1) * n_lanes].
+    // Rows of conv_updates to commit as convolution inputs, i32 [(d_conv - 1) * n_lanes].
     ggml_tensor * conv_rows = nullptr;
-    ggml_tensor * to_slots = nullptr; // slots, i64 [n_lanes]; NULL: one operation for all layers
+    ggml_tensor * to_slots = nullptr; // slots, i64 [n_lanes]; NULL: single sequence, all layers
 };
 
 // Ancestor masks of n nodes of a lane, equal for all layers. Each node i has two rows: the row of
 // its query sees node i itself, the row of its key does not.
 struct TreeInputs {
-    int64_t batch = -1; // index of a verify in BatchShape::recurrent; -1: chains in any batch
+    int64_t batch = -1; // index of the recurrent batch of a verify; -1: chains of any batch
     int64_t n = 0;
     // Matrix f32 [n, 2n, 1, lanes of a verify, else 1]: 1 where node j is i or an ancestor, else 0.
     ggml_tensor * ancestors = nullptr;
-    ggml_tensor * bias = nullptr; // mask like `ancestors`: 0 where row i sees node j, else -inf
+    // mask as a term of exponents: 0 if the row sees the node, else -inf
+    ggml_tensor * bias = nullptr;
     ggml_tensor * identity = nullptr;
 };
 
@@ -118,9 +119,9 @@ struct GraphInputs {
     std::vector<ggml_tensor *> cells;
     std::vector<std::vector<ggml_tensor *>> masks;
     std::vector<RecurrentInputs> recurrent;
-    ggml_tensor * lane_rows = nullptr; // index of each pass row in the lanes, i32 [n_rows]
+    ggml_tensor * lane_rows = nullptr; // where the lanes have each pass row, i32 [n_rows]
     std::vector<TreeInputs> trees;
-    ggml_tensor * unit = nullptr; // scales of normed query and key heads, f32 [1, 2 * n_k_heads]
+    ggml_tensor * unit = nullptr; // scales of query and key heads, f32 [1, 2 * n_k_heads]
 };
 
 // Rows quantised by a node for packed products. Products of the same rows share the tensor.
@@ -130,7 +131,7 @@ struct QuantizedRows {
     ggml_tensor * tensor;
 };
 
-// Normed or gated rows as a tensor for ggml. Operations on the same rows share the tensor.
+// Rows that were normed or gated into a tensor for ggml. Operations on the same rows share it.
 struct MadeRows {
     Rows rows;
     ggml_tensor * tensor;
@@ -143,7 +144,7 @@ struct RotatedUnits {
     ggml_tensor * units;
 };
 
-// Context of graph builders, which only add nodes to ctx and graph and change no cache.
+// Context of functions that build graphs: they add nodes to ctx and graph and change no cache.
 struct GraphContext {
     ggml_context * ctx;
     ggml_cgraph * graph;
@@ -154,7 +155,7 @@ struct GraphContext {
     const RecurrentCache & recurrent;
     BatchShape shape;
     GraphInputs in;
-    int64_t batch_index = 0; // index of the batch in shape.recurrent that is built
+    int64_t batch_index = 0; // index in shape.recurrent of the batch that is being built
     std::vector<TreeMasks> tree_masks = {};
     std::vector<QuantizedRows> quantized_rows = {};
     std::vector<MadeRows> made_rows = {};

@@ -44,7 +44,7 @@ class Units : public CpuNode {
     bool pairs_;
 };
 
-// Node of rotate_heads(). src: the rotated units; if keys are stored, also k, v, cells, K cache and
+// Node of rotate_heads(). src: cosines and sines; if keys are stored, also k, v, cells, K cache and
 // V cache; then q, if any. dst: the queries.
 class RotateHeads : public CpuNode {
   public:
@@ -137,13 +137,13 @@ class RotateHeads : public CpuNode {
     const ggml_tensor * k_norm_;
     float eps_;
     bool pairs_;
-    int64_t block_k_, block_v_; // values per Hadamard-rotated block; 0: not rotated
+    int64_t block_k_, block_v_; // values of a Hadamard-rotated block; 0: not rotated
     bool norms_values_, stores_;
 };
 
 } // namespace
 
-// Returns cosines and sines at the positions, [n_dims, 1, n_rows], shared by layers of equal rope.
+// Returns cosines and sines at the positions, [n_dims, 1, n_rows]; layers of equal rope share them.
 static ggml_tensor * rotated_units(GraphContext & g, int il, ggml_tensor * positions,
                                    int64_t n_rows) {
     const RopeShape & rope_shape = g.hp.layers[il].rope;
@@ -163,7 +163,7 @@ static ggml_tensor * rotated_units(GraphContext & g, int il, ggml_tensor * posit
 bool norms_values(const GraphContext & g, int il) {
     const AttentionWeights & w = g.weights.layers[il].attn;
     return g.hp.layers[il].norms_values ||
-           (!w.v && !w.qkv); // v is the projected K if V has no weights
+           (!w.v && !w.qkv); // if V has no weights, v is the K projection
 }
 
 ggml_tensor * rotate_heads(GraphContext & g, int il, const HeadRows & rows) {

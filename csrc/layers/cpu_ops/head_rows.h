@@ -8,7 +8,7 @@ namespace dfl {
 // Rotates x [head_dim, n_heads, n_rows] by positions, i32 [n_rows] or (M-RoPE) [4 * n_rows].
 ggml_tensor * rope(GraphContext & g, int il, ggml_tensor * x, ggml_tensor * positions);
 
-// Projected heads of a layer. Rows may be further apart than their width.
+// Projected query, key and value heads of a layer. Rows may have gaps between them.
 struct HeadRows {
     ggml_tensor * q; // queries [head_dim, n_head, n_rows]; NULL: only K and V are stored
     ggml_tensor * k; // keys [head_dim, n_head_kv, n_rows]; NULL: no key or value is stored

@@ -79,8 +79,8 @@ class Groups {
     struct Sorted {
         const int32_t * active; // experts that have rows, ascending
         int64_t n_active;
-        const int32_t * first; // index of each expert's first pair, and n_pairs at the end
-        const int32_t * pairs; // row * n_used + index of the expert among the row's choices
+        const int32_t * first; // index in `pairs` of each expert's first pair, then n_pairs
+        const int32_t * pairs; // row * n_used + place of the expert among choices of the row
 
         int64_t n_of(int64_t expert) const { return first[expert + 1] - first[expert]; }
     };
@@ -99,7 +99,7 @@ class Groups {
                 active[n_active++] = static_cast<int32_t>(expert);
             }
             sum += first[expert];
-            first[expert] = sum; // end of the pairs; the loop below moves it down
+            first[expert] = sum; // end of the expert's pairs, which becomes the start below
         }
         first[n_expert_] = sum;
         for (int64_t i = n_pairs_ - 1; i >= 0; --i) {

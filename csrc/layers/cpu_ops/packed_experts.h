@@ -17,7 +17,7 @@ struct ExpertSumTerms {
     ggml_tensor * add = nullptr;
 };
 
-// Returns the experts' weighted sum plus terms for x, f32 [n_embd, n_rows]. routed: from route().
+// Returns the weighted sum of the experts that route() chose, plus terms: f32 [n_embd, n_rows].
 ggml_tensor * packed_experts(GraphContext & g, const ExpertWeights & w, const Rows & x,
                              ggml_tensor * routed, const ExpertSumTerms & terms);
 

@@ -25,7 +25,7 @@ static void activate(Activation kind, float * gate, float * up, int64_t n) {
     cpu::row_kernel()->swiglu(gate, up, n, gate);
 }
 
-// Returns the columns of a step: whole quantisation blocks, and enough tiles to be worth a call.
+// Returns the columns of a step: whole quantisation blocks, and enough tiles for a call to pay.
 static int64_t step_for(const cpu::PackedProduct & down) {
     constexpr int64_t enough = 64;
     return std::max<int64_t>(enough, down.block);

@@ -15,9 +15,9 @@ class GatedSteps {
     std::vector<const PackedMatrix *> weights() const { return {gate_.packed, up_.packed}; }
     int64_t n_steps() const { return (gate_.packed->n_out + step_ - 1) / step_; }
     int64_t row_size() const;
-    // Returns the bytes of one thread's scratch for n_rows rows.
+    // Returns the bytes of scratch that one thread needs for n_rows rows.
     int64_t scratch_size(int64_t n_rows) const;
-    // Computes one step of one expert. x: n_rows quantised rows; to: n_rows quantised output rows.
+    // Computes a step for one expert. x: n_rows quantised input rows; to: n_rows quantised results.
     void run(int64_t step, int64_t expert, const char * x, int64_t n_rows, char * scratch,
              char * to) const;
 

@@ -42,9 +42,9 @@ class Quantize : public CpuNode {
 
 } // namespace
 
-// True if quantising all rows in every thread is faster than waiting for rows of other threads.
+// True if each thread quantises all rows faster than it would wait for rows of other threads.
 static bool is_quantized_alone(const GraphContext & g, const Rows & rows) {
-    constexpr int64_t max_values = 8192; // quantised in about 1 us
+    constexpr int64_t max_values = 8192; // quantising as many takes about 1 us
     return g.cpu_nodes.n_threads > 0 && rows.width() * rows.n_rows() <= max_values;
 }
 

@@ -28,10 +28,10 @@ class PackedInput {
 
     int64_t n_rows() const { return n_rows_; }
     int64_t width() const { return width_; }
-    // Returns the tensors that must be the first sources of a node with this input.
+    // Returns the tensors that a node which multiplies this input must have as its first sources.
     const std::vector<ggml_tensor *> & sources() const { return sources_; }
     int64_t scratch_size() const;
-    // Returns the quantised rows for node dst. scratch: memory of the calling thread.
+    // Returns the quantised rows for the node that computes dst. scratch: memory of this thread.
     const char * quantized(const ggml_tensor * dst, char * scratch) const;
 
   private:

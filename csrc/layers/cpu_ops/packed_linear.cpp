@@ -10,7 +10,7 @@ namespace dfl {
 namespace {
 
 // Node that multiplies several weights with one input. src: sources of the input, then the term to
-// add. dst: outputs of all weights side by side, f32 [n_out, n_rows], then thread scratch.
+// add. dst: outputs of all weights side by side, f32 [n_out, n_rows], then scratch by thread.
 class Multiply : public CpuNode {
   public:
     Multiply(const std::vector<const Linear *> & weights, PackedInput input)
@@ -46,7 +46,7 @@ class Multiply : public CpuNode {
     }
 
   private:
-    // Computes tiles [first, last), counted over all weights.
+    // Computes the tiles [first, last) of outputs, counted over all weights.
     void multiply(const ggml_tensor * dst, const char * x, int64_t first, int64_t last,
                   float * to) const {
         const ggml_tensor * added = dst->src[input_.sources().size()];

@@ -7,7 +7,7 @@ namespace dfl {
 
 namespace {
 
-// Node of post_normed(). src: y, weight, then `add` and `scale` unless NULL.
+// CPU node of post_normed(). src: y, norm weight, then `add` and `scale` if they are not NULL.
 class PostNorm : public CpuNode {
   public:
     PostNorm(float eps, bool adds, bool scales) : eps_(eps), adds_(adds), scales_(scales) {}

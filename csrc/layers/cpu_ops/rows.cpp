@@ -34,7 +34,7 @@ ggml_tensor * tensor_of(GraphContext & g, const Rows & rows) {
     if (rows.kind == Rows::Kind::PLAIN) {
         return rows.x;
     }
-    // Repeated requests are mostly for recent rows, so the search starts at the end.
+    // Rows that were made before are mostly recent, so the search starts at the end.
     for (auto made = g.made_rows.rbegin(); made != g.made_rows.rend(); ++made) {
         if (made->rows == rows) {
             return made->tensor;
@@ -48,7 +48,7 @@ static bool lies_as_rows(const ggml_tensor * x) {
     return x->type == GGML_TYPE_F32 && ggml_is_matrix(x) && x->nb[0] == sizeof(float);
 }
 
-// True if make_row() can make these rows. Only graphs on the CPU alone have scratch for it.
+// True if make_row() can norm or gate these rows. Graphs with another device lack its scratch.
 static bool can_make(const GraphContext & g, const Rows & rows) {
     const int64_t lanes = cpu::row_kernel()->lanes;
     const int64_t part = rows.kind == Rows::Kind::GATED ? rows.operand->ne[0] : rows.width();

@@ -35,10 +35,10 @@ Rows gated_heads(ggml_tensor * x, ggml_tensor * gate);
 // Gathers rows into a tensor [n, n_rows] with ggml's operations; equal arguments share the tensor.
 ggml_tensor * tensor_of(GraphContext & g, const Rows & rows);
 
-// Returns rows that make_row() can make: `rows` itself, or else the tensor of tensor_of().
+// Returns `rows` if products can norm or gate them while reading, else the tensor of tensor_of().
 Rows readable(GraphContext & g, const Rows & rows);
 
-// Makes row number `row` in `scratch` (width() floats), or returns a plain row in place. x, with:
+// Norms or gates row `row` into scratch, width() floats, or returns a plain row in place. x, with:
 // the tensors rows.x and rows.operand, with their data.
 const float * make_row(const Rows & rows, const ggml_tensor * x, const ggml_tensor * with,
                        int64_t row, float * scratch);

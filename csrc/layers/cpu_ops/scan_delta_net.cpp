@@ -15,7 +15,7 @@ namespace {
 struct DeltaLayer {
     const DeltaNetWeights & w;
     const RecurrentPart & cache;
-    const std::vector<RecurrentRows> & pass_rows; // rows of each sequence in the next run
+    const std::vector<RecurrentRows> & pass_rows; // rows of each sequence, set before a run
     RecurrentShape shape;
     int64_t n_rows;
     bool may_verify;
@@ -30,10 +30,10 @@ struct DeltaLayer {
     int64_t n_real() const { return pass_rows.back().first + pass_rows.back().n; }
 };
 
-// Rows that are prefetched before the first is used.
+// Number of a head's rows that are prefetched before the first row is used.
 constexpr int64_t FETCHED_ROWS = 16;
 
-// CPU node that prepares scaled q and k, v, exp(g) and beta for Scan. src: qkv, beta, alpha.
+// CPU node that prepares class Scan's scaled q and k, v, exp(g) and beta. src: qkv, beta, alpha.
 class Prepare : public CpuNode {
   public:
     Prepare(const cpu::DeltaHeadKernel & kernel, const DeltaLayer & layer)
@@ -96,8 +96,7 @@ class Prepare : public CpuNode {
         }
     }
 
-    // Commits the last d_conv - 1 inputs. Rows only move to the front, so ascending copies are
-    // safe.
+    // Commits the last d_conv - 1 inputs. Ascending copies are safe, as rows move to lower indices.
     void advance(const cpu::DeltaConvolution & work, float * past) const {
         const int64_t before = work.d_conv - 1;
         for (int64_t row = 0; row < before; ++row) {
@@ -129,7 +128,7 @@ class Prepare : public CpuNode {
     void set_gates(ggml_tensor * dst, const RecurrentRows & rows, int64_t head) const {
         const RecurrentShape & shape = layer_.shape;
         const int64_t n = rows.n, n_v = shape.n_v_heads;
-        // Indices of the head in the products that beta and the decay are computed from.
+        // Columns of the head in the products for beta (y) and for the decay (x).
         int64_t y_at = head, x_at = head;
         if (layer_.w.beta_alpha) {
             const int64_t of_key = shape.values_a_key();
