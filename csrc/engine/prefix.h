@@ -39,7 +39,7 @@ class Prefix {
         ggml_type type;
         int64_t ne[2];
         uint64_t bytes;
-        size_t cache, tensor; // K/V group and its tensor; after the last group: recurrent states
+        size_t cache, tensor; // indices of K/V group and tensor; after the last group: states
     };
 
     // Creates a prefix. blocks: for each K/V group its blocks, in the order of positions. state:
@@ -68,7 +68,7 @@ class Prefix {
 
     // Returns the number of free cells that an empty sequence takes to restore the first n tokens.
     int64_t cells_needed(int64_t n) const;
-    // True: Engine::offload() must leave the blocks in cells; false, as at first: it may move them.
+    // Keeps the blocks in cells if `keeps`; else Engine::offload() may move them, as by default.
     void keep_in_cells(bool keeps);
 
     const std::vector<Part> & parts() const { return parts_; }

@@ -231,7 +231,7 @@ void Engine::promote_steps(const std::vector<AcceptedPath> & paths, int64_t firs
     }
     const auto n = static_cast<int64_t>(active.size());
     end = sizes_.lanes(end);
-    const bool in_place = 3 * n >= end; // threshold that make_recurrent_batches() uses, too
+    const bool in_place = 3 * n >= end; // few idle lanes run in place: see make_recurrent_batches()
     const int64_t n_lanes = in_place ? end : sizes_.lanes(n);
     CachedGraph & cached = promote_graph(sizes_.promote_steps(max_steps), n_lanes, in_place);
     // Accepted path of each lane; NULL marks a lane whose state does not change.

@@ -88,8 +88,7 @@ void finish_logits(CachedGraph & cached, ggml_tensor * logits, const Backend & b
         ggml_build_forward_expand(cached.graph, cached.argmax);
     }
     if (cached.shape.n_top > 0) {
-        cached.top.sums =
-            add_output(cached, ggml_sum_rows(cached.ctx.get(), logits)); // NaN if any logit is NaN
+        cached.top.sums = add_output(cached, ggml_sum_rows(cached.ctx.get(), logits));
         add_top_rows(cached, logits);
     }
 }
@@ -99,7 +98,7 @@ GraphPool::GraphPool(Devices & devices, size_t max_nodes)
       arena_(ggml_gallocr_new(backend_.default_buffer_type())),
       block_(backend_.is_host() ? nullptr : std::make_unique<InputBlock>(backend_)) {}
 
-// Returns the kind whose scheduler runs split graphs of `kind`: VERIFY also runs appends.
+// Returns the kind whose scheduler runs split graphs of `kind`: VERIFY's also runs appends.
 static GraphKind scheduler_kind(GraphKind kind) {
     return kind == GraphKind::APPEND ? GraphKind::VERIFY : kind;
 }

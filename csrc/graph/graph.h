@@ -50,14 +50,14 @@ struct CachedGraph {
     PromoteInputs promote;
     TopOutputs top;
     ggml_tensor * logits = nullptr;       // logits of the pass, f32 [n_vocab, n_out]
-    ggml_tensor * row_sums = nullptr;     // [1, n_rows], sums of the last layer's input
+    ggml_tensor * row_sums = nullptr;     // sum of the last layer's input of each row, [1, n_rows]
     ggml_tensor * argmax = nullptr;       // best token ids, i32 [n_out]; NULL: logits on the host
     std::vector<int32_t> best;            // host copy of argmax; empty until it is read
     std::vector<Candidate> candidates;    // host copy of the selected candidates, [n_out][n_top]
     std::vector<float> sums;              // host copy of each row's sum of logits
-    InputBlock * block = nullptr;         // block of the graph's inputs; NULL: written in place
+    InputBlock * block = nullptr;         // input block of the graph; NULL: inputs are in place
     size_t input_bytes = 0;               // bytes of the inputs in `block`
-    SplitScheduler * scheduler = nullptr; // runs the graph if it is split; else NULL
+    SplitScheduler * scheduler = nullptr; // scheduler that runs a split graph; NULL: not split
 };
 
 template <typename T>
@@ -134,7 +134,7 @@ class GraphPool {
     std::set<GraphKind> split_kinds_;
     std::set<std::string> cpu_operations_;
     ggml_gallocr_ptr arena_;
-    std::unique_ptr<InputBlock> block_; // NULL if the host writes graph inputs in place
+    std::unique_ptr<InputBlock> block_; // graph inputs; NULL: the host writes inputs in place
     std::list<CachedGraph> cached_;     // cached graphs, most recently used first
     int64_t n_built_ = 0, largest_n_nodes_ = 0;
     std::map<GraphKind, ArenaBytes> needed_; // memory of the largest graph of each kind

@@ -30,7 +30,7 @@ class RecentMax {
     }
 
   private:
-    static constexpr int64_t REMEMBERED = 512; // half of the values that the maximum covers at most
+    static constexpr int64_t REMEMBERED = 512; // values of a half; the maximum covers 1 or 2 halves
     int64_t now_ = 0, before_ = 0, n_calls_ = 0;
 };
 

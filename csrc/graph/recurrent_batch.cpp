@@ -346,7 +346,7 @@ void write_recurrent_inputs(const CachedGraph & cached, const RecurrentCache & c
                 }
                 first += batch.shape.size();
             }
-            const RecurrentRows & last = entries.back(); // padding: the last entry's first row
+            const RecurrentRows & last = entries.back(); // padding is the last entry's first row
             std::fill(data + last.first + last.n, data + cached.shape.n_rows, data[last.first]);
         });
     }

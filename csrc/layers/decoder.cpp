@@ -69,7 +69,7 @@ ggml_tensor * build_decoder(GraphContext & g, const std::vector<SubLayer> & subl
                 if (g.shape.n_out == 0 && !g.taps_output) {
                     return nullptr; // K/V writes are in the graph; nothing else is needed
                 }
-                x = rows_with_logits(g, x); // later sublayers need no other rows
+                x = rows_with_logits(g, x); // rows without logits are not needed by later sublayers
             }
         }
     }

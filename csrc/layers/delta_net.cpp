@@ -195,7 +195,7 @@ static ggml_tensor * path_rule(GraphContext & g, int il, const RuleRows & in) {
     }
     if (!verifies) {
         ggml_build_forward_expand(g.graph,
-                                  out); // `out` must read the old state before it is written
+                                  out); // the old state must be read before the new is written
         bring_back(g, ggml_reshape_2d(g.ctx, done.state, d * d * n_v, n_lanes),
                    g.recurrent.part_of(il).state, g.recurrent.index(il));
     }

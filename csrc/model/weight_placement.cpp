@@ -12,7 +12,7 @@ namespace dfl {
 ggml_context * WeightLoader::context_for(const Place & place) {
     auto context = contexts_.find(place);
     if (context == contexts_.end()) {
-        // Room for all tensors of the file, a tied head, and a computed tensor of each layer.
+        // Contexts have room for all tensors of the file, a tied head, and a tensor of each layer.
         const size_t size = (file_.tensor_count() + 1 + hp_.n_layer()) * ggml_tensor_overhead();
         weights_.contexts.emplace_back(ggml_init({size, nullptr, true}));
         context = contexts_.emplace(place, weights_.contexts.back().get()).first;

@@ -298,7 +298,7 @@ void WeightLoader::shared_tensors() {
 void WeightLoader::rope_factors() {
     const bool stored = has(schema::TENSOR_ROPE_FREQS, 0);
     if (stored) {
-        read_directly_.insert(schema::TENSOR_ROPE_FREQS); // allowed even if no layer uses it
+        read_directly_.insert(schema::TENSOR_ROPE_FREQS); // no error if no layer uses the factors
     }
     std::map<std::vector<float>, ggml_tensor *> loaded; // factors by value; {}: factors of the file
     for (int64_t il = 0; il < hp_.n_layer(); ++il) {

@@ -169,7 +169,8 @@ Sampler::Fault Sampler::sample_from(const Candidate * best, int64_t n, int64_t p
     std::vector<Candidate> candidates;
     std::copy_if(best, best + n, std::back_inserter(candidates),
                  [&](const Candidate & one) { return !is_banned(one.token); });
-    std::vector<float> logits(candidates.size() + 1, -INFINITY); // -inf at the end: never empty
+    // An extra -inf keeps the list from being empty if all candidates are banned.
+    std::vector<float> logits(candidates.size() + 1, -INFINITY);
     std::transform(candidates.begin(), candidates.end(), logits.begin(),
                    [](auto & one) { return one.logit; });
     const auto n_logits = static_cast<int64_t>(logits.size());
@@ -295,7 +296,7 @@ SampledToken Sampler::sample_full_row(const float * row, int64_t n, const Maxima
         uint64_t min_bits = 0; // smallest token hash that can reach the two best scores
         if (std::isfinite(race.second)) {
             const double of_best = (maxima.of_blocks[block] - best) / params_.temperature;
-            const double needed = std::min(race.second - of_best, 100.0); // Gumbel noise < 37
+            const double needed = std::min(race.second - of_best, 100.0); // Gumbel noise is < 37
             const double u = std::exp(-std::exp(-(needed - 1e-9 * (1.0 + std::fabs(needed)))));
             min_bits = static_cast<uint64_t>(std::max(0.0, u * 0x1p52 - 4.0));
         }

@@ -21,7 +21,7 @@
 namespace dfl {
 
 struct SamplerParams {
-    double temperature = 0.0; // 0: greedy; top_k, top_p and min_p are then ignored
+    double temperature = 0.0; // 0: greedy decoding, which ignores top_k, top_p and min_p
     int64_t top_k = 0;        // 0 or less: top-k is off
     double top_p = 1.0, min_p = 0.0;
     float repeat = 1.0f, presence = 0.0f, frequency = 0.0f;

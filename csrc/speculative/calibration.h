@@ -9,7 +9,7 @@ namespace dfl {
 struct CalibrationParams {
     static constexpr int64_t N = 5; // number of weights at each depth
 
-    const double * prior;     // [N]: prior of depth 1; deeper depths use the depth before
+    const double * prior;     // [N]: prior of depth 1; other priors: weights of the depth before
     const double * precision; // [N]: diagonal of the information matrix before any outcome
     const double * pull;      // [N]: strength of the pull towards the prior
     const double *lower, *upper;

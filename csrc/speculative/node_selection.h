@@ -27,7 +27,7 @@ class BestSize {
     // True if further nodes of at most probability `prob` can bring a gain above `tokens`.
     bool can_exceed(double tokens, double prob) const;
 
-    // Number of added nodes; nodes of the best size so far, or 0; gain of that size, or min_value.
+    // Return the number of added nodes; the most profitable number, or 0; its gain, or min_value.
     size_t n() const { return n_; }
     size_t best() const { return best_; }
     double value() const { return value_; }

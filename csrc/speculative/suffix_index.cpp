@@ -260,7 +260,7 @@ SuffixIndex::Guesses SuffixIndex::guesses() const {
     Guesses result = guesses(match, automaton_.state(match).length);
     if (here != match && here > 0) {
         const Guesses present = guesses(here, automaton_.state(here).length);
-        if (present.n > 0) { // substitutions are valid in the present text only
+        if (present.n > 0) { // substitutions are learned in the present text only
             result.token = present.token, result.context = present.context;
         }
         for (int i = 0; i < present.n; ++i) {

@@ -77,7 +77,7 @@ class Groups {
     int64_t n_used() const { return n_used_; }
 
     struct Sorted {
-        const int32_t * active; // experts that have rows, ascending
+        const int32_t * active; // experts that rows have chosen, ascending
         int64_t n_active;
         const int32_t * first; // index in `pairs` of each expert's first pair, then n_pairs
         const int32_t * pairs; // row * n_used + place of the expert among choices of the row

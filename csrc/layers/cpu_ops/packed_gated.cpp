@@ -9,9 +9,9 @@ namespace dfl {
 // Computes gate <- act(gate) * up. Every activation is rewritten for the kernel's x * sigmoid(x).
 static void activate(Activation kind, float * gate, float * up, int64_t n) {
     if (kind == Activation::GELU) {
-        // GELU in its tanh form: g * sigmoid(z), z = 2 sqrt(2 / pi) (g + 0.044715 g^3).
+        // GELU by tanh: g * sigmoid(z), z = 2 sqrt(2 / pi) (g + 0.044715 g^3); ratio: z / g.
         for (int64_t i = 0; i < n; ++i) {
-            const float ratio = 1.5957691216f * (1.0f + 0.044715f * gate[i] * gate[i]); // z / g
+            const float ratio = 1.5957691216f * (1.0f + 0.044715f * gate[i] * gate[i]);
             gate[i] *= ratio;
             up[i] /= ratio;
         }

@@ -50,7 +50,7 @@ class Prepare : public CpuNode {
     }
 
   private:
-    static constexpr int64_t LONG_ROWS = 1 << 17; // values of a pass above which idle threads help
+    static constexpr int64_t LONG_ROWS = 1 << 17; // number of values above which idle threads help
 
     // Returns the i-th head in the order of Scan: a query head, its key head, its value heads.
     int64_t head_at(int64_t i) const {
