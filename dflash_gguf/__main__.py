@@ -2,7 +2,7 @@
 
 import sys
 
-from .cli import main
+from ._entry import dflash_run
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(dflash_run())
