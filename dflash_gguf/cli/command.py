@@ -92,6 +92,14 @@ def loaded(decoder: Decoder) -> None:
         print(f"{decoder.model.backend} lacks {names}: the CPU computes that", file=sys.stderr)
 
 
+def draft_max_note(decoder: Decoder, config: DecodeConfig) -> list[str]:
+    """Returns a sentence if the drafter's block is shorter than --draft-max, as llama.cpp cuts."""
+    longest, wanted = decoder.sequence.max_draft, config.draft_max or 0
+    if not 0 < longest < wanted:
+        return []
+    return [f"--draft-max is {wanted}, the drafter drafts at most {longest}"]
+
+
 def _fail(sentence: str) -> int:
     print(f"error: {sentence}", file=sys.stderr)
     return 1
@@ -103,35 +111,28 @@ def _run(args: argparse.Namespace) -> int:
     if args.list_devices:
         return list_devices(args.backend_module)
     several = args.interactive or (args.file is not None and (args.n_parallel or 1) > 1)
-    if args.prompt_cache is not None and several:
-        raise ValueError(
-            "--prompt-cache is for one prompt, not for a chat (-i) or many (--parallel)"
-        )
-    if args.compare and args.interactive:
-        raise ValueError("--compare is for one prompt, not for a chat (-i)")
-    if args.compare and args.file is not None and args.n_parallel > 1:
-        raise ValueError("--compare is for one prompt, not for a file of many (--parallel)")
-    _choose_models(args)
-    own_templates = read_templates(args.model) if args.chat_template else {}
     try:
+        _check_flags(args, several)
+        _choose_models(args)
+        config = decode_config(args)
+        own_templates = read_templates(args.model) if args.chat_template else {}
         args.chat_template = template_of(args, own_templates)
         args.chat_template_kwargs = template_variables(args)
+        settings = load_config(args, training_context(args.model) if args.n_ctx == 0 else None)
     except ValueError as error:
         parser().error(str(error))
-    config = decode_config(args)
-    settings = load_config(args, training_context(args.model) if args.n_ctx == 0 else None)
     if args.plan:
         return show_plan(args, settings, config)
     if args.fit:
         settings = fitted(args, settings, config)
-    elif args.vram is not None:
-        raise ValueError("--vram needs --fit or --plan, add one")
     text = None if args.interactive or args.tokens is not None else prompt_text(args)
     if several and not args.interactive and not prompt_lines(text or ""):
         raise ValueError(f"{args.file}: holds no prompt; with --parallel, each line is one")
     with _load(args, settings) as decoder:
         if settings.n_ctx is None:
             print(_context(decoder), file=sys.stderr)
+        for note in draft_max_note(decoder, config):
+            print(f"warning: {note}", file=sys.stderr)
         loaded(decoder)
         if args.interactive:
             return _chat(decoder, args, config)
@@ -144,6 +145,20 @@ def _run(args: argparse.Namespace) -> int:
             print(_beside_plain(decoder, prompt, config, result), file=sys.stderr)
         _save_prompt_cache(decoder, args.prompt_cache, prompt, result)
     return INTERRUPTED if result.stop_reason == "cancelled" else 0
+
+
+def _check_flags(args: argparse.Namespace, several: bool) -> None:
+    """Raises ValueError for flags that exclude each other. several: more than one prompt."""
+    if args.prompt_cache is not None and several:
+        raise ValueError(
+            "--prompt-cache is for one prompt, not for a chat (-i) or many (--parallel)"
+        )
+    if args.compare and args.interactive:
+        raise ValueError("--compare is for one prompt, not for a chat (-i)")
+    if args.compare and several:
+        raise ValueError("--compare is for one prompt, not for a file of many (--parallel)")
+    if args.vram is not None and not args.fit and not args.plan:
+        raise ValueError("--vram needs --fit or --plan, add one")
 
 
 def _load_prompt_cache(decoder: Decoder, path: str | None) -> None:

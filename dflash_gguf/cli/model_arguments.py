@@ -31,6 +31,11 @@ class _Parser(argparse.ArgumentParser):
     """Prints an error as one line; refuses unknown -hf, which argparse would read as -h -f."""
 
     def error(self, message: str) -> NoReturn:
+        word, _, rest = message.partition(" ")
+        for action in self._actions:
+            flags = [flag for flag in action.option_strings if flag.startswith("--")]
+            if action.dest == word and flags:  # the name of a setting in Python
+                message = f"{flags[0]} {rest}"
         self.exit(2, f"error: {message}; see {self.prog} --help\n")
 
     def parse_known_args(  # type: ignore[override]

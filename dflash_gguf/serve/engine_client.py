@@ -11,7 +11,6 @@ import subprocess
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from typing import Literal
 
 import msgspec
@@ -334,10 +333,6 @@ class EngineClient:
         elif isinstance(message, Ready):
             self.ready, self.state = message, "ready"
             self.slots = [Slot() for _ in range(message.n_parallel)]
-            decode, longest = self.settings.decode, message.max_draft
-            if longest and decode.draft_max is not None:
-                decode = replace(decode, draft_max=min(decode.draft_max, longest))
-                self.settings = replace(self.settings, decode=decode)
             self._write_ready(message)
             self.touch()
             await self._tell()

@@ -94,10 +94,7 @@ class Loading(Message, frozen=True):
 
 
 class Ready(Message, frozen=True):
-    """Message from the engine: the model is loaded.
-
-    max_draft: most tokens that its drafter drafts, 0 without one. notes: warnings for the log.
-    """
+    """Message from the engine: the model is loaded. notes: warnings for the log."""
 
     model: str
     drafter: str | None
@@ -107,7 +104,6 @@ class Ready(Message, frozen=True):
     n_vocab: int
     n_threads: int
     n_parallel: int
-    max_draft: int
     notes: list[str]
 
 

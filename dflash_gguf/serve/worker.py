@@ -18,7 +18,7 @@ from collections import deque
 from dataclasses import replace
 from typing import Protocol
 
-from ..cli.command import training_context
+from ..cli.command import draft_max_note, training_context
 from ..cli.model_arguments import load_config
 from ..cli.plan import fitted
 from ..config import DecodeConfig, LoadConfig
@@ -260,10 +260,8 @@ def open_decoder(request: Load, progress: Progress) -> tuple[Decoder, list[str]]
         warnings.filterwarnings("always", category=UserWarning)
         decoder = load(request.model, drafter=request.drafter, config=settings, progress=progress)
     notes = [str(warning.message) for warning in caught]
-    decode, longest = DecodeConfig(**request.config), decoder.engine.max_draft
-    if longest and decode.draft_max is not None and decode.draft_max > longest:
-        notes.append(f"--draft-max is {decode.draft_max}, the drafter drafts at most {longest}")
-        decode = replace(decode, draft_max=longest)
+    decode = DecodeConfig(**request.config)
+    notes += draft_max_note(decoder, decode)
     gc.freeze()  # later garbage collections skip the objects of the loaded model
     try:
         decoder.check(decode)
@@ -310,7 +308,6 @@ def ready(decoder: Decoder, n_parallel: int, notes: list[str]) -> Ready:
         n_vocab=decoder.model.n_vocab,
         n_threads=decoder.engine.n_threads,
         n_parallel=n_parallel,
-        max_draft=decoder.engine.max_draft,
         notes=notes,
     )
 

@@ -94,10 +94,10 @@ class SpeculativeRuntime:
                 f"draft is {config.draft!r}, which needs a drafter; load one, or use 'auto'"
             )
         longest = max(proposer.max_draft for proposer in drafters or proposers)
-        for name, value in (("draft_max", config.draft_max), ("draft_min", config.draft_min)):
-            if value is not None and value > longest:
-                raise ValueError(f"{name} is {value}, this drafter drafts at most {longest} tokens")
-        longest, least = config.draft_max or longest, config.draft_min
+        least = config.draft_min
+        if least > longest:
+            raise ValueError(f"draft_min is {least}, this drafter drafts at most {longest} tokens")
+        longest = min(config.draft_max or longest, longest)
         if config.draft == "chain":
             return proposers, FixedController(CHAIN, longest, longest, least)
         if config.draft == "tree":

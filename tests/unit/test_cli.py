@@ -426,8 +426,10 @@ def test_names_that_lead_nowhere(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, sentence: str
 ) -> None:
     monkeypatch.setattr(bundled, "find_spec", lambda _: None)
-    assert cli.main(["-m", name, "-p", "a"]) == 1
-    assert capsys.readouterr().err == f"error: {sentence}\n"
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["-m", name, "-p", "a"])
+    assert caught.value.code == 2
+    assert capsys.readouterr().err == f"error: {sentence}; see dflash-run --help\n"
 
 
 @pytest.mark.parametrize("flags", [["-s", "-1"], ["--temp", "0.8"]])
@@ -470,21 +472,11 @@ def test_a_comparison_takes_the_median_of_pairs(seconds: tuple[float, ...], rema
     assert f" | {median}{remark} | " in line
 
 
-def test_a_drafter_alone_is_no_model(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["-p", "abc:", "-md", "d.gguf"]) == 1
-    assert capsys.readouterr().err == (
-        "error: -md d.gguf is a drafter: give its target model with -m\n"
-    )
-
-
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
         (["-f", "/no/such/file"], "/no/such/file: No such file or directory"),
         (["-p", "a", "--draft-type", "dflash"], "draft_type 'dflash' is not available"),
-        (["-p", "a", "--draft-max", "0"], "draft_max is 0, must be at least 1"),
-        (["-p", "a", "--top-p", "2"], "top_p is 2, must be at most 1"),
-        (["-i", "--compare"], "--compare is for one prompt, not for a chat (-i)"),
         (["-p", ""], "the prompt is empty"),
         (["--tokens", "1,9999"], "token id 9999 is outside the vocabulary of 263"),
         (["-p", "x" * 200], "the prompt has 200 tokens, the context holds 128"),
@@ -499,6 +491,28 @@ def test_errors_are_one_sentence(
     assert out == ""
     assert err.startswith(f"error: {sentence}")
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--draft-max", "0"], "--draft-max is 0, must be at least 1"),
+        (["--top-p", "2"], "--top-p is 2, must be at most 1"),
+        (["-ub", "0"], "--ubatch-size is 0, must be at least 1"),
+        (["--compare", "-i"], "--compare is for one prompt, not for a chat (-i)"),
+        (["--vram", "9G"], "--vram needs --fit or --plan, add one"),
+        (["-md", "d.gguf"], "-md d.gguf is a drafter: give its target model with -m"),
+        (["-m", "smollm3"], "'smollm3' is neither a file nor a known model (python-tiny, smollm2)"),
+    ],
+)
+def test_bad_flags_exit_with_2_before_a_model_is_loaded(
+    capsys: pytest.CaptureFixture[str], flags: list[str], sentence: str
+) -> None:
+    prompt = () if "-i" in flags else ("-p", "a")
+    with pytest.raises(SystemExit) as caught:
+        cli.main([*prompt, *flags])
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.endswith(f"error: {sentence}; see dflash-run --help\n")
 
 
 def test_a_prompt_file_that_is_not_utf8_is_named(
