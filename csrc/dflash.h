@@ -161,12 +161,12 @@ typedef struct {
     int64_t n_layer;
     int64_t block_size; /* largest number of rows of a draft: the last token and drafted tokens */
     int32_t mask_token;
-    int32_t n_taps;              /* number of target layers whose input the drafter reads */
-    int32_t n_causal;            /* number of layers with causal attention within a block */
-    int32_t n_windowed;          /* number of layers with a sliding window */
-    int32_t has_embedding_scale; /* 1: the file has a scale of embeddings */
-    float embedding_scale;       /* factor of token embeddings */
-    float sqrt_scale;            /* factor that draft_embedding_scale "sqrt" chooses */
+    int32_t n_taps;        /* number of target layers whose input the drafter reads */
+    int32_t n_causal;      /* number of layers with causal attention within a block */
+    int32_t n_windowed;    /* number of layers with a sliding window */
+    int32_t scale_is_open; /* 1: the target scales embeddings, the drafter's file has no scale */
+    float embedding_scale; /* factor of token embeddings */
+    float sqrt_scale;      /* factor that draft_embedding_scale "sqrt" chooses */
     uint64_t mapped_bytes;
     uint64_t copied_bytes;
     int32_t n_placements;

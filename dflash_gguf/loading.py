@@ -12,7 +12,7 @@ from .config import LoadConfig
 from .decoder import Decoder
 from .memory.fit import max_verify_rows, with_context
 from .memory.plan import Planner, check_fits
-from .native import MAX_VERIFY, Drafter, Engine, Model, Progress, library_build
+from .native import MAX_VERIFY, OPTIONS, Drafter, Engine, Model, Progress, library_build
 from .speculative.runtime import CostFile
 from .text.tokenizer import Tokenizer
 from .text.variants import mismatch
@@ -66,7 +66,9 @@ def load(
         files, kernels = [*files, loaded.path], [*kernels, *sorted(loaded.kernels)]
     # Costs measured with another build of libdflash do not count: its kernels may differ.
     place = (library_build(), model.backend, str(config.n_gpu_layers), str(config.n_cpu_moe))
-    settings = (*place, engine.n_threads, config.cache_type_k, config.cache_type_v)
+    choices = [str(getattr(config, name)) for name in OPTIONS if name.startswith("draft_")]
+    types = (config.cache_type_k, config.cache_type_v)
+    settings = (*place, str(engine.n_threads), *types, *choices)
     costs = CostFile(files, *settings, *kernels)
     prefix_bytes = planner.plan(config).prefix_bytes
     decoder = Decoder(native.Sequence(engine), tokenizer, costs, n_rows, prefix_bytes)

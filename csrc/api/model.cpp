@@ -131,7 +131,7 @@ dfl_status dfl_drafter_get_info(const dfl_drafter * drafter, dfl_drafter_info * 
             layers.begin(), layers.end(), [](const dfl::LayerShape & x) { return x.window > 0; }));
         info->embedding_scale = d.hparams().embedding_scale;
         info->sqrt_scale = d.sqrt_scale();
-        info->has_embedding_scale = d.file().has(dfl::schema::KEY_EMBEDDING_SCALE);
+        info->scale_is_open = d.scale_is_open();
         info->mapped_bytes = d.weights().mapped_bytes;
         info->copied_bytes = d.weights().copied_bytes;
         info->n_placements = static_cast<int32_t>(d.weights().placements.size());

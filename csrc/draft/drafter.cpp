@@ -35,6 +35,8 @@ void Drafter::choose(const DraftChoices & choices, const Hparams & target) {
     Hparams & hp = draft_.hp;
     sqrt_scale_ = target.embedding_scale != 1.0f ? target.embedding_scale
                                                  : std::sqrt(static_cast<float>(hp.n_embd));
+    scale_is_open_ = target.embedding_scale != 1.0f && !file_.has(schema::KEY_EMBEDDING_SCALE) &&
+                     choices.embedding_scale == DraftChoices::Scale::AUTO;
     if (choices.embedding_scale != DraftChoices::Scale::AUTO) {
         const bool is_raw = choices.embedding_scale == DraftChoices::Scale::RAW;
         hp.embedding_scale = is_raw ? 1.0f : sqrt_scale_;

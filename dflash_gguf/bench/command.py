@@ -7,6 +7,7 @@ import json
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from ..config import AUTO_TREE_BUDGET, DecodeConfig
 from ..decoder import Decoder
 from ..loading import load
 from ..speculative.controller import SIZES
-from . import parallel, plot, replay, url
+from ..text.variants import mismatch
+from . import diagnose, parallel, plot, replay, url
 from .measure import measure
 from .prompts import Prompt, read_prompts
 from .runs import BenchmarkRun, compare
@@ -49,10 +51,18 @@ def parser() -> argparse.ArgumentParser:
         help="GGUF files of a model and of its drafter, or a name as dflash-run -m takes; may be "
         "given several times",
     )
+    what.add_argument("-m", "--model", metavar="FILE", help="the model of a single pair, with -md")
     what.add_argument(
         "--url",
         metavar="URL",
         help="measure an OpenAI-compatible server (http://127.0.0.1:8080) instead of a pair",
+    )
+    p.add_argument("-md", "--model-draft", metavar="FILE", help="with -m: the drafter")
+    p.add_argument(
+        "--diagnose",
+        action="store_true",
+        help="find the choices (taps, scale, attention, window) with which a drafter is accepted "
+        "best; prompts are turns of a chat if the model has a template",
     )
     p.add_argument(
         "--concurrency",
@@ -128,7 +138,23 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line; returns the exit code."""
-    return guarded(lambda: _run(parser().parse_args(argv)))
+    return guarded(lambda: _run(_parsed(argv)))
+
+
+def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+    p = parser()
+    args = p.parse_args(argv)
+    if args.model is not None:
+        args.pair = [[args.model, *([args.model_draft] if args.model_draft else [])]]
+    elif args.model_draft is not None:
+        p.error(f"-md {args.model_draft} is a drafter: give its target model with -m")
+    if args.diagnose and args.url is not None:
+        p.error("--diagnose measures files: give -m and -md instead of --url")
+    for pair in args.pair or ():
+        if len(pair) != 2 and not (len(pair) == 1 and is_name(pair[0])):
+            flags = "-m" if args.model is not None else "--pair"
+            p.error(f"{flags} {' '.join(pair)}: give a model and its drafter, or one known name")
+    return args
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -148,11 +174,13 @@ def _run(args: argparse.Namespace) -> int:
         raise ValueError(f"--predict is {args.predict}, must be at least 2")
     if args.url is not None:
         return _load_server(args, prompts)
-    if sum((args.sweep, args.n_parallel is not None, args.replay)) > 1:
-        raise ValueError("--sweep, --parallel and --replay exclude each other")
+    if sum((args.sweep, args.n_parallel is not None, args.replay, args.diagnose)) > 1:
+        raise ValueError("--sweep, --parallel, --replay and --diagnose exclude each other")
     if args.plot:
         plot.require()
     names = args.settings or (SHORT if args.sweep or args.n_parallel is not None else DEFAULT)
+    if args.diagnose:
+        return _diagnose(args, prompts)
     if args.n_parallel is not None:
         return _parallel(args, prompts, names, config)
     runs: list[BenchmarkRun] = []
@@ -203,6 +231,38 @@ def _parallel(
     return 0
 
 
+def _diagnose(args: argparse.Namespace, prompts: Sequence[Prompt]) -> int:
+    """Runs --diagnose: prints the acceptance with each choice, and a sentence about each pair."""
+    for target, drafter in map(_files, args.pair):
+        n_ctx_train = training_context(str(target))
+        options = load_config(args, n_ctx_train)
+        if options.n_ctx is None:  # each trial has an engine of its own
+            options = replace(options, n_ctx=min(diagnose.N_CTX, n_ctx_train or diagnose.N_CTX))
+        if (sentence := mismatch(target, drafter)) is not None:
+            print(f"warning: {sentence}", file=sys.stderr)
+        with load(target, config=options) as decoder:
+            has_template = decoder.tokenizer is not None and bool(decoder.tokenizer.templates)
+            chat = "" if args.chat is None and has_template else args.chat
+            ids = [prompt.ids(decoder, chat, args.think) for prompt in prompts]
+            texts = diagnose.answers(decoder, ids, args.predict)
+            print(f"{drafter.name}: accepted tokens a draft, and by position", file=sys.stderr)
+
+            def report(trial: diagnose.Trial) -> None:
+                _print(trial.to_dict())
+                shares = " ".join(f"{share:4.0%}" for share in trial.by_position)
+                flags = trial.flags or "as the file says"
+                print(f"  {flags:42} {trial.mean:5.2f}  {shares}", file=sys.stderr)
+
+            unchanged, best = diagnose.diagnose(decoder, drafter, texts, report)
+        words = diagnose.conclusion(unchanged, best)
+        print(words, file=sys.stderr)
+        _print(
+            {"target": str(target), "drafter": str(drafter), "best": best.to_dict()}
+            | {"conclusion": words}
+        )
+    return 0
+
+
 def _load_server(args: argparse.Namespace, prompts: Sequence[Prompt]) -> int:
     """Runs --url: measures a server. Returns 1 if a request failed, else 0."""
     server = url.ServerClient(args.url, args.api_key)
@@ -229,8 +289,6 @@ def _files(names: Sequence[str]) -> tuple[Path, Path]:
     if len(names) == 1 and is_name(names[0]):
         bundle = find(names[0])
         return bundle.target, bundle.drafter
-    if len(names) != 2:
-        raise ValueError(f"--pair {' '.join(names)}: must be a model and its drafter, or one name")
     return Path(names[0]), Path(names[1])
 
 

@@ -53,9 +53,10 @@ def identity(engine: Engine) -> dict[str, str]:
     """Returns the properties that prefixes must share with an engine. Errors: OSError."""
     model, drafter = engine.model, engine.drafter
     config = engine.config
+    shift = f" taps {config.draft_tap_shift:+}" if config.draft_tap_shift else ""
     return {
         "model": _file_identity(model.path),
-        "drafter": _file_identity(drafter.path) if drafter is not None else "none",
+        "drafter": _file_identity(drafter.path) + shift if drafter is not None else "none",
         "cache_types": f"{config.cache_type_k}/{config.cache_type_v}",
         "backend": " ".join([model.backend, *sorted(model.kernels)]),
         "build": f"{library_build()} {ggml_version()}",

@@ -135,7 +135,7 @@ class Drafter:
         self.n_taps = int(info.n_taps)
         self.n_causal = int(info.n_causal)
         self.n_windowed = int(info.n_windowed)
-        self.has_embedding_scale = bool(info.has_embedding_scale)
+        self.scale_is_open = bool(info.scale_is_open)
         self.embedding_scale = float(info.embedding_scale)
         self.sqrt_scale = float(info.sqrt_scale)
         self.mapped_bytes = int(info.mapped_bytes)

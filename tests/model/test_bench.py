@@ -110,9 +110,18 @@ def test_a_pair_has_a_name(prompts: str, capsys: pytest.CaptureFixture[str]) -> 
     assert main(["--pair", "python-tiny", *flags]) == 0
     lines, _ = output(capsys)
     assert lines[0]["pair"] == "python-tiny-q8_0 + python-tiny-dflash-q8_0"
-    assert main(["--pair", "one.gguf", *flags]) == 1
-    sentence = "error: --pair one.gguf: must be a model and its drafter, or one name\n"
-    assert capsys.readouterr().err == sentence
+    for pair, sentence in (
+        (
+            ["--pair", "one.gguf"],
+            "--pair one.gguf: give a model and its drafter, or one known name",
+        ),
+        (["-m", "one.gguf"], "-m one.gguf: give a model and its drafter, or one known name"),
+        (["--url", "http://x", "-md", "d.gguf"], "-md d.gguf is a drafter: give its target"),
+        (["--url", "http://x", "--diagnose"], "--diagnose measures files: give -m and -md"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            main([*pair, *flags])
+        assert capsys.readouterr().err.startswith(f"error: {sentence}")
 
 
 def test_bad_arguments_are_one_sentence(

@@ -30,6 +30,7 @@ class FakeModel:
 class FakeDrafter:
     def __init__(self, block_size: int) -> None:
         self.path = "/models/fake-drafter.gguf"
+        self.scale_is_open = False
         self.kernels = {"FAKE": 1}
         self.block_size = block_size
 

@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 
 from ...native import Draft
 from ...sampling.noise import DraftScorer, noise_of
+from ...text.stream import n_common
 from ..calibration import Calibration, Calibrations, Features
 from ..ddtree import PositionCandidates, best_first_tree, chain
 from ..tree import Tree
+from .embedding_scale import ScaleTrial
 from .proposer import CHAIN, MAIN_CHAIN, TOP1, Proposer, SpeculativeState, draft_for_all
 
 N_RANKED = 32
@@ -57,15 +59,18 @@ class DFlash(Proposer):
 
     name = "dflash"
 
-    def __init__(self, max_draft: int) -> None:
+    def __init__(self, max_draft: int, scale_trial: ScaleTrial | None = None) -> None:
         """Creates the proposer. max_draft: maximum positions, the drafter's block minus one."""
         self.max_draft = max_draft
         self.calibrations = Calibrations()
+        self._scale_trial = scale_trial
         self._outcomes: list[tuple[_Ranked, Sequence[int]]] = []
 
     def propose(self, requests: Sequence[SpeculativeState]) -> list[Tree | None]:
         """Drafts for all requests; a request with non-finite scores gets None and a warning."""
         self._learn_outcomes()
+        if self._scale_trial is not None:
+            self._scale_trial.begin()
         drafts = draft_for_all(requests, [self._width(request) for request in requests])
         trees: dict[SpeculativeState, Tree] = {}
         # Requests and drafts by ranking class; the key None holds top-1 drafts.
@@ -92,12 +97,16 @@ class DFlash(Proposer):
             if note is None:
                 continue
             acceptance = self.calibrations.top1(request.scorer.config)
+            best = note
             if isinstance(note, _Ranked):
                 best = note.batch.best[note.first : note.first + note.n]
-                acceptance.observe(best, chosen)
                 self._outcomes.append((note, chosen[: note.n]))
-            else:
-                acceptance.observe(note, chosen)
+            acceptance.observe(best, chosen)
+            if self._scale_trial is not None and self._scale_trial.observe(
+                n_common(best, list(chosen))
+            ):
+                # Half of the drafts until now had the other scale.
+                self.calibrations, self._outcomes = Calibrations(), []
 
     def expected_path_probs(self, scorer: DraftScorer) -> Sequence[float]:
         """Returns recent rates at which top-1 chains of 1 to max_draft tokens were all accepted."""
@@ -106,11 +115,16 @@ class DFlash(Proposer):
     def to_dict(self) -> dict[str, Any]:
         """Returns all calibrations, after learning from all pending outcomes."""
         self._learn_outcomes()
-        return self.calibrations.to_dict()
+        trial = self._scale_trial
+        scale = {} if trial is None or trial.choice is None else {"scale": trial.choice}
+        return {**self.calibrations.to_dict(), **scale}
 
     def learn(self, stored: Mapping[str, Any]) -> None:
         """Restores the calibrations that `to_dict` returned in an earlier process."""
-        self.calibrations = Calibrations.from_dict(stored)
+        calibrations = Calibrations.from_dict(stored)
+        if self._scale_trial is not None and "scale" in stored:
+            self._scale_trial.choose(stored["scale"])
+        self.calibrations = calibrations
 
     def _width(self, request: SpeculativeState) -> int:
         if request.shape == CHAIN and request.scorer.is_argmax:

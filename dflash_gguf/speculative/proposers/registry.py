@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from .dflash import DFlash
+from .embedding_scale import ScaleTrial
 from .proposer import DraftSource, Proposer
 from .suffix import MAX_REMEMBERED, SuffixProposer
 
 ProposerFactory = Callable[[DraftSource], Proposer | None]
 
 
+def _dflash(sequence: Any) -> Proposer | None:
+    if not sequence.max_draft:
+        return None
+    engine = sequence.engine
+    if not engine.drafter.scale_is_open:
+        return DFlash(sequence.max_draft)
+    scales = 1.0, engine.drafter.sqrt_scale
+    return DFlash(sequence.max_draft, ScaleTrial(engine.set_draft_scale, scales))
+
+
 PROPOSERS: Mapping[str, ProposerFactory] = {
-    "dflash": lambda sequence: DFlash(sequence.max_draft) if sequence.max_draft else None,
+    "dflash": _dflash,
     # Twice the context: a full suffix index drops its older half, which leaves one context.
     "suffix": lambda sequence: SuffixProposer(min(MAX_REMEMBERED, 2 * sequence.n_ctx)),
 }
