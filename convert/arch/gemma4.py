@@ -100,8 +100,8 @@ def _full_dims(config: Config, sliding: Dims, first: int) -> Dims:
             )
     if head_dim % 2 or sliding.n_head % n_head_kv:
         raise ConvertError(
-            f"{config.path}: full layers of {sliding.n_head} heads of {head_dim} over {n_head_kv} "
-            "key-value heads are not supported"
+            f"{config.path}: full-attention layers have head_dim {head_dim}, which must be even, "
+            f"and {n_head_kv} key-value heads, which must divide {sliding.n_head} heads"
         )
     return replace(sliding, head_dim=head_dim, n_head_kv=n_head_kv)
 

@@ -43,7 +43,7 @@ REFUSED: tuple[tuple[tuple[str, ...], str], ...] = (
         "a model runs on one GPU: name it with -dev",
     ),
 )
-"""Flags that change what the user gets, and what to do instead."""
+"""Unsupported flags that would change the answer: their names, and what to do instead."""
 
 
 def add_llama_flags(

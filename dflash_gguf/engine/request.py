@@ -35,7 +35,7 @@ class Request:
     turn_boundaries: tuple[int, ...] = ()
     """Positions where a later prompt of the conversation may diverge from this prompt."""
     scope: str = ""
-    """Name of the requests that may reuse this text, in the prefix cache and in drafts."""
+    """Scope of the text: only requests of the same scope reuse it, in cached prefixes and drafts."""
 
 
 class RequestStatus(Enum):

@@ -91,7 +91,7 @@ class Worker:
         self._new: deque[Job | SlotAction] = deque()
         self._live: list[Job] = []
         self._slots = range(n_parallel)
-        # By slot and scope: tokens of the last prompt and answer.
+        # Tokens of the last prompt and answer in each slot of the server, for each `Run.scope`.
         self._texts: dict[tuple[int, str], list[int]] = {}
         self._is_over = False
         self._unsaid: list[Message] = []

@@ -463,7 +463,7 @@ GEMMA4_FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "norms": ({"hidden_size": 64}, r"has shape \[421, 96\], config.json asks for \[421, 64\]"),
     "heads": (
         {"per_layer_config": {"3": {"head_dim": 33}}},
-        "full layers of 4 heads of 33 over 2 key-value heads are not supported",
+        "full-attention layers have head_dim 33, which must be even",
     ),
 }
 
