@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from dflash_gguf._files import check_output
+from dflash_gguf._files import check_output, replaced
 
 from .arch import Options
 from .conversion import OUTTYPES, Conversion, prepare
@@ -152,7 +152,8 @@ def _run(args: argparse.Namespace) -> int:
             progress=_Listing(conversion) if args.verbose else bar,
             release=conversion.checkpoint.release,
         )
-    print(f"{outfile}: {_summary(conversion)}", file=sys.stderr)  # stdout may be the file
+    if replaced(outfile) is not None:  # else stdout may be the file
+        print(f"{outfile}: {_summary(conversion)}")
     return 0
 
 
