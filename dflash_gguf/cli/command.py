@@ -149,7 +149,10 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _check_flags(args: argparse.Namespace, several: bool) -> None:
-    """Raises ValueError for flags that exclude each other. several: more than one prompt."""
+    """Raises ValueError for flags that exclude each other, or an unfit --prompt-cache.
+
+    several: True for more than one prompt.
+    """
     if args.prompt_cache is not None and several:
         raise ValueError(
             "--prompt-cache is for one prompt, not for a chat (-i) or many (--parallel)"
