@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from dflash_gguf._files import check_output, replaced
+
 from .arch import Options
 from .conversion import OUTTYPES, Conversion, prepare
 from .errors import ConvertError
@@ -28,6 +30,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("--expect needs --inspect FILE")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names of tokens are not all ASCII
+    if args.outfile and not (args.dry_run or args.inspect or args.check):
+        try:
+            check_output("--outfile", args.outfile)
+        except ValueError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
     previous = signal.signal(signal.SIGTERM, _terminate)
     try:
         return _run(args)
@@ -144,7 +152,8 @@ def _run(args: argparse.Namespace) -> int:
             progress=_Listing(conversion) if args.verbose else bar,
             release=conversion.checkpoint.release,
         )
-    print(f"{outfile}: {_summary(conversion)}")
+    if replaced(outfile) is not None:  # else stdout may be the file
+        print(f"{outfile}: {_summary(conversion)}")
     return 0
 
 

@@ -16,6 +16,8 @@ from typing import Any, NoReturn
 
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from dflash_gguf._files import check_regular
+
 from .errors import ConvertError, check_content
 from .schema import SPLIT_ENDING, Key
 
@@ -103,15 +105,17 @@ class GgufHeader:
 def read_header(path: Path) -> GgufHeader:
     """Returns the header of a file, even of a truncated one. Raises ConvertError if malformed."""
     try:
+        check_regular(path)
         with path.open("rb") as stream:
             size = os.fstat(stream.fileno()).st_size
             if size == 0:
                 raise ConvertError(f"{path}: is empty, not a GGUF file")
             with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return _Reader(path, data, size).header()
-    except (OSError, ValueError) as error:  # mmap raises ValueError for a file that is not regular
-        reason = getattr(error, "strerror", None) or error
-        raise ConvertError(f"{path}: cannot be read: {reason}") from error
+    except OSError as error:
+        raise ConvertError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ConvertError(str(error)) from error
 
 
 def read_parts(path: Path) -> list[GgufHeader]:

@@ -1,15 +1,15 @@
-"""Writes GGUF files: a temporary file is verified, then renamed. Source: ggml, docs/gguf.md."""
+"""Writes GGUF files, and verifies them before they take their place. Source: ggml, docs/gguf.md."""
 
 from __future__ import annotations
 
-import os
 import shutil
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from dflash_gguf._files import part_of, replaced, replacing
 
 from .errors import ConvertError
 from .gguf_header import read_header
@@ -63,35 +63,22 @@ def write_gguf(
     """
     head = header_bytes(metadata, plans, types)
     total = len(head) + data_bytes(plans, types)
-    if path.is_dir():
-        raise ConvertError(f"{path}: is a folder, a file name is needed")
-    if not path.parent.is_dir():
-        raise ConvertError(f"{path.parent}: no such folder")
-    _check_space(path, total)
     try:
-        with _temporary(path) as temporary:
-            with temporary.open("wb") as file:
-                file.write(head)
-                _write_tensors(file, plans, types, progress, release)
-            _verify(temporary, plans, types, total)
-            temporary.replace(path)
+        _check_space(path, total)
+        with replacing(path) as file:
+            file.write(head)
+            _write_tensors(file, plans, types, progress, release)
+            file.flush()
+            if (written := part_of(file)) is not None:
+                _verify(written, plans, types, total)
     except OSError as error:
         raise ConvertError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 def _check_space(path: Path, needed: int) -> None:
-    free = shutil.disk_usage(path.parent).free
-    if free < needed:
+    target = replaced(path)
+    if target is not None and (free := shutil.disk_usage(target.parent).free) < needed:
         raise ConvertError(f"{path}: needs {needed} bytes, but only {free} are free there")
-
-
-@contextmanager
-def _temporary(path: Path) -> Iterator[Path]:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        yield temporary
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _write_tensors(

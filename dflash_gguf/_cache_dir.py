@@ -6,9 +6,10 @@ import contextlib
 import json
 import os
 import platform
-import tempfile
 from pathlib import Path
 from typing import Any
+
+from ._files import check_regular, write_text
 
 SENSELESS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """Exceptions raised while reading a stored value that is valid JSON of an unexpected form."""
@@ -35,7 +36,9 @@ def cpu_name() -> str:
 def read(name: str, identity: Any) -> Any:
     """Returns the value in a cache file, or None if the file was stored for another identity."""
     with contextlib.suppress(OSError, *SENSELESS):
-        stored = json.loads((cache_folder() / name).read_text(encoding="utf-8"))
+        file = cache_folder() / name
+        check_regular(file)
+        stored = json.loads(file.read_text(encoding="utf-8"))
         if stored.get("identity") == identity:
             return stored.get("value")
     return None
@@ -46,11 +49,4 @@ def write(name: str, identity: Any, value: Any) -> None:
     file = cache_folder() / name
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=file.parent)
-        try:
-            with open(descriptor, "w", encoding="utf-8") as out:
-                json.dump({"identity": identity, "value": value}, out)
-            Path(temporary).replace(file)
-        except BaseException:
-            Path(temporary).unlink()
-            raise
+        write_text(file, json.dumps({"identity": identity, "value": value}))

@@ -33,7 +33,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
+from dflash_gguf._files import appending, check_output
 from dflash_gguf.bench import plot
 
 sys.path.append(str(Path(__file__).resolve().parent / "bench"))
@@ -93,13 +95,15 @@ def run_here(name: str, setting: Setting) -> None:
 class Run:
     """Runs the requested parts, each in a child process."""
 
-    def __init__(self, args: argparse.Namespace, arguments: list[str]) -> None:
-        """arguments: the command line, which all child processes receive too."""
+    def __init__(
+        self, args: argparse.Namespace, arguments: list[str], out: BinaryIO | None
+    ) -> None:
+        """arguments: the command line, also for all child processes. out: the file of --out."""
         self._args = args
         self._arguments = list(arguments)
         self._end = time.monotonic() + args.limit
         self._environment = _environment(args)
-        self._out = open(args.out, "a", encoding="utf-8") if args.out else None  # noqa: SIM115
+        self._out = out
         self._background: dict[str, Child] = {}
         self._curve: list[Figures] = []
 
@@ -172,7 +176,7 @@ class Run:
         line = json.dumps(figures)
         print(line, flush=True)
         if self._out is not None:
-            self._out.write(line + "\n")
+            self._out.write(line.encode() + b"\n")
             self._out.flush()
 
 
@@ -215,12 +219,16 @@ def main() -> None:
         return
     if args.build is not None and args.backend_module is not None:
         parser.error("--build and --backend-module exclude each other; give one of them")
-    if args.plot is not None:
-        try:
+    try:
+        if args.plot is not None:
             plot.require()
-        except ValueError as error:
-            parser.error(str(error))
-    Run(args, sys.argv[1:]).all()
+            check_output("--plot", args.plot)
+        out = appending(args.out) if args.out else None
+    except ValueError as error:
+        parser.error(str(error))
+    except OSError as error:
+        parser.error(f"--out {args.out}: {error.strerror}")
+    Run(args, sys.argv[1:], out).all()
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from .._files import check_output
 from ..bundled import find, is_name
 from ..cli.arguments import add_main_chain
 from ..cli.command import guarded, loaded, training_context
@@ -178,6 +179,10 @@ def _run(args: argparse.Namespace) -> int:
         raise ValueError("--sweep, --parallel, --replay and --diagnose exclude each other")
     if args.plot:
         plot.require()
+        try:
+            check_output("--plot", args.plot)
+        except ValueError as error:
+            parser().error(str(error))
     names = args.settings or (SHORT if args.sweep or args.n_parallel is not None else DEFAULT)
     if args.diagnose:
         return _diagnose(args, prompts)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from .._files import replacing
+
 
 def require() -> None:
     """Raises ValueError if matplotlib is not installed."""
@@ -86,5 +88,6 @@ def _panels(n_rows: int, n_columns: int, size: tuple[float, float], **settings: 
 
 
 def _write(figure: Any, path: str) -> None:
-    figure.savefig(path, dpi=120, format="png")
+    with replacing(path) as file:
+        figure.savefig(file, dpi=120, format="png")
     _pyplot().close(figure)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from .. import bundled
 from .._entry import INTERRUPTED
+from .._files import check_output, check_regular
 from ..config import DEFAULT_N_CTX, DecodeConfig, LoadConfig
 from ..convert.schema import Key
 from ..decoder import Decoder
@@ -148,7 +149,10 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _check_flags(args: argparse.Namespace, several: bool) -> None:
-    """Raises ValueError for flags that exclude each other. several: more than one prompt."""
+    """Raises ValueError for flags that exclude each other, or an unfit --prompt-cache.
+
+    several: True for more than one prompt.
+    """
     if args.prompt_cache is not None and several:
         raise ValueError(
             "--prompt-cache is for one prompt, not for a chat (-i) or many (--parallel)"
@@ -159,6 +163,10 @@ def _check_flags(args: argparse.Namespace, several: bool) -> None:
         raise ValueError("--compare is for one prompt, not for a file of many (--parallel)")
     if args.vram is not None and not args.fit and not args.plan:
         raise ValueError("--vram needs --fit or --plan, add one")
+    if args.prompt_cache is not None:
+        check_output("--prompt-cache", args.prompt_cache)
+        with contextlib.suppress(FileNotFoundError):
+            check_regular(args.prompt_cache)
 
 
 def _load_prompt_cache(decoder: Decoder, path: str | None) -> None:

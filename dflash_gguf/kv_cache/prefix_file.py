@@ -2,8 +2,7 @@
 
 A file has one prefix, or several of the same text where a model can start only at a snapshot, the
 longest first. Each prefix leaves out the K/V blocks that the one before it has.
-A file is written under a temporary name, then renamed. A file that is damaged, or was made with
-another model, build or settings, is refused as a whole.
+A file that is damaged, or was made with another model, build or settings, is refused as a whole.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from .._files import part_of, replacing
 from ..native import Engine, Error, Prefix, PrefixTensor, ggml_version, library_build
 from ..text.gguf_metadata import GgufMetadata, files_of
 
@@ -78,30 +78,26 @@ def save(prefixes: Sequence[Prefix], tokens: Sequence[int], engine: Engine, path
 
 def _save(prefixes: Sequence[Prefix], tokens: Sequence[int], engine: Engine, path: Path) -> int:
     head = _header(prefixes, identity(engine))
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with temporary.open("wb") as file:
-            file.write(head)
-            ids = np.asarray(tokens, dtype="<i4").view(np.uint8)
-            sums = [zlib.crc32(head), _sum(ids)]
-            _put(file, ids)
+    n_bytes = len(head)
+    with replacing(path) as file:
+        file.write(head)
+        ids = np.asarray(tokens, dtype="<i4").view(np.uint8)
+        sums = [zlib.crc32(head), _sum(ids)]
+        n_bytes += _put(file, ids)
 
-            for prefix in prefixes:
+        for prefix in prefixes:
 
-                def read(index: int, data: Bytes, prefix: Prefix = prefix) -> tuple[Bytes, int]:
-                    prefix.read(index, data)
-                    return data, _sum(data)
+            def read(index: int, data: Bytes, prefix: Prefix = prefix) -> tuple[Bytes, int]:
+                prefix.read(index, data)
+                return data, _sum(data)
 
-                for _, data, checksum in _ahead(prefix.parts(), read):
-                    _put(file, data)
-                    sums.append(checksum)
-            _put(file, np.asarray(sums, dtype="<i8").view(np.uint8))
-            file.flush()
+            for _, data, checksum in _ahead(prefix.parts(), read):
+                n_bytes += _put(file, data)
+                sums.append(checksum)
+        n_bytes += _put(file, np.asarray(sums, dtype="<i8").view(np.uint8))
+        file.flush()
+        if part_of(file) is not None:
             os.fsync(file.fileno())
-            n_bytes = file.tell()
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
     return n_bytes
 
 
@@ -215,9 +211,9 @@ def _ahead(
                 yield index - 1, *done.result()
 
 
-def _put(file: BinaryIO, data: Bytes) -> None:
-    file.write(data.data)
-    file.write(b"\0" * (-len(data) % ALIGNMENT))
+def _put(file: BinaryIO, data: Bytes) -> int:
+    """Writes bytes and their padding; returns the number of both."""
+    return file.write(data.data) + file.write(b"\0" * (-len(data) % ALIGNMENT))
 
 
 def _get(file: BinaryIO, data: Bytes) -> Bytes:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .._files import check_regular
 from ..convert.schema import SPLIT_ENDING
 
 MAGIC = b"GGUF"
@@ -79,8 +80,7 @@ class GgufMetadata:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Finds all metadata entries; OSError if the file cannot be read."""
         self.path = os.fspath(path)
-        if os.path.isdir(self.path):
-            raise ValueError(f"{self.path}: is a directory, expected a GGUF file")
+        check_regular(self.path)
         with open(self.path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size < 24:

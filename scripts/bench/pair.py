@@ -22,6 +22,7 @@ from turns import facts, in_turns
 
 import dflash_gguf
 from dflash_gguf import bundled
+from dflash_gguf._files import write_text
 from dflash_gguf.bench.prompts import Prompt
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
@@ -125,7 +126,7 @@ def main() -> None:
     _, texts = from_python(seed=1)
     if args.list is not None:
         lines = (json.dumps({"prompt": text}) for text in texts[: args.prompts])
-        args.list.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        write_text(args.list, "\n".join(lines) + "\n")
         return
     with dflash_gguf.load(args.model, drafter=args.model_draft, n_threads=args.threads) as decoder:
         prompts = [Prompt("", text).ids(decoder, args.chat) for text in texts[: args.prompts]]

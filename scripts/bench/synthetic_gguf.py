@@ -32,6 +32,8 @@ from synthetic_shapes import PRESETS, Shape, metadata, tensors
 from synthetic_vocabulary import copied_vocabulary, invented_vocabulary
 from synthetic_weights import Pools, is_small, small_values
 
+from dflash_gguf._files import replacing
+
 Piece = tuple[int, NDArray[np.uint8]]
 """A byte offset in the file, and the bytes to write there: a tensor or a part of it."""
 
@@ -66,20 +68,15 @@ def write_model(
     for plan in plans:
         n_bytes = tensor_bytes(plan, types[plan.name])
         starts.append(starts[-1] + n_bytes + -n_bytes % ALIGNMENT)
-    temporary = path.with_name(f".{path.name}.part")
-    try:
-        with temporary.open("w+b") as file:
-            file.write(header)
-            file.truncate(starts[-1])
-            if not header_only:
-                # Checks the free space first, as a memory map cannot report a full disk.
-                if shutil.disk_usage(path.parent).free < starts[-1]:
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                file.flush()
-                _fill(file.fileno(), _pieces(plans, types, starts, np.random.default_rng(seed)))
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as file:
+        file.write(header)
+        file.truncate(starts[-1])
+        if not header_only:
+            # Checks the free space first, as a memory map cannot report a full disk.
+            if shutil.disk_usage(path.parent).free < starts[-1]:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            file.flush()
+            _fill(file.fileno(), _pieces(plans, types, starts, np.random.default_rng(seed)))
 
 
 def _pieces(

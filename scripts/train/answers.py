@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dflash_gguf._files import write_text
+
 LOG_EVERY_S = 30.0
 
 
@@ -104,10 +106,8 @@ def without_loops(answer: Answer, size: int = 12) -> Answer:
 
 
 def save_answers(path: Path, answers: Sequence[Answer]) -> None:
-    """Writes answers as JSON, to a temporary file that is then renamed to `path`."""
-    beside = path.with_name(path.name + ".part")
-    beside.write_text(json.dumps([[a.n_prompt, a.tokens] for a in answers]), encoding="utf-8")
-    beside.replace(path)
+    """Writes answers as JSON."""
+    write_text(path, json.dumps([[a.n_prompt, a.tokens] for a in answers]))
 
 
 def load_answers(path: Path) -> list[Answer]:

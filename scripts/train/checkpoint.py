@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import random
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from dflash_gguf._files import replacing
+
 
 def save_state(path: Path, state: dict[str, Any]) -> None:
-    """Writes a training's state to a temporary file, then renames the file to `path`."""
-    beside = path.with_name(path.name + ".part")
-    torch.save(state, beside)
-    os.replace(beside, path)
+    """Writes a training's state; the old file stays until the new one is complete."""
+    with replacing(path) as file:
+        torch.save(state, file)
 
 
 def load_state(path: Path) -> dict[str, Any] | None:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from dflash_gguf._files import replacing
+
 from .fit import History
 
 
@@ -26,4 +28,5 @@ def draw(history: History, path: Path) -> None:
     places.set(title="accuracy in training", xlabel="step", ylim=(0, 1))
     if n_places:
         places.legend()
-    figure.savefig(path)
+    with replacing(path) as file:
+        figure.savefig(file, format="png")

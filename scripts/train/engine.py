@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import dflash_gguf
+from dflash_gguf._files import appending, write_text
 
 from .answers import LOG_EVERY_S, Answer
 
@@ -81,10 +82,10 @@ class Kept:
             return []
         *lines, cut = self._path.read_text(encoding="utf-8").split("\n")
         if cut:
-            self._path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+            write_text(self._path, "".join(f"{line}\n" for line in lines))
         return [Answer(tuple(tokens), n) for n, tokens in map(json.loads, lines)]
 
     def add(self, answer: Answer) -> None:
         """Appends an answer to the file."""
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps([answer.n_prompt, answer.tokens]) + "\n")
+        with appending(self._path) as file:
+            file.write(json.dumps([answer.n_prompt, answer.tokens]).encode() + b"\n")

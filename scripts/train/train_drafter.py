@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 import dflash_gguf
+from dflash_gguf._files import write_text
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from train import features as cached
@@ -117,7 +118,7 @@ def remember(args: argparse.Namespace) -> None:
                     f"{args.out}: was begun with {name} = {value}, now it is {mine.get(name)}; "
                     "name another output folder"
                 )
-    path.write_text(json.dumps(mine, indent=1), encoding="utf-8")
+    write_text(path, json.dumps(mine, indent=1))
 
 
 def mask_token_of(tokenizer: Any, text: str | None) -> int:
@@ -229,9 +230,9 @@ def run(args: argparse.Namespace) -> None:
 
     fit.run(keep)
     figures = report(fit)
-    (args.out / "training.json").write_text(
+    write_text(
+        args.out / "training.json",
         json.dumps({**figures, "losses": fit.history.losses, "taus": fit.history.taus}),
-        encoding="utf-8",
     )
     print(json.dumps(figures))
 

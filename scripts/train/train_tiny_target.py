@@ -24,6 +24,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
+from dflash_gguf._files import write_text
+
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from train.checkpoint import load_state, pick, save_state
 from train.corpus import documents, standard_library
@@ -157,9 +159,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "held_out_bits_per_byte": round(nats / math.log(2) / bytes_per_token, 4),
         "python": platform.python_version(),
     }
-    (args.out / "training.json").write_text(
-        json.dumps({**figures, "losses": log}), encoding="utf-8"
-    )
+    write_text(args.out / "training.json", json.dumps({**figures, "losses": log}))
     return figures
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from dflash_gguf._files import write_text
+
 PRE = "qwen35"  # llama.cpp's name of the pre-tokenizer with the pattern SPLIT
 SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
@@ -49,4 +51,4 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         "pad_token": END,
         "clean_up_tokenization_spaces": False,
     }
-    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+    write_text(folder / "tokenizer_config.json", json.dumps(config, indent=1))

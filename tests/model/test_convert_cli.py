@@ -418,6 +418,13 @@ def test_wrong_arguments_exit_with_2(arguments: list[str]) -> None:
     assert caught.value.code == 2
 
 
+def test_a_missing_folder_is_told_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(tmp_path), "--outfile", str(tmp_path / "no" / "x.gguf")]) == 2
+    assert capsys.readouterr().err.startswith("error: --outfile")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_while_writing_leaves_nothing(
     folder: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch

@@ -51,6 +51,15 @@ def of_part(lines: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.parametrize("flag", ["--out", "--plot"])
+def test_outputs_are_checked_before_the_work(tmp_path: Path, flag: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    name = "pipe" if flag == "--out" else "missing/x.png"
+    done = start(tmp_path, "--device", "CPU", "--parts", "device", flag, str(tmp_path / name))
+    assert done.returncode == 2
+    assert f"error: {flag} {tmp_path}" in done.stderr
+
+
 def test_every_part_measures(tmp_path: Path) -> None:
     out = tmp_path / "lines.jsonl"
     parts = "device,chain,plain,sweep,memory,prefill"

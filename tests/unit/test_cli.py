@@ -539,9 +539,11 @@ def test_bad_arguments_leave_by_argparse(loader: Loader, flags: list[str]) -> No
         ["--chat-template", "{% if %}"],
         ["--chat-template-file", "/no/such"],
         ["--chat-template-kwargs", '{"enable_thinking": "no"}'],
+        ["--prompt-cache", "/no/such/file"],
+        ["--prompt-cache", "/"],
     ],
 )
-def test_flags_of_templates_are_checked_before_the_model_is_loaded(
+def test_flags_of_files_are_checked_before_the_model_is_loaded(
     loader: Loader, capsys: pytest.CaptureFixture[str], flags: list[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:

@@ -316,7 +316,7 @@ def test_a_full_disk_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path
         raise OSError(28, "No space left on device")
 
     _cache_dir.write("a.json", 1, 2)
-    monkeypatch.setattr(json, "dump", no_space)
+    monkeypatch.setattr(json, "dumps", no_space)
     _cache_dir.write("a.json", 1, 3)
     assert _cache_dir.read("a.json", 1) == 2
     assert [path.name for path in _cache_dir.cache_folder().iterdir()] == ["a.json"]

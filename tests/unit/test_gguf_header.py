@@ -203,8 +203,8 @@ def test_a_broken_header_is_one_sentence(tmp_path: Path, case: str) -> None:
 
 
 def test_a_folder_and_a_missing_file_are_sentences(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "none.gguf"):
-        with pytest.raises(ConvertError, match="cannot be read"):
+    for path, problem in ((tmp_path, "not a file"), (tmp_path / "none.gguf", "cannot be read")):
+        with pytest.raises(ConvertError, match=problem):
             inspect(path)
 
 

@@ -133,7 +133,7 @@ def test_every_truncation_is_refused(file: Path, tmp_path: Path) -> None:
 
 
 def test_a_folder_and_a_missing_file_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is a directory, expected a GGUF file"):
+    with pytest.raises(ValueError, match="not a file but a folder"):
         GgufMetadata(tmp_path)
     with pytest.raises(FileNotFoundError):
         GgufMetadata(tmp_path / "none.gguf")

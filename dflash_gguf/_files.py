@@ -1,0 +1,117 @@
+"""Opens files safely: models are regular files, and no device, pipe or link is ever replaced."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+AnyPath = str | os.PathLike[str]
+
+
+def check_regular(path: AnyPath) -> None:
+    """Raises ValueError unless a path names a regular file; a pipe would be waited for.
+
+    Errors: OSError for a missing file.
+    """
+    mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode):
+        what = " but a folder" if stat.S_ISDIR(mode) else ""
+        raise ValueError(f"{os.fspath(path)}: not a file{what}")
+
+
+def replaced(path: AnyPath) -> Path | None:
+    """Returns the file that `replacing` puts in place, with links followed.
+
+    None if `path` names something else: a device, a pipe, or an open file such as /dev/stdout.
+    Errors: OSError, also for a folder.
+    """
+    with suppress(FileNotFoundError):
+        mode = os.stat(path).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, "is a folder, a file name is needed", path)
+        if not stat.S_ISREG(mode):
+            return None
+    target = Path(path)
+    while target.is_symlink():
+        folder = target.parent.resolve()
+        if Path("/proc") in folder.parents:
+            return None
+        target = folder / os.readlink(target)
+    return target
+
+
+def check_output(flag: str, path: AnyPath) -> None:
+    """Raises ValueError, before the work, if a file of a flag cannot be written.
+
+    A missing reader of a pipe is not an error yet.
+    """
+    try:
+        target = replaced(path)
+        problem = None if target is None else _problem_of_folder(target.parent)
+    except OSError as error:
+        problem = error.strerror
+    if problem:
+        raise ValueError(f"{flag} {os.fspath(path)}: {problem}")
+
+
+def _problem_of_folder(folder: Path) -> str | None:
+    if not folder.is_dir():
+        return f"the folder {folder} does not exist"
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return f"the folder {folder} cannot be written"
+    return None
+
+
+def appending(path: AnyPath) -> BinaryIO:
+    """Opens a file to append to; OSError for a pipe without a reader, which would be waited for."""
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            error = OSError(error.errno, "a pipe that nobody reads, or a socket", os.fspath(path))
+        raise error from None
+    os.set_blocking(file, True)
+    return open(file, "ab")
+
+
+@contextmanager
+def replacing(path: AnyPath) -> Iterator[BinaryIO]:
+    """Opens a file that takes the place of `path` when the block ends, if it ends without error.
+
+    The file keeps the mode and, where permitted, the owner of the one that it replaces. Links are
+    followed; what is no regular file is written into. Errors: OSError.
+    """
+    target = replaced(path)
+    if target is None:
+        with appending(path) as file:
+            yield file
+        return
+    part = target.with_name(f".dflash-{os.getpid()}-{threading.get_ident()}.part")
+    part.unlink(missing_ok=True)
+    try:
+        with part.open("x+b") as file:
+            yield file
+        with suppress(OSError):
+            old = target.stat()
+            part.chmod(stat.S_IMODE(old.st_mode))
+            os.chown(part, old.st_uid, old.st_gid)
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_text(path: AnyPath, text: str) -> None:
+    """Writes a text file in UTF-8 as `replacing` does."""
+    with replacing(path) as file:
+        file.write(text.encode())
+
+
+def part_of(file: BinaryIO) -> Path | None:
+    """Returns the path of a file that `replacing` opened; None if it writes into a device."""
+    return Path(file.name) if isinstance(file.name, str) else None
