@@ -35,7 +35,7 @@ class Request:
     turn_boundaries: tuple[int, ...] = ()
     """Positions where a later prompt of the conversation may diverge from this prompt."""
     scope: str = ""
-    """Scope of the text: only requests of the same scope reuse it, in cached prefixes and drafts."""
+    """Only requests of the same scope reuse this text, in cached prefixes and in drafts."""
 
 
 class RequestStatus(Enum):
