@@ -68,7 +68,7 @@ class Decoder:
         self._is_running = self._is_closed = False
         self._prefix_cache = PrefixCache(self.engine, prefix_bytes)
         self._scheduler = Scheduler(sequence, self._prefix_cache, _PaddedVocabulary(tokenizer))
-        self._unfinished: RequestState | None = None  # stream that the next request ends
+        self._unfinished: RequestState | None = None  # open stream; the next request will end it
 
     @property
     def n_ctx(self) -> int:
@@ -440,7 +440,7 @@ class Decoder:
     def load_prefix(self, path: str | os.PathLike[str], *, scope: str = "") -> list[int]:
         """Loads a file of `save_prefix` into the prefix cache. Returns the file's token ids.
 
-        scope: of the requests that may reuse the text, see `Request.scope`.
+        scope: requests of the same scope may reuse the text, see `Request.scope`.
         Errors: ValueError for a file that is damaged, was made with another model, drafter, build
             or K/V type, or does not fit the context or `cache_ram`; OSError.
         """

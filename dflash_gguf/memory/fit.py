@@ -80,7 +80,7 @@ def _pairs(constraints: FitConstraints) -> list[tuple[str, str]]:
 
 
 def candidates(constraints: FitConstraints) -> Iterator[tuple[LoadConfig, int]]:
-    """Yields settings but n_ctx, and verify rows, best first; buffers shrink before 4-bit K/V."""
+    """Yields settings without n_ctx and verify rows, best first: small buffers before 4-bit K/V."""
     pairs, parts = _pairs(constraints), list(dict.fromkeys(_small_parts(constraints)))
     gentle, rough = pairs[:2], pairs[2:]
     for some in (gentle, rough):

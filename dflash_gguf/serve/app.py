@@ -217,7 +217,7 @@ class App:
     ) -> list[CompletionChoice]:
         """Returns n choices for each prompt; choice i of a prompt is sampled with seed + i.
 
-        scope: name of the requests that may reuse the texts.
+        scope: requests of the same scope may reuse the texts.
         """
         n, ready, settings = n_choices(body), engine.require_ready(), engine.settings
         choices: list[CompletionChoice] = []

@@ -90,7 +90,7 @@ class ModelRegistry:
     def find(self, name: str | None) -> ServedModel:
         """Returns the model of a name. Raises BadRequestError (404) for an unknown one.
 
-        None and "any": the loaded model that was used last; if none is loaded, the sound one.
+        None and "any": the loaded model used last; if none is loaded, one whose file is sound.
         """
         if self.is_one:
             return self.all[0]

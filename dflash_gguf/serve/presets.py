@@ -17,14 +17,14 @@ from .arguments import ENVIRONMENT, flag_words, is_on, parser
 ALL = "*"
 PATHS = ("model", "model-draft")
 LOAD, STOP_TIMEOUT = "load-on-startup", "stop-timeout"
-"""Keys of llama-server's presets that are no flags; the second has no effect here."""
+"""Keys of llama-server's presets that are no flags; stop-timeout has no effect here."""
 SERVER_GROUPS = ("options", "models", "HTTP")
 """Groups of flags that hold for the whole server."""
 
 
 @dataclass(frozen=True)
 class Preset:
-    """One section. words: its flags, and those of [*], as on a command line, without PATHS."""
+    """One section of a presets file. words: flags of the section and of [*], except model files."""
 
     words: tuple[str, ...] = ()
     model: Path | None = None
