@@ -35,7 +35,7 @@ SPECIAL_ID_KEYS = {
     "eot": Key.TOKENIZER_EOT_ID,
 }
 END_KEYS = (Key.TOKENIZER_EOS_ID, Key.TOKENIZER_EOT_ID, Key.TOKENIZER_EOM_ID)
-"""Keys of the tokens that end an answer."""
+"""Metadata keys of the tokens that end an answer."""
 END_TEXTS = frozenset(
     (
         *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>"),
