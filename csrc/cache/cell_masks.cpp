@@ -84,7 +84,7 @@ static const SequenceRows & rows_of(const MaskRows & rows, int64_t i) {
     return after[-1];
 }
 
-// Returns the number of leading mask rows that stay valid but for the cells in the log of changes.
+// Returns the number of leading mask rows still of the same sequence and not older than the log.
 int64_t CellMasks::n_unchanged_rows(const MaskRows & rows) const {
     int64_t n = 0;
     for (const WrittenRow & row : written_) {
