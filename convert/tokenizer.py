@@ -101,7 +101,7 @@ def add_tokenizer(metadata: Metadata, directory: Path, vocab_size: int, pre: str
 
 
 def _note_lost_spaces(metadata: Metadata, files: _Files) -> None:
-    """Notes added tokens that transformers matches with the spaces or word ends around them."""
+    """Adds a note on tokens that transformers matches with the spaces or word ends beside them."""
     lost = [
         entry.content
         for entry in files.tokenizer.get_added_tokens_decoder().values()

@@ -64,7 +64,7 @@ def guarded(run: Callable[[], int]) -> int:
     try:
         return run()
     except BrokenPipeError:
-        # The reader of stdout is gone; without this, Python's flush at exit would fail too.
+        # The reader of stdout is gone: without /dev/null, Python's flush at exit would fail too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:

@@ -258,7 +258,7 @@ class Scheduler:
     def _preempt(self, state: RequestState) -> None:
         """Takes the sequence from a request, which will start again from its cached prefix."""
         sequence, state.sequence = state.sequence, None
-        state.notes.clear()  # proposers' notes are about the sequence that it loses
+        state.notes.clear()  # proposers' notes are about the lost sequence
         self._prefix_cache.release(sequence)
 
     def _make_room(self, states: list[RequestState]) -> None:

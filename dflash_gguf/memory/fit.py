@@ -53,7 +53,7 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class SplitFit:
-    """A split that fits: layers on the GPU (the head counts), layers with experts on the CPU."""
+    """A split that fits: layers on the GPU (the output head is one), expert layers on the CPU."""
 
     n_gpu_layers: int
     n_cpu_moe: int

@@ -387,7 +387,7 @@ class App:
     async def slots(self, request: Request) -> Response:
         """Answers GET /slots with every slot and its current or last request.
 
-        The request of another key is left out, unless keys share prefixes.
+        Requests of other API keys are left out, unless keys share prefixes.
         """
         if not self._settings.has_slots:
             return error_answer(501, "/slots is switched off: start the server with --slots")

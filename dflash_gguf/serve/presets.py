@@ -45,7 +45,7 @@ def read_presets(path: str) -> dict[str, Preset]:
         raise ValueError(f"{path}: is not valid UTF-8") from None
     except configparser.Error as error:
         raise ValueError(f"{path}: {' '.join(str(error).split())}") from None
-    ini.remove_section(" ")  # keys before the first section, such as version = 1
+    ini.remove_section(" ")  # drops keys before the first section: version = 1
     sections: dict[str, dict[str, str]] = {ALL: dict(ini.defaults())}
     sections |= {name: dict(ini.items(name)) for name in ini.sections()}
     return {name: _preset(path, name, values) for name, values in sections.items()}

@@ -124,7 +124,7 @@ class Curve:
         xs, ys = self._xs, self._ys
         if len(xs) == 1:
             return ys[0] * max(1.0 + ROW * (n_rows - xs[0]), 0.0)
-        if n_rows >= xs[-1]:  # mean slope: the last interval may hold a jump between kernels
+        if n_rows >= xs[-1]:  # mean slope, as the last interval may hold a jump
             return ys[-1] + (ys[-1] - ys[0]) / (xs[-1] - xs[0]) * (n_rows - xs[-1])
         i = max(bisect(xs, n_rows), 1)
         slope = (ys[i] - ys[i - 1]) / (xs[i] - xs[i - 1])
