@@ -12,6 +12,6 @@ class ConvertError(Exception):
 
 
 def check_content(path: Path, head: bytes) -> None:
-    """Raises ConvertError if a file that begins with `head` stands for one that is elsewhere."""
+    """Raises ConvertError if `head`, the first bytes of a file, is that of a Git LFS pointer."""
     if head.startswith(LFS_POINTER):
         raise ConvertError(f"{path}: is a pointer of Git LFS, not the file: run `git lfs pull`")

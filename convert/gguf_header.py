@@ -254,7 +254,7 @@ class _Reader:
         head = tuple(self.string(f"element {i} of {key!r}") for i in range(min(count, ARRAY_HEAD)))
         unpack, data, at = struct.Struct("<Q").unpack_from, self.data, self.at
         try:
-            for _ in range(ARRAY_HEAD, count):  # fast, as vocabularies have 250,000 strings
+            for _ in range(ARRAY_HEAD, count):  # a short loop body for 250,000 strings
                 at += 8 + unpack(data, at)[0]
         except (struct.error, OverflowError):
             at = self.size + 1

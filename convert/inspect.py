@@ -26,7 +26,7 @@ def inspect(path: Path) -> str:
 
 
 def expect(path: Path, variant: str) -> None:
-    """Raises ConvertError unless a GGUF file is a model of a variant, with weights."""
+    """Raises ConvertError unless a file is a target with weights and has the given variant."""
     from dflash_gguf.text.variants import variant_of
 
     headers = read_parts(path)

@@ -35,7 +35,7 @@ SPECIAL_ID_KEYS = {
     "eot": Key.TOKENIZER_EOT_ID,
 }
 END_KEYS = (Key.TOKENIZER_EOS_ID, Key.TOKENIZER_EOT_ID, Key.TOKENIZER_EOM_ID)
-"""Keys of the tokens that end an answer."""
+"""Metadata keys of the tokens that end an answer."""
 END_TEXTS = frozenset(
     (
         *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>"),
@@ -101,7 +101,7 @@ def add_tokenizer(metadata: Metadata, directory: Path, vocab_size: int, pre: str
 
 
 def _note_lost_spaces(metadata: Metadata, files: _Files) -> None:
-    """Notes added tokens that transformers matches with the spaces or word ends around them."""
+    """Adds a note on tokens that transformers matches with the spaces or word ends beside them."""
     lost = [
         entry.content
         for entry in files.tokenizer.get_added_tokens_decoder().values()

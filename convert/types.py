@@ -112,7 +112,7 @@ class _Mixture:
         self.n_values = sum(_is_attention_value(plan.name) for plan in plans)
         self.i_value = 0
         self.i_down = 0
-        # llama-quantize visits tensors outside blocks first, then blocks in order; each by name.
+        # llama-quantize visits tensors outside blocks, then block after block, each sorted by name.
         ordered = sorted(plans, key=lambda plan: (block_of(plan.name), plan.name))
         self.types = {plan.name: self._choose(plan) for plan in ordered}
 

@@ -475,9 +475,9 @@ dfl_status dfl_prefix_read(const dfl_prefix * prefix, int32_t part, void * data,
 dfl_status dfl_prefix_create(dfl_engine * engine, const int32_t * tokens, int64_t n,
                              const int64_t * n_rows, int32_t n_caches, const dfl_prefix * base,
                              dfl_prefix ** prefix, dfl_error * err);
-/* Creates a copy of a prefix whose tensors leave out the K/V rows that a prefix which
- * dfl_prefix_create makes with this base shares with the base. rest: out. Errors: ARGUMENT (base is
- * not a longer prefix of the same text and engine). */
+/* Creates a copy of a prefix whose tensors leave out the K/V rows that `base` has too, for a file
+ * that dfl_prefix_create reads back with this base. rest: out. Errors: ARGUMENT (base is not a
+ * longer prefix of the same text and engine). */
 dfl_status dfl_prefix_without(const dfl_prefix * prefix, const dfl_prefix * base,
                               dfl_prefix ** rest, dfl_error * err);
 /* Fills in tensor `part` of a created prefix. data: the tensor's bytes. Errors: ARGUMENT (part). */

@@ -28,14 +28,14 @@ def _command(module: str) -> Callable[[], int]:
         except KeyboardInterrupt:
             code = INTERRUPTED
         finally:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python's own end has tracebacks too
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at exit would print a traceback
         return code
 
     return run
 
 
 def _leave(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-    """Ends the process. An exception would be printed where imports and destructors drop it."""
+    """Ends the process: imports and destructors would print and drop a KeyboardInterrupt."""
     os._exit(INTERRUPTED)
 
 

@@ -68,7 +68,7 @@ class Decoder:
         self._is_running = self._is_closed = False
         self._prefix_cache = PrefixCache(self.engine, prefix_bytes)
         self._scheduler = Scheduler(sequence, self._prefix_cache, _PaddedVocabulary(tokenizer))
-        self._unfinished: RequestState | None = None  # stream that the next request ends
+        self._unfinished: RequestState | None = None  # open stream; the next request will end it
 
     @property
     def n_ctx(self) -> int:
@@ -405,8 +405,8 @@ class Decoder:
         """Writes the K/V and states of a text to a file for `load_prefix`; computes missing ones.
 
         Returns the number of tokens. With recurrent layers or windows the file also has the cached
-        snapshots of the text's beginnings; if the text is computed, those that its request would
-        take: before its last token, at turn boundaries.
+        snapshots of the text's beginnings; if the text is computed, the snapshots that a request
+        for the text would take: before its last token, at turn boundaries.
         Errors: ValueError for bad tokens, Error from the core, OSError; no file is left then.
         """
         ids = self._tokens_of(tokens)
@@ -440,7 +440,7 @@ class Decoder:
     def load_prefix(self, path: str | os.PathLike[str], *, scope: str = "") -> list[int]:
         """Loads a file of `save_prefix` into the prefix cache. Returns the file's token ids.
 
-        scope: of the requests that may reuse the text, see `Request.scope`.
+        scope: requests of the same scope may reuse the text, see `Request.scope`.
         Errors: ValueError for a file that is damaged, was made with another model, drafter, build
             or K/V type, or does not fit the context or `cache_ram`; OSError.
         """
@@ -452,7 +452,7 @@ class Decoder:
         return tokens
 
     def forget_prefix(self, tokens: Prompt, *, scope: str = "") -> bool:
-        """Drops the cached prefixes that only this text begins with; False if there are none."""
+        """Drops cached prefixes of a text that no other text shares; False if there are none."""
         with self._turn():
             return self._prefix_cache.forget_text(self._tokens_of(tokens), scope)
 
@@ -541,7 +541,7 @@ class _Uninterrupted:
     def __enter__(self) -> _Uninterrupted:
         if threading.current_thread() is threading.main_thread():
             handler = _signal.getsignal(_signal.SIGINT)
-            if callable(handler):  # a Python handler, not SIG_IGN, SIG_DFL or C code
+            if callable(handler):  # SIG_IGN, SIG_DFL and handlers in C stay
                 self._handler = handler
                 _signal.signal(_signal.SIGINT, self._come)
         return self

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 CHAT = "/v1/chat/completions"
 TIMEOUT_S = 300
 MIN_ACCEPTED = 0.05
-"""Accepted share of the drafted tokens; a drafter of shuffled weights reaches 0.00."""
+"""Minimum accepted share of the drafted tokens; a drafter of shuffled weights reaches 0.00."""
 TASKS = (
     "reverses a string",
     "counts the words of a file",
@@ -164,7 +164,7 @@ def drafting(site: Site, draft_type: str) -> str:
     """Checks that one drafter proposes tokens and that the model accepts enough of them.
 
     A server that silently drafts nothing answers as correctly as one that drafts. Repeated chats
-    tell a drafter that is only engaged for a new prompt. llama-server ignores both draft fields.
+    detect one that drafts for new prompts alone. llama-server ignores `draft` and `draft_type`.
     """
     n_drafted = n_accepted = 0
     texts = ["Write a Python function that adds two numbers."] * 5

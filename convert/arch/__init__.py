@@ -28,7 +28,7 @@ __all__ = ["ARCHITECTURES", "Architecture", "Options", "architecture_of"]
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """Conversion that model classes share. is_drafter: True if it takes the target's tokenizer."""
+    """Conversion of model classes. is_drafter: True if they get the target's tokenizer."""
 
     classes: tuple[str, ...]
     metadata: Callable[[Checkpoint, Options], Metadata]

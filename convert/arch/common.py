@@ -202,7 +202,7 @@ class Inventory:
         apply: Elementwise | None = None,
         write_shape: Sequence[int] | None = None,
     ) -> None:
-        """Plans a tensor from one source of `shape`; write_shape: its GGUF shape, if different."""
+        """Plans a tensor from one of the checkpoint of `shape`. write_shape: its GGUF shape."""
         view = self.view(source, shape)
         final = tuple(write_shape or shape)
         self.plans.append(

@@ -135,7 +135,10 @@ def _add_rope_extras(metadata: Metadata, config: Config, target: Config, dims: D
 
 
 def _add_scales(metadata: Metadata, config: Config, options: Options) -> None:
-    """Adds the drafter's own scales and soft cap; like z-lab/dflash, ignores the target's."""
+    """Adds the scales of embeddings, logits and V, and the logit soft cap, by the drafter's config.
+
+    The target's scales are ignored, as in z-lab/dflash.
+    """
     embedding = _number(config, "input_embedding_scale")
     if embedding is None and options.scaled_embeddings:
         embedding = math.sqrt(config.integer("hidden_size"))

@@ -56,7 +56,7 @@ def add_expert_counts(
 
 
 def require_uniform_experts(config: Config) -> None:
-    """Raises ConvertError for dense layers or raw expert weights: GGUF has no keys for them."""
+    """Raises ConvertError for dense layers or unnormalised router weights: GGUF lacks keys."""
     if config.get("norm_topk_prob", False) is not True:
         raise ConvertError(
             f"{config.path}: norm_topk_prob is not true, which {config.architecture} requires in "

@@ -14,7 +14,7 @@ struct Arch {
     Hparams (*read)(const GgufFile & file);
     // Declares every tensor that the architecture needs from the file.
     void (*bind)(WeightLoader & loader);
-    // Builds the pass of g.shape.n_rows rows. Returns logits [n_vocab, n_out]; NULL if n_out is 0.
+    // Builds the graph of a pass. Returns logits [n_vocab, n_out] of its output rows; NULL if none.
     ggml_tensor * (*build)(GraphContext & g);
 };
 
@@ -30,9 +30,10 @@ struct BlockOptions {
     bool head_norms = false, sinks = false;
     bool post_attn_norm = false, post_ffn_norm = false;
     bool output_scale = false;
-    const char * ffn_norm = nullptr; // norm before the feed-forward; NULL: TENSOR_FFN_NORM
-    void (*bind_mixer)(WeightLoader & loader, int il) = nullptr; // bind_mixer: attention if NULL.
-    // bind_feed_forward: if NULL, experts if the model has any, else a dense feed-forward.
+    const char * ffn_norm = nullptr; // feed-forward norm's tensor name; NULL: TENSOR_FFN_NORM
+    // Functions that declare a layer's weights of attention or recurrence (NULL: attention) and of
+    // the feed-forward (NULL: experts if the model has any, else a dense feed-forward).
+    void (*bind_mixer)(WeightLoader & loader, int il) = nullptr;
     void (*bind_feed_forward)(WeightLoader & loader, int il) = nullptr;
 };
 

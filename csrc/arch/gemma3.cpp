@@ -7,7 +7,7 @@
 
 namespace dfl {
 
-// Rope base of sliding layers in files without the key. Source: llama.cpp, src/models/gemma3.cpp.
+// Rope base of sliding layers if the file has none. Source: llama.cpp, src/models/gemma3.cpp.
 static constexpr float SLIDING_FREQ_BASE = 10000.0f;
 // Gemma 3 27B, known by its number of layers, divides attention scores by sqrt(n_embd / n_head).
 static constexpr int64_t N_LAYERS_27B = 62;

@@ -16,7 +16,7 @@ namespace dfl {
 struct DraftChoices {
     enum class Scale { AUTO, RAW, SQRT } embedding_scale = Scale::AUTO;
     enum class Attention { AUTO, CAUSAL, BIDIRECTIONAL } attention = Attention::AUTO;
-    int64_t tap_shift = 0;      // added to every tap
+    int64_t tap_shift = 0;      // added to the layer index of every tap
     bool is_unwindowed = false; // layers with a window attend to all positions
 };
 
@@ -30,7 +30,7 @@ struct ModelParams {
     bool repack = true;                     // weights may be repacked for faster CPU kernels
     dfl_dry_run dry_run = DFL_DRY_RUN_NONE; // a dry run assigns weights to devices, but loads none
     int n_cpu_experts = 0;                  // number of first layers with experts on the CPU
-    DraftChoices draft;                     // for drafters
+    DraftChoices draft;
 };
 
 class Model {

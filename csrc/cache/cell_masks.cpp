@@ -84,7 +84,7 @@ static const SequenceRows & rows_of(const MaskRows & rows, int64_t i) {
     return after[-1];
 }
 
-// Returns the number of leading mask rows of which only cells in the log of changes are outdated.
+// Returns the number of leading mask rows still of the same sequence and not older than the log.
 int64_t CellMasks::n_unchanged_rows(const MaskRows & rows) const {
     int64_t n = 0;
     for (const WrittenRow & row : written_) {
@@ -97,7 +97,7 @@ int64_t CellMasks::n_unchanged_rows(const MaskRows & rows) const {
     return n;
 }
 
-// Returns the cells whose mask values may be outdated in the first n_unchanged rows of a mask.
+// Returns the ranges of cells to rewrite in the leading mask rows that are otherwise still valid.
 std::vector<CellMasks::Span> CellMasks::changed_spans(const MaskBuffer & mask,
                                                       const MaskRows & rows,
                                                       int64_t n_unchanged) const {

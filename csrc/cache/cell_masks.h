@@ -67,7 +67,7 @@ class CellMasks {
     struct Span {
         int64_t first, end;
     };
-    // Sequence and position that a mask row was last written for; cell changes logged before that.
+    // Last write of a mask row: its sequence and position, and the number of earlier cell changes.
     struct WrittenRow {
         int32_t sequence, position;
         int64_t changes;

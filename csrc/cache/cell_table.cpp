@@ -353,7 +353,7 @@ void CellTable::release_before(int32_t sequence, int32_t position) {
     }
 }
 
-// Merges duplicate changes once there are twice as many changes as cells.
+// Adds a cell to the list of changed cells, which drops duplicates at twice the number of cells.
 void CellTable::record_change(int64_t cell) {
     if (changes_.size() >= 2 * sequence_.size()) {
         changes_ = take_changes();

@@ -87,7 +87,7 @@ class CellTable {
     struct SequenceCells {
         std::vector<int64_t> shared;
         std::vector<int64_t> pages; // pages claimed by the sequence, oldest first
-        int64_t next = 0;           // index, over the cells of `pages`, where take() begins
+        int64_t next = 0;           // cell, counted over `pages`, where take() starts to search
         mutable std::vector<cpu::CellSpan> spans;
         mutable bool spans_valid = true;
     };

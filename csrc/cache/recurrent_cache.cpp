@@ -82,7 +82,8 @@ uint64_t RecurrentCache::update_bytes(const Backend * on) const {
     return sum;
 }
 
-// Calls visit(part, tensor, offset, size) with the place of the sequence's slot in each tensor.
+// Calls visit(part, tensor, offset, size) with the bytes of a sequence's slot in every tensor.
+// part: the tensors of one device.
 template <typename Visit>
 void RecurrentCache::for_each_part(int32_t sequence, Visit && visit) const {
     for (const bool is_state : {true, false}) {

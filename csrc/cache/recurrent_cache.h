@@ -48,7 +48,7 @@ struct RecurrentRows {
     bool is_verify; // true: rows of a verify; false: rows that advance the committed state
     UpdateRows updates;
     std::vector<int32_t> parents; // index of each row's parent row, or -1; empty: a chain
-    std::vector<int32_t> taps;    // inputs under the convolution's taps for a tree; empty: a chain
+    std::vector<int32_t> taps;    // tree: index of each convolution tap's input; empty: a chain
 };
 
 // Accepted nodes of a verify, as rows of node_updates, and the sequence's new convolution inputs,
@@ -71,7 +71,7 @@ class RecurrentCache {
     // Returns the index of a layer among the recurrent layers of its device.
     int64_t index(int64_t il) const { return index_[il]; }
 
-    // Inputs of the nodes of our own CPU code in the next run of a graph.
+    // Rows and accepted paths that our own CPU code reads in the next run of a graph.
     std::vector<RecurrentRows> pass_rows;
     std::vector<AcceptedPath> accepted;
 
@@ -80,7 +80,7 @@ class RecurrentCache {
     RawBytes save(int32_t sequence) const;
     void load(int32_t sequence, const RawBytes & bytes);
     uint64_t sequence_bytes() const;
-    // Return bytes of states, and of updates, on a device or (NULL) on all devices.
+    // Return the bytes of states, and of node updates, on a device or (NULL) on all devices.
     uint64_t bytes(const Backend * on = nullptr) const;
     uint64_t update_bytes(const Backend * on = nullptr) const;
 

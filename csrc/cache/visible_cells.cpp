@@ -16,7 +16,8 @@ static void add_cell(std::vector<cpu::CellSpan> & spans, int64_t position, int64
     spans.push_back({position, cell, 1});
 }
 
-// Adds the nodes of a tree, by depth, and the path from the root to each node.
+// Adds a tree to `visible`: its nodes' cells as pending cells, ordered by depth, and for each row
+// the path from the root.
 static void add_tree(const Tree & tree, const int32_t * positions, const int64_t * cells,
                      cpu::VisibleCells & visible) {
     std::vector<int64_t> order(tree.size());

@@ -23,18 +23,18 @@ void add_attention_copies(ggml_cgraph * graph) {
         for (const ggml_tensor * x : {node->src[1], node->src[2]}) {
             index += x->type == GGML_TYPE_F16 ? 0 : ggml_nelements(x) * sizeof(ggml_fp16_t);
         }
-        if (index > 0) { // adds `index` bytes in a dimension that no other node reads
+        if (index > 0) { // enlarges the result by `index` bytes, which no other node reads
             node->ne[3] = 2;
             node->nb[3] = index;
         }
     }
 }
 
-// Largest number of rows of products without cuBLAS (float) or without tiles (quantised).
+// Most rows that ggml multiplies without cuBLAS (float weights) or tiled kernels (quantised).
 constexpr int64_t MAX_ROWS_WITHOUT_BLAS = 8;
 // Bytes of cuBLAS's workspace on Hopper and later GPUs; earlier GPUs have 4 MiB.
 constexpr uint64_t blas_workspace = uint64_t(32) << 20;
-// Bytes of 128 x 128 partial sums, one tile for each multiprocessor of an H100.
+// Bytes of partial sums of quantised products: 128 x 128 for each multiprocessor of an H100.
 constexpr uint64_t open_tiles = uint64_t(132) * 128 * 128 * sizeof(float);
 constexpr uint64_t pool_page = uint64_t(2) << 20;
 
@@ -50,12 +50,13 @@ static uint64_t float_product_bytes(const ggml_tensor * node) {
     return 2 * (n + (node->src[0]->type == GGML_TYPE_F16 ? ggml_nelements(node) : 0));
 }
 
-// Returns bytes for sorting: indices of short rows, three copies of keys and indices of long rows.
+// Returns the bytes that a top-k node takes to sort rows: one index for each value if rows have up
+// to 1024 values, else three copies of values and indices.
 static uint64_t sort_bytes(const ggml_tensor * rows) {
     if (rows->ne[0] <= 1024) {
         return ggml_nbytes(rows);
     }
-    constexpr int64_t chunk = 1 << 26; // bytes of logit rows that are sorted at once
+    constexpr int64_t chunk = 1 << 26; // most bytes of rows that are sorted at once
     return 6 * std::max<int64_t>(rows->nb[1], std::min<int64_t>(chunk, ggml_nbytes(rows)));
 }
 

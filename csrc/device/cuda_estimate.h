@@ -17,7 +17,7 @@ bool runs(const ggml_tensor * node);
 void add_attention_copies(ggml_cgraph * graph);
 
 // Returns the estimated memory outside our buffers: the most that a node takes from the backend's
-// pool (quantised activations, open tiles, float16 copies, sorting), and cuBLAS's workspace.
+// pool (quantised activations, partial sums, float16 copies, sorting), and cuBLAS's workspace.
 uint64_t pool_bytes(ggml_cgraph * graph);
 
 } // namespace dfl::cuda_estimate

@@ -19,7 +19,8 @@ struct Split {
 
 class Devices {
   public:
-    // dry_run, repack: as in Backend's constructor. A hypothetical GPU has the real CPU beside it.
+    // dry_run: memory is counted, not allocated; a hypothetical GPU has the real CPU beside it.
+    // repack: weights may be rearranged for CPU kernels.
     Devices(ggml_backend_dev_t device, const Split & split, int n_threads,
             const std::vector<std::string> & excluded, dfl_dry_run dry_run = DFL_DRY_RUN_NONE,
             bool repack = true);

@@ -20,7 +20,7 @@ static constexpr double SLOW_SHARE = 0.5;
 static std::optional<int64_t> read_number(const std::string & path) {
     std::ifstream file(path);
     int64_t number = 0;
-    return file >> number ? std::optional(number) : std::nullopt; // the text "max" means no limit
+    return file >> number ? std::optional(number) : std::nullopt; // a limit of "max" is none
 }
 
 // Reads lines of "name value" or "name: value".
@@ -79,7 +79,7 @@ static std::vector<std::string> group_folders(const std::string & root,
     std::vector<std::string> folders;
     std::ifstream file(root + "/proc/self/mountinfo");
     for (std::string line; std::getline(file, line);) {
-        // Fields of a line: number parent device root folder options... - type source options
+        // mountinfo line: number parent device root folder options... - type source options
         std::istringstream fields(line);
         std::string skipped, mounted, folder, type, options;
         fields >> skipped >> skipped >> skipped >> mounted >> folder;

@@ -16,11 +16,11 @@ struct Callback {
 
 thread_local LogCapture * innermost = nullptr;
 
-// Never destroyed, as ggml may log until the process ends.
+// Former callbacks of ggml's log. Never destroyed, as ggml may log until the process ends.
 struct LogCallbacks {
     std::mutex mutex;
     ggml_log_callback by_default = nullptr;
-    std::forward_list<Callback> callbacks; // callbacks of the user; ggml holds their addresses
+    std::forward_list<Callback> callbacks; // set by the user; ggml gives route() their addresses
 };
 
 LogCallbacks & log_callbacks() {
@@ -75,7 +75,9 @@ void quiet_log() {
     if (set.function == route) {
         return;
     }
-    if (all.by_default == nullptr) { // done once: other threads' lines are unfiltered meanwhile
+    if (all.by_default == nullptr) {
+        // Resets ggml's log to read its default callback; only once, as other threads' lines are
+        // unfiltered meanwhile.
         void * no_data = nullptr;
         ggml_log_set(nullptr, nullptr);
         ggml_log_get(&all.by_default, &no_data);

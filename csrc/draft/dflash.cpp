@@ -39,7 +39,7 @@ static void refuse_relatives(const GgufFile & file) {
     }
 }
 
-// Returns the reference's taps, as indices of layer inputs, for a file that names no target layers.
+// Returns DFlash's default taps, as indices of layer inputs, for files that name no target layers.
 static std::vector<int64_t> default_taps(int64_t n_taps, int64_t n_target_layers) {
     if (n_taps == 1) {
         return {n_target_layers / 2 + 1};

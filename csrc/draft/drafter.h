@@ -60,7 +60,7 @@ class Drafter {
     // Returns the scale of embeddings that DraftChoices::Scale::SQRT chooses: the target's own, or
     // sqrt(n_embd) if the target does not scale.
     float sqrt_scale() const { return sqrt_scale_; }
-    // True if the target scales its embeddings and the drafter's file does not say whether to.
+    // True if the target scales its embeddings and the drafter's file has no scale.
     bool scale_is_open() const { return scale_is_open_; }
     // Writes the embeddings of tokens times scale to dst, [n_embd, n].
     void embed(const Model & target, float scale, const int32_t * tokens, int64_t n,

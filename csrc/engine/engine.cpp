@@ -221,7 +221,7 @@ void Engine::reserve_verify_graphs(int64_t n) {
     }
     select_top(largest, can_select_top(DFL_MAX_TOP) ? DFL_MAX_TOP : 0);
     graphs_.get(largest, [&](CachedGraph & cached) { build_forward(cached); });
-    if (params_.n_parallel > 1) { // largest graph with verifies and prompt chunks
+    if (params_.n_parallel > 1) { // also the largest graph that mixes verifies with prompt chunks
         largest.n_rows = max_masked_rows(n);
         largest.n_out =
             std::min(largest.n_rows - 1, sizes_.mixed_verify_rows(n + params_.n_parallel));

@@ -36,10 +36,11 @@ struct EngineParams {
     ggml_type type_v = GGML_TYPE_F16;
     std::vector<std::shared_ptr<const Drafter>> drafters;
     int64_t draft_window = 4096;
-    DeltaForm delta_form = DeltaForm::OWN; // form to try first; later forms are fallbacks
+    // Form of recurrent layers to try first; the forms after it in DeltaForm are fallbacks.
+    DeltaForm delta_form = DeltaForm::OWN;
 };
 
-// Memory of one use on one device, see dfl_memory.
+// Bytes of memory for one purpose on one device, see dfl_memory.
 struct MemoryUse {
     const char * name;
     std::string place;
@@ -194,8 +195,8 @@ class Engine {
     void update_attended_cells();
     BatchShape shape_of(const Pass & pass) const;
     CachedGraph & compute(Pass & pass);
-    // Sets the finite flags of a pass. The input of the last layer stands for keys, values and
-    // states, since NaN and infinities propagate; the first logit stands for a row's logits.
+    // Marks the finite rows of a pass. The last layer's input of a row stands for its keys, values
+    // and states, since NaN and infinities propagate, and its first logit for all its logits.
     static void find_finite_rows(const CachedGraph & cached, Pass & pass);
     void set_inputs(CachedGraph & cached, const Pass & pass);
     void forget_rows();
@@ -209,7 +210,7 @@ class Engine {
     CachedGraph & promote_graph(int64_t n_steps, int64_t n_lanes, bool in_place);
     // Advances recurrent states along at most MAX_STEPS nodes of each path, from node `first` on.
     void promote_steps(const std::vector<AcceptedPath> & paths, int64_t first);
-    // Returns the rows of conv_updates to commit if n nodes of a path are accepted.
+    // Returns the rows in conv_updates of the d_conv - 1 last convolution inputs after n nodes.
     std::vector<int32_t> last_inputs(const PassEntry & pending, const std::vector<int32_t> & path,
                                      int64_t n) const;
 

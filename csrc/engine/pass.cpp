@@ -137,7 +137,7 @@ int64_t Engine::n_padded(const Pass & pass) const {
     if (!pass.entries.back().is_verify) {
         if (std::any_of(pass.entries.begin(), pass.entries.end(),
                         [](const PassEntry & entry) { return entry.reads_all_logits; })) {
-            return pass.n_real; // padding would add rows of logits, which are large
+            return pass.n_real; // no padding: each row adds logits, which are large
         }
         const int64_t n_single = static_cast<int64_t>(pass.entries.size() - chunks.size());
         return std::min(max_appended(), sizes_.append_rows(n_single, chunks));
@@ -245,7 +245,7 @@ void Engine::take_feature_rows(Pass & pass) {
     }
 }
 
-// Returns the start of the first gap of n rows between taken ranges (first, length).
+// Returns the start of the first n free rows between ranges (first, length) of taken rows.
 static int64_t first_gap(std::vector<std::pair<int64_t, int64_t>> taken, int64_t n, int64_t size) {
     std::sort(taken.begin(), taken.end());
     int64_t at = 0;

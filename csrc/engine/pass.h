@@ -35,9 +35,9 @@ struct PassEntry {
     std::vector<std::vector<int64_t>> cells;
     bool is_tapped = false;            // True if a drafter will read the features of the rows
     std::vector<int64_t> feature_rows; // rows of the feature ring that receive the features
-    int64_t first_out = 0, n_out = 0;  // readable rows: first and number, in the pass's logits
+    int64_t first_out = 0, n_out = 0;  // readable rows of the pass's logits: index of first, number
     bool reads_all_logits = false;
-    UpdateRows updates;       // first rows that a verify writes its node updates to
+    UpdateRows updates;       // first rows of a verify in node_updates and conv_updates
     std::vector<bool> finite; // True for each finite row, see Engine::find_finite_rows()
 };
 

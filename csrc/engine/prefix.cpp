@@ -21,7 +21,7 @@ Prefix::Prefix(std::shared_ptr<Engine> engine, std::vector<int32_t> tokens,
     find_parts();
 }
 
-// Returns a base's block of n rows from a position on, or NULL.
+// Returns the block of rows [position, position + n) in a K/V group of prefix `base`, or NULL.
 static std::shared_ptr<KvBlock> find_block(const Prefix * base, size_t cache, int64_t position,
                                            int64_t n) {
     if (base != nullptr) {
@@ -238,8 +238,8 @@ void Engine::catch_up(int32_t slot) {
     }
 }
 
-// Values of BlockSource::page for blocks without a page: COPIED if the snapshot copies their rows,
-// TO_BE_SHARED if it will share the page that holds them.
+// Values of BlockSource::page for rows in no shared page: COPIED if a snapshot copies the rows,
+// TO_BE_SHARED if it first turns the page that holds them into a shared page.
 static constexpr int64_t COPIED = -1, TO_BE_SHARED = -2;
 
 struct Sequence::BlockSource {
@@ -253,7 +253,8 @@ std::vector<Sequence::BlockSource> Sequence::block_sources(size_t cache) const {
     const DraftModel * draft = engine_->caches()[cache].draft;
     const KvGroup & group = *engine_->caches()[cache].rows;
     const std::vector<cpu::CellSpan> & spans = group.cells().spans(slot_);
-    // Finds the position from which on no K/V row is missing; a drafter's pending features count.
+    // Finds the position from which on no K/V row is missing. Features that wait for the drafter
+    // to compute their K/V count as rows.
     int64_t first = position() - (draft != nullptr ? draft->n_pending(slot_) : 0);
     for (auto span = spans.rbegin(); span != spans.rend() && span->position + span->n >= first;
          ++span) {
@@ -271,7 +272,7 @@ std::vector<Sequence::BlockSource> Sequence::block_sources(size_t cache) const {
         }
         if (one.block == nullptr && end - at == PAGE && engine_->shares_pages(cache)) {
             one.page = index < static_cast<int64_t>(shared.size()) ? shared[index] : TO_BE_SHARED;
-            // Another sequence's snapshot with the same prefix may have made a block of this page.
+            // A snapshot of another sequence that shares the page may have made a block of it.
             const auto by_page = group.blocks_by_page().find(one.page);
             if (by_page != group.blocks_by_page().end()) {
                 one.block = by_page->second->shared_from_this();

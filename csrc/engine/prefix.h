@@ -39,7 +39,8 @@ class Prefix {
         ggml_type type;
         int64_t ne[2];
         uint64_t bytes;
-        size_t cache, tensor; // indices of K/V group and tensor; after the last group: states
+        // Indices of K/V group and tensor; recurrent states have the number of groups as `cache`.
+        size_t cache, tensor;
     };
 
     // Creates a prefix. blocks: for each K/V group its blocks, in the order of positions. state:
@@ -83,7 +84,7 @@ class Prefix {
     std::shared_ptr<Engine> engine_; // the engine must outlive the blocks
     std::vector<int32_t> tokens_;
     std::vector<CacheBlocks> blocks_;
-    std::vector<CacheBlocks> own_; // blocks in parts(), for each K/V group
+    std::vector<CacheBlocks> own_; // blocks of each K/V group that parts() includes
     bool keeps_in_cells_ = false;
     std::shared_ptr<PrefixState> state_;
     std::vector<Part> parts_;

@@ -60,7 +60,7 @@ Draft Engine::draft(int64_t index, const std::vector<DraftRequest> & requests, i
                 draft.best[i].token = drafter.token(draft.best[i].token);
             }
         }
-        if (!is_finite) { // the drafter's K/V may hold NaN, too, and is dropped
+        if (!is_finite) { // drops the drafter's K/V, which may hold NaN too
             model.clear(block.sequence);
             std::fill_n(sums, block.n_draft, NAN);
         }
@@ -174,7 +174,7 @@ std::vector<int32_t> Engine::last_inputs(const PassEntry & pending,
     const int64_t before = model_->hparams().recurrent.d_conv - 1;
     std::vector<int32_t> rows;
     for (int64_t at = n; at < n + before; ++at) {
-        // conv_updates holds `before` inputs from before the verify, then the inputs of its nodes.
+        // conv_updates holds the d_conv - 1 inputs before the verify, then those of its nodes.
         const int64_t row = at < before ? at : before + path[at - before];
         rows.push_back(static_cast<int32_t>(pending.updates.first_conv + row));
     }
@@ -231,7 +231,8 @@ void Engine::promote_steps(const std::vector<AcceptedPath> & paths, int64_t firs
     }
     const auto n = static_cast<int64_t>(active.size());
     end = sizes_.lanes(end);
-    const bool in_place = 3 * n >= end; // few idle lanes run in place: see make_recurrent_batches()
+    // Gathering states moves three times as many bytes as promoting them in place.
+    const bool in_place = 3 * n >= end;
     const int64_t n_lanes = in_place ? end : sizes_.lanes(n);
     CachedGraph & cached = promote_graph(sizes_.promote_steps(max_steps), n_lanes, in_place);
     // Accepted path of each lane; NULL marks a lane whose state does not change.
@@ -247,7 +248,7 @@ void Engine::promote_steps(const std::vector<AcceptedPath> & paths, int64_t firs
             data[i] = path != nullptr && step < path->nodes.size() ? path->nodes[step] : zero_row;
         }
     });
-    // Lanes without a path repeat the first path's convolution inputs and slot: nothing changes.
+    // Lanes without a path write the first path's convolution inputs to its slot a second time.
     const auto source = [&](int64_t lane) -> const AcceptedPath & {
         return lanes[lane] != nullptr ? *lanes[lane] : *active.front();
     };

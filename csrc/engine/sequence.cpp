@@ -54,7 +54,7 @@ void Sequence::appended(const PassEntry & entry, const int32_t * tokens, CachedG
     if (!is_finite) {
         reset_and_zero();
     }
-    // If an append without logits is not finite, one row is kept, for check_append() to report.
+    // A non-finite append without logits makes one row readable, for check_append() to report.
     const size_t n_rows = is_finite && entry.n_out == 0 ? 0 : 1;
     set_rows(cached, entry.first_out + entry.n_out - 1, std::vector<bool>(n_rows, is_finite));
 }
@@ -94,7 +94,7 @@ void Sequence::failed(const PassEntry & entry, bool may_have_moved) {
 
 void Sequence::accept(const int32_t * nodes, int64_t n) {
     if (pending_verify_.n == 0) {
-        return; // nothing is pending: a caller that was interrupted may commit a second time
+        return; // no verify is pending: an interrupted caller may commit a second time
     }
     last_ = nullptr;
     std::vector<int64_t> feature_rows;

@@ -98,7 +98,7 @@ GraphPool::GraphPool(Devices & devices, size_t max_nodes)
       arena_(ggml_gallocr_new(backend_.default_buffer_type())),
       block_(backend_.is_host() ? nullptr : std::make_unique<InputBlock>(backend_)) {}
 
-// Returns the kind whose scheduler runs split graphs of `kind`: VERIFY's also runs appends.
+// Returns the kind whose scheduler runs split graphs of `kind`: VERIFY for APPEND, else `kind`.
 static GraphKind scheduler_kind(GraphKind kind) {
     return kind == GraphKind::APPEND ? GraphKind::VERIFY : kind;
 }
@@ -236,7 +236,7 @@ CachedGraph & GraphPool::get_scheduled(CachedGraph fresh, const GraphBuilder & b
         record_size(fresh, scheduler.measure(fresh.graph));
     } else if (scheduler.allocate(fresh.graph)) {
         const ArenaBytes now = scheduler.bytes();
-        // If the buffers did not grow, their size is that of an earlier, larger graph.
+        // Records no size if the buffers did not grow: they have the size of an earlier graph.
         record_size(fresh, now.main > before ? now : ArenaBytes{});
     } else {
         const ArenaBytes needed = scheduler.measure(build_graph(fresh.shape, build).graph);
@@ -278,7 +278,7 @@ CachedGraph & GraphPool::get_in_arena(CachedGraph fresh) {
             set_graph_id(devices_, fresh.graph);
         }
     }
-    // A hypothetical GPU tells no split of a graph, so all results count on the GPU and on the CPU.
+    // How a graph is split is unknown for a hypothetical GPU: its bytes count on GPU and CPU.
     const GraphKind kind = fresh.shape.kind;
     const bool may_split =
         backend_.is_hypothetical() && !devices_.split().is_whole() &&

@@ -24,7 +24,7 @@ namespace dfl {
 struct TopOutputs {
     TopRows rows;                          // where each row's n_top largest logits are, unordered
     ggml_tensor * logits = nullptr;        // selected logits, f32 [1, n_top, rows]
-    ggml_tensor * probabilities = nullptr; // probabilities: of selected logits, or of all (n_top 0)
+    ggml_tensor * probabilities = nullptr; // of the selected tokens; of all tokens if n_top is 0
     ggml_tensor * log_sum_exp = nullptr;   // CPU: log-sum-exp of each row instead of probabilities
     ggml_tensor * sums = nullptr;          // sums of all logits of each row: NaN if one is NaN
 };

@@ -30,7 +30,8 @@ class RecentMax {
     }
 
   private:
-    static constexpr int64_t REMEMBERED = 512; // values of a half; the maximum covers 1 or 2 halves
+    // Number of calls in a period; the maximum covers the present and the previous period.
+    static constexpr int64_t REMEMBERED = 512;
     int64_t now_ = 0, before_ = 0, n_calls_ = 0;
 };
 

@@ -62,7 +62,7 @@ size_t InputBlock::place(ggml_cgraph * graph) {
     }
     for (size_t i = 0; i < inputs.size(); ++i) {
         if (backend_.is_dry_run()) {
-            inputs[i]->buffer = memory_.buffer.get(); // marks the input as placed, without memory
+            inputs[i]->buffer = memory_.buffer.get(); // dry run: inputs have a buffer, but no data
         } else {
             ggml_backend_tensor_alloc(memory_.buffer.get(), inputs[i],
                                       static_cast<char *>(block_->data) + offsets[i]);

@@ -30,14 +30,14 @@ bool has_fused_delta_rule(const RecurrentCache & cache, const RecurrentShape & s
 static int64_t length_class(int64_t n_rows) { return doubled(n_rows, SHORT_CHUNK); }
 
 int64_t max_recurrent_batches(int64_t n_ubatch) {
-    int64_t n = 3; // one batch each of single rows, of short chunks and of verifies
+    int64_t n = 3; // a batch of single rows, one of the shortest chunks, one of verifies
     for (int64_t length = SHORT_CHUNK; length < n_ubatch; length *= 2) {
         ++n;
     }
     return n;
 }
 
-// Merges the two classes of the longest prompt chunks as long as the merged batch has at most
+// Merges the two length classes of the longest prompt chunks while the merged batch has at most
 // max_rows padded rows, because fewer batches need fewer operations and graph shapes.
 static void merge_classes(std::map<int64_t, std::vector<int32_t>> & chunks, int64_t max_rows) {
     while (chunks.size() > 1) {
@@ -79,13 +79,14 @@ static RecurrentBatch make_batch(const std::vector<int32_t> & members, bool is_c
     } else {
         shape.n_rows = 1;
     }
-    if (is_chunk) { // computing idle lanes of chunks takes longer than gathering states
+    if (is_chunk) { // computing long idle lanes in place takes more time than gathering states
         shape.in_place = options.n_slots == 1;
-    } else if (sizes.uses_few_sizes() && is_mixed) { // idle lanes cost little beside other batches
+    } else if (sizes.uses_few_sizes() && is_mixed) {
+        // Every slot gets a lane: idle lanes cost little time beside other batches of the pass.
         end = options.n_slots;
         shape.in_place = n > 1 || end == 1;
     } else {
-        // Gathering states and writing them back moves three times as many bytes as in place.
+        // Gathering states and writing them back moves three times the bytes of updating in place.
         end = sizes.lanes(end);
         shape.in_place = 3 * n >= end;
     }

@@ -67,7 +67,7 @@ ggml_tensor * build_decoder(GraphContext & g, const std::vector<SubLayer> & subl
                              last ? g.weights.layers[il].output_scale : nullptr);
             if (i == 0 && il == n_layer - 1) {
                 if (g.shape.n_out == 0 && !g.taps_output) {
-                    return nullptr; // K/V writes are in the graph; nothing else is needed
+                    return nullptr; // no row gets logits: later sublayers are not needed
                 }
                 x = rows_with_logits(g, x); // rows without logits are not needed by later sublayers
             }

@@ -287,7 +287,8 @@ ggml_tensor * delta_net(GraphContext & g, int il, const Rows & x, ggml_tensor * 
         log_decay = ggml_pad(g.ctx, log_decay, 0, 1, 0, 0);
         beta = ggml_pad(g.ctx, beta, 0, 1, 0, 0);
     }
-    // Batches in place come first: idle lanes write old values to the slots of later batches.
+    // Batches that update slots in place come first: their idle lanes write old values to slots
+    // that later batches then update.
     ggml_tensor * o = nullptr;
     for (g.batch_index = 0; g.batch_index < static_cast<int64_t>(g.shape.recurrent.size());
          ++g.batch_index) {

@@ -29,7 +29,7 @@ static ggml_tensor * expert_weights(GraphContext & g, ggml_tensor * probabilitie
     ggml_tensor * w =
         ggml_get_rows(g.ctx, ggml_reshape_3d(g.ctx, probabilities, 1, n_expert, rows), ids);
     w = ggml_reshape_2d(g.ctx, w, n_used, rows);
-    // The lower bound is the smallest normal half-precision number; it keeps the quotient finite.
+    // Divides by at least the smallest normal half-precision number, so that weights are finite.
     ggml_tensor * sum = ggml_clamp(g.ctx, ggml_sum_rows(g.ctx, w), 6.103515625e-5f, INFINITY);
     w = ggml_reshape_3d(g.ctx, ggml_div(g.ctx, w, sum), 1, n_used, rows);
     // A backend can fuse the routing nodes only if they are adjacent in the graph.

@@ -60,7 +60,8 @@ void read_rope_scaling(const GgufFile & file, int64_t n_ctx_train, RopeShape & r
               file.path().c_str(), file.key(schema::KEY_ROPE_SCALING_FACTOR).c_str(), factor);
     double all =
         number_or(file, schema::KEY_ROPE_SCALING_YARN_ATTN_FACTOR, factor > 1.0 ? own : 1.0);
-    // As attention factor some files store ggml's inverse, to mean 1 (DeepSeek-R1-0528-Qwen3-8B).
+    // To mean an attention factor of 1, some files (DeepSeek-R1-0528-Qwen3-8B) store the inverse of
+    // ggml's 1 + 0.1 ln(factor).
     if (ramps && std::fabs(all * own - 1.0) < 1e-5) {
         all = 1.0;
     }

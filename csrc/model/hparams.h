@@ -75,7 +75,7 @@ struct RecurrentShape {
         return grouped ? key * values_a_key() + place : place * n_k_heads + key;
     }
     int64_t conv_channels() const { return d_state * (2 * n_k_heads + n_v_heads); }
-    // Returns the number of values that promote a node: k, v, g and beta.
+    // Returns the number of values of a node update: k, v, g and beta.
     int64_t node_update_size() const { return d_state * (n_k_heads + n_v_heads) + 2 * n_v_heads; }
     int64_t state_size() const { return d_state * d_state * n_v_heads; }
 };

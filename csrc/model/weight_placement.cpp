@@ -12,7 +12,7 @@ namespace dfl {
 ggml_context * WeightLoader::context_for(const Place & place) {
     auto context = contexts_.find(place);
     if (context == contexts_.end()) {
-        // Contexts have room for all tensors of the file, a tied head, and a tensor of each layer.
+        // A ggml context has room for the file's tensors, a tied head, and one more for each layer.
         const size_t size = (file_.tensor_count() + 1 + hp_.n_layer()) * ggml_tensor_overhead();
         weights_.contexts.emplace_back(ggml_init({size, nullptr, true}));
         context = contexts_.emplace(place, weights_.contexts.back().get()).first;
@@ -259,7 +259,7 @@ void WeightLoader::fill(const TensorRequest & request) const {
     if (request.packed != nullptr) {
         request.packed->pack(rows, devices_.host().n_threads());
         if (request.packed->first_row + request.packed->n_out < request.packed->n_file_rows()) {
-            return; // keeps the file's pages: the tensor's other rows come next
+            return; // keeps the mapped pages: another request reads the tensor's other rows
         }
     } else {
         ggml_backend_tensor_set(request.tensor, rows, 0, ggml_nbytes(request.tensor));

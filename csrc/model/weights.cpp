@@ -13,7 +13,7 @@ namespace dfl {
 
 static std::string name_of(const char * pattern, int il) {
     char name[GGML_MAX_NAME * 2];
-    // Patterns are constants of gguf_schema.h with at most one %d.
+    // Patterns are safe formats: constants of gguf_schema.h with at most one %d.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wformat-nonliteral"
     std::snprintf(name, sizeof name, pattern, il);
@@ -49,7 +49,7 @@ static void read_rows(const void * table, ggml_type type, int64_t width, float s
     const size_t row_size = ggml_row_size(type, width);
     for (int64_t i = 0; i < n; ++i) {
         const char * row = static_cast<const char *>(table) + tokens[i] * row_size;
-        if (i > 0 && tokens[i] == tokens[i - 1]) { // drafts and padding repeat tokens
+        if (i > 0 && tokens[i] == tokens[i - 1]) { // copies the row of a repeated token (padding)
             std::memcpy(dst + i * width, dst + (i - 1) * width, width * sizeof(float));
         } else if (type == GGML_TYPE_F32) {
             std::memcpy(dst + i * width, row, row_size);
@@ -298,9 +298,10 @@ void WeightLoader::shared_tensors() {
 void WeightLoader::rope_factors() {
     const bool stored = has(schema::TENSOR_ROPE_FREQS, 0);
     if (stored) {
-        read_directly_.insert(schema::TENSOR_ROPE_FREQS); // no error if no layer uses the factors
+        read_directly_.insert(schema::TENSOR_ROPE_FREQS); // unused rope factors are no error
     }
-    std::map<std::vector<float>, ggml_tensor *> loaded; // factors by value; {}: factors of the file
+    // Tensors of rope factors by their values; the empty key stands for the file's own factors.
+    std::map<std::vector<float>, ggml_tensor *> loaded;
     for (int64_t il = 0; il < hp_.n_layer(); ++il) {
         const RopeShape & rope = hp_.layers[il].rope;
         const bool reads = stored && rope.takes_factors;
@@ -330,7 +331,7 @@ void WeightLoader::drafter_head() {
         const auto * tokens = static_cast<const int64_t *>(file_.tensor_data(schema::TENSOR_D2T));
         n_rows = map->ne[0];
         weights_.head_tokens.resize(n_rows);
-        // The file may align the map to fewer bytes than int64_t needs.
+        // Copies the map to the target's tokens, which the file may align too little for int64_t.
         std::memcpy(weights_.head_tokens.data(), tokens, n_rows * sizeof(int64_t));
         for (const int64_t token : weights_.head_tokens) {
             DFL_CHECK(token >= 0 && token < hp_.n_vocab, DFL_STATUS_FILE,

@@ -8,7 +8,7 @@
 namespace dfl {
 
 bool all_finite(const float * logits, int64_t n) {
-    int n_not_finite = 0; // counted: a loop with an early exit is not vectorised
+    int n_not_finite = 0; // counts all: a loop with an early exit is not vectorised
     for (int64_t i = 0; i < n; ++i) {
         n_not_finite += !(logits[i] < INFINITY);
     }

@@ -22,12 +22,13 @@ class BestSize {
     BestSize(const int32_t * sizes, const double * costs, size_t n, double min_value)
         : sizes_(sizes), costs_(costs), n_sizes_(n), value_(min_value) {}
 
-    // Adds a node of this probability. counts: false if a pass may not have this many nodes.
+    // Adds a node of this probability. counts: false if a selection must not end with it.
     void add(double prob, bool counts = true);
     // True if further nodes of at most probability `prob` can bring a gain above `tokens`.
     bool can_exceed(double tokens, double prob) const;
 
-    // Return the number of added nodes; the most profitable number, or 0; its gain, or min_value.
+    // Return the number of added nodes; the most profitable number of nodes, or 0 if none gains
+    // more than min_value; and its gain, or min_value.
     size_t n() const { return n_; }
     size_t best() const { return best_; }
     double value() const { return value_; }

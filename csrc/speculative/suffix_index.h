@@ -111,7 +111,7 @@ class SuffixIndex {
     struct Guesses {
         std::array<Guess, MAX_GUESSES> all;
         int n = 0;
-        uint64_t context = 0; // hash of the three tokens that followed the match last
+        uint64_t context = 0; // hash of 3 tokens after the match's last occurrence
         int32_t token = -1;
     };
     // A match that is followed: position of its next token (0: none) and length in tokens.

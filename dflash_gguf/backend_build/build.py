@@ -44,7 +44,7 @@ DRIVER_FUNCTIONS = [
 
 
 def module_path(kind: str, cache: Path = DEFAULT_CACHE, arch: str = "") -> Path:
-    """Returns a backend module's path, built or not; Error for `arch` "" without NVIDIA GPU."""
+    """Returns a module's path, built or not. Error for CUDA if `arch` is "" and no GPU is found."""
     gpus = f"-{(arch or _architectures()).replace(';', '+')}" if kind == "cuda" else ""
     return cache / f"backend-{kind}-{installed_version()}{gpus}" / f"libggml-{kind}.so"
 

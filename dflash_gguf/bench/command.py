@@ -237,11 +237,11 @@ def _parallel(
 
 
 def _diagnose(args: argparse.Namespace, prompts: Sequence[Prompt]) -> int:
-    """Runs --diagnose: prints the acceptance with each choice, and a sentence about each pair."""
+    """Runs --diagnose: prints acceptance by changed choices of a drafter, and a conclusion."""
     for target, drafter in map(_files, args.pair):
         n_ctx_train = training_context(str(target))
         options = load_config(args, n_ctx_train)
-        if options.n_ctx is None:  # each trial has an engine of its own
+        if options.n_ctx is None:  # a small context, as every trial allocates an engine
             options = replace(options, n_ctx=min(diagnose.N_CTX, n_ctx_train or diagnose.N_CTX))
         if (sentence := mismatch(target, drafter)) is not None:
             print(f"warning: {sentence}", file=sys.stderr)

@@ -1,8 +1,8 @@
-"""dflash-bench --diagnose: finds the choices with which a drafter is accepted best.
+"""dflash-bench --diagnose: finds the choices of a drafter with which its drafts are accepted best.
 
-The target answers prompts plainly. The drafter then drafts at the same positions of these answers
-with the choices of its file, and with one of them changed at a time. A change that helps is kept,
-and the others are tried beside it.
+Choices are taps, embedding scale, attention within a block, and window. The target answers prompts
+plainly. The drafter then drafts at the same positions of these answers, with the choices of its
+file and with one choice changed at a time. A change that helps is kept, and others are added to it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from ..native import OPTIONS, Drafter, Engine, Error, LoadConfig
 N_CTX = 2048
 """Default context of --diagnose, in tokens."""
 MAX_CHANGES = 3
-"""Largest number of choices that are changed together."""
+"""Largest number of choices of a drafter, such as its taps, that are changed together."""
 N_CANDIDATES = 32
-"""Candidates of the drafter whose probabilities are known at each position."""
+"""Number of candidates, with probabilities, that the drafter gives for each position."""
 MIN_GAIN, N_ERRORS = 0.01, 2.0
-"""Least gain of a change that helps: a share of the score, and standard errors of the gain."""
+"""Least gain of a change that counts as help: as a share of the score, and in standard errors."""
 POOR = 0.25
-"""Accepted tokens a draft below which a drafter does not know the target."""
+"""Accepted tokens a draft below which a drafter was probably made for another target."""
 
 Text = tuple[Sequence[int], Sequence[int]]
 """Token ids of a prompt and of its answer."""
@@ -43,16 +43,16 @@ MEANINGS: dict[str, str] = {
     "file says",
     "draft_unwindowed": "the drafter was trained without the sliding window that the file has",
 }
-"""What a change that helps says about the file, by option."""
+"""Sentence for the user about a drafter's file, by the option whose change helps."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """Drafts with some choices changed.
+    """Acceptance of drafts with some choices of the drafter changed.
 
     accepted: accepted tokens of each draft, of n_draft. expected: number of tokens that would be
-    accepted if the draft were sampled. It has less noise than `accepted`, so trials are compared
-    by it.
+    accepted if the draft were sampled; trials are compared by `expected`, as it has less noise
+    than `accepted`.
     """
 
     changes: dict[str, Any]
@@ -72,16 +72,16 @@ class Trial:
 
     @property
     def by_position(self) -> list[float]:
-        """Share of the drafts that were accepted up to each position."""
+        """Share of the drafts whose tokens were all accepted up to each position."""
         return [float((self.accepted > i).mean()) for i in range(self.n_draft)]
 
     @property
     def flags(self) -> str:
-        """The flags that set the changed choices; empty for those of the file."""
+        """Command-line flags that set the changed choices; empty if all choices are the file's."""
         return " ".join(_flag(name, value) for name, value in self.changes.items())
 
     def beats(self, other: Trial) -> bool:
-        """True if the same drafts are expected to be accepted further than chance explains."""
+        """True if this trial expects more accepted tokens than the other one, beyond chance."""
         gain = self.expected - other.expected
         error = float(gain.std()) / len(gain) ** 0.5
         return bool(gain.mean() > max(MIN_GAIN * other.score, N_ERRORS * error))
@@ -138,7 +138,7 @@ def diagnose(
     for _ in range(MAX_CHANGES):
         trials = [unchanged]
         for change in _changes(drafter, config, best.changes):
-            with contextlib.suppress(Error):  # a shifted tap may be no layer of the target
+            with contextlib.suppress(Error):  # a shifted tap may not exist in the target
                 trials.append(tried(best.changes | change)[0])
         top = max(trials, key=lambda trial: trial.score)
         if not top.beats(best):
@@ -148,7 +148,7 @@ def diagnose(
 
 
 def conclusion(unchanged: Trial, best: Trial) -> str:
-    """Says which choices are the best, and what this suggests."""
+    """Says which choices of the drafter are the best, and what they suggest about its file."""
     if best is not unchanged:
         meaning = "; ".join(MEANINGS[name] for name in best.changes)
         return (
@@ -173,7 +173,7 @@ def _flag(name: str, value: object) -> str:
 def _changes(
     drafter: Drafter, config: LoadConfig, made: dict[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """Yields changes of one choice each that were not made yet. drafter: as its file says."""
+    """Yields changes of one choice each that are not in `made`. drafter: has its file's choices."""
     now = {name: made.get(name, getattr(config, name)) for name in MEANINGS}
     for name, value in (
         ("draft_tap_shift", now["draft_tap_shift"] + 1),
@@ -196,7 +196,8 @@ def _accepted(
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Drafts n_draft tokens after each token of the answers.
 
-    Returns the accepted tokens of each draft, and the sum of the probabilities of its beginnings.
+    Returns the accepted tokens of each draft, and the expected ones: the sum of the drafter's
+    probabilities of the answer's next 1, 2, ... n_draft tokens.
     """
     accepted, expected = [], []
     for prompt, answer in texts:

@@ -52,11 +52,11 @@ SETS: dict[str, Callable[[], list[str]]] = {
     ],
     "humaneval": _humaneval,
 }
-"""Prompt sets by name. The three of "seeds" are those that llama.cpp's authors of DFlash timed."""
+"""Prompt sets by name. The authors of llama.cpp's DFlash timed it with the prompts in "seeds"."""
 
 
 def read_prompts(paths: Sequence[str], limit: int | None = None) -> list[Prompt]:
-    """Reads the first `limit` prompts of each file, also .gz, or set of that name.
+    """Reads the first `limit` prompts of each path: a file, also .gz, or the name of a set in SETS.
 
     Errors: ValueError for a bad line or file.
     """

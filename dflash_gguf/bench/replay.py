@@ -43,7 +43,7 @@ def record(
 
 
 class _Drafter:
-    """Replays recorded drafts; cuts a length that was not recorded from the next longer one."""
+    """Replays recorded drafts; shortens the next longer draft for a length not recorded."""
 
     def __init__(self, record: Record) -> None:
         self._record = record

@@ -18,7 +18,7 @@ N_WARM = 24
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkRun:
-    """Answer of a setting to a prompt. n_equal: tokens in common with plain decoding's answer."""
+    """Answer of a setting to a prompt. n_equal: first tokens in common with the plain answer."""
 
     pair: str
     prompt: str
@@ -64,7 +64,7 @@ def compare(
         first = number % len(settings)
         results = {}
         for setting in (*settings[first:], *settings[:first]):
-            decoder.forget_texts()  # or the suffix index proposes the previous answer
+            decoder.forget_texts()  # else the suffix index would propose the previous answer
             results[str(setting)] = decoder.generate(tokens, config, **setting.fields)
         plain = results.get("none")
         for setting_name in map(str, settings):

@@ -42,7 +42,7 @@ from .plan import fitted, show_plan
 from .terminal import Bar, Thoughts, comparison, figures
 
 CLEAR = "/clear"
-"""Message of -i that forgets the messages before it."""
+"""Message that makes a chat (-i) forget all earlier messages."""
 MAX_PAIRS, COMPARE_S = 6, 30.0
 """Pairs of answers that --compare times, and the seconds after which no further pair begins."""
 
@@ -65,7 +65,7 @@ def guarded(run: Callable[[], int]) -> int:
     try:
         return run()
     except BrokenPipeError:
-        # The reader of stdout is gone; without this, Python's flush at exit would fail too.
+        # The reader of stdout is gone: without /dev/null, Python's flush at exit would fail too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
@@ -78,7 +78,7 @@ def guarded(run: Callable[[], int]) -> int:
 
 
 def _open_closed_streams() -> None:
-    """Opens /dev/null for closed standard streams: a model's file could get descriptor 2 else."""
+    """Opens /dev/null for closed standard streams: else a model file could get descriptor 2."""
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
             os.dup2(os.open(os.devnull, os.O_RDWR), number)

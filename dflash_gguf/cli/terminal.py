@@ -18,7 +18,7 @@ DELAY_S = 0.3
 MIN_TOKENS = 32
 """Fewest tokens of an answer whose speed is compared without a remark."""
 MAX_SPREAD = 1.4
-"""Largest ratio of a comparison divided by its least, beyond which it says nothing."""
+"""Highest speed ratio of a comparison over its lowest, above which the ratios are too uneven."""
 
 
 class Bar:
@@ -101,7 +101,7 @@ def figures(result: Result) -> str:
 def comparison(pairs: Sequence[tuple[Result, Result]]) -> str:
     """Returns a line that compares answers with drafts to the same answers without.
 
-    pairs: (drafted, plain). The least and the largest ratio of 6 pairs hold the median with 97 %.
+    pairs: (drafted, plain). The extremes of 6 pairs' ratios enclose the true median with 97 %.
     """
     drafted, plain = pairs[0]
     tokens = zip(drafted.tokens, plain.tokens, strict=False)

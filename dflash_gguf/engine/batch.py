@@ -93,7 +93,7 @@ class Batch:
 
 
 def decode_entry(state: RequestState, *, verifies: bool) -> ScheduledEntry:
-    """Builds a decoding request's entry: a verify for a tree or if `verifies`, else an append."""
+    """Builds a request's entry: a verify if it has a tree or `verifies`, else an append."""
     tree = state.tree
     if tree is None and not verifies:
         return ScheduledEntry(state, BatchEntry(state.sequence, state.history[-1:]))

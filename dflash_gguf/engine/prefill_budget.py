@@ -10,7 +10,7 @@ MAX_DECODE_SLOWDOWN = 1.86
 """Maximum mean duration of decoding rounds during a prefill, relative to rounds without prefill.
 Four requests on 2 CPU cores keep half of their speed with this value."""
 MIN_CHUNK, MIN_QUICK_CHUNK = CHUNKS[0], 128
-"""Minimum tokens of a prefill chunk: MIN_QUICK_CHUNK if they take at most QUICK_S."""
+"""Minimum tokens of a prefill chunk; MIN_QUICK_CHUNK if that many tokens take at most QUICK_S."""
 QUICK_S = 0.2
 """Acceptable pause of streams in seconds for a prefill chunk of MIN_QUICK_CHUNK tokens."""
 MAX_MIXED_ROUNDS = 16
@@ -26,7 +26,7 @@ class PrefillBudget:
     def __init__(self) -> None:
         # _alone: seconds of a round without prefill. _row: seconds that a prompt token adds.
         # _n_mixed: consecutive rounds with prefill. _saved_s: seconds that chunks may still add to
-        # rounds. _run_sizes: chunk sizes with a graph. _weight: prefilling per decoding requests.
+        # rounds. _run_sizes: chunk sizes with a graph. _weight: prefilling requests a decoding one.
         self._alone = RunningMedian()
         self._row = RunningMedian()
         self._n_mixed = 0

@@ -76,7 +76,7 @@ class RequestState(SpeculativeState):
         self.sampler = Sampler(config, banned=banned | vocabulary.suppressed_tokens)
         super().__init__(None, list(request.prompt), self.sampler.scorer)
         self.request = request
-        # Without cache_prompt no other request has this scope, and its end forgets the scope.
+        # Without cache_prompt the scope is unique, and is forgotten when the request ends.
         self.scope = request.scope if config.cache_prompt else object()
         self.output = OutputProcessor(
             vocabulary, config, n_ctx - len(request.prompt), request.reasoning

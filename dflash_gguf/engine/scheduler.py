@@ -57,7 +57,7 @@ class Scheduler:
         # If any request verifies on a GPU, plain steps run as one-row verifies: the pass needs one
         # graph, and recurrent states commit together. On CPUs one-row verifies are slower.
         self._few_graphs = self.engine.model.backend != "CPU"
-        self._top = -1, 0  # k of the device's top-k of logits: last requested, in use
+        self._top = -1, 0  # k of the device's top-k selection: last requested k, k in use
 
     def add_request(
         self,
@@ -258,7 +258,7 @@ class Scheduler:
     def _preempt(self, state: RequestState) -> None:
         """Takes the sequence from a request, which will start again from its cached prefix."""
         sequence, state.sequence = state.sequence, None
-        state.notes.clear()  # proposers' notes refer to the sequence that is taken
+        state.notes.clear()  # proposers' notes are about the lost sequence
         self._prefix_cache.release(sequence)
 
     def _make_room(self, states: list[RequestState]) -> None:
@@ -451,7 +451,7 @@ class Scheduler:
 
         def choose(index: int) -> int:
             token = next(tokens, None)
-            if token is None:  # sampling failed: one of these calls raises why
+            if token is None:  # sampling failed: logits() or sample() raises why
                 row = rows.logits(index)
                 token = state.sampler.sample(row, state.history, len(state.history)).token
             if state.request.config.n_probs is not None:

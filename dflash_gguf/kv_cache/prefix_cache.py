@@ -72,7 +72,7 @@ class SequenceLike(Protocol):
         """Returns the bytes of main memory that a snapshot of the sequence takes."""
 
     def attach(self, prefix: Prefix, n: int) -> None:
-        """Attaches n tokens of a prefix, or cuts a sequence that begins with these n after them."""
+        """Attaches a prefix's first n tokens; cuts a sequence that begins with them after them."""
 
     def reset(self) -> None:
         """Removes all tokens from the sequence."""
@@ -163,7 +163,7 @@ class PrefixCache:
     ) -> PrefixHit:
         """Attaches a matched prefix to a sequence, whose previous content is cached first.
 
-        Tokens common to both stay in place. The sequence gets the scope of the match.
+        Tokens shared with the match stay. The sequence gets the scope of the match.
         turn_boundaries: where later prompts may diverge.
         """
         is_gone = match.node is not None and match.prefix is None
@@ -279,7 +279,7 @@ class PrefixCache:
                 self._close(node)
 
     def forget_text(self, tokens: Sequence[int], scope: Hashable = "") -> bool:
-        """Drops the prefixes that only this text of a scope begins with; False if none do."""
+        """Drops prefixes of a text that no other text of the scope shares; False if none."""
         node, n_before = self._match(tokens, len(tokens), scope).node, len(self._used)
         while node is not None and not node.children and node.parent is not None:
             parent = node.parent

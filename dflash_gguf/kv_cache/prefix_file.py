@@ -66,7 +66,7 @@ def identity(engine: Engine) -> dict[str, str]:
 def save(prefixes: Sequence[Prefix], tokens: Sequence[int], engine: Engine, path: Path) -> int:
     """Writes a prefix file, returns its bytes. Errors: OSError, without leaving a partial file.
 
-    prefixes: that of all tokens, then shorter ones, the longest first.
+    prefixes: the prefix of all tokens, then shorter prefixes, the longest first.
     """
     rests = [prefix.without(base) for base, prefix in itertools.pairwise(prefixes)]
     try:

@@ -53,7 +53,7 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class SplitFit:
-    """A split that fits: layers on the GPU (the head counts), layers with experts on the CPU."""
+    """A split that fits: layers on the GPU (the output head is one), expert layers on the CPU."""
 
     n_gpu_layers: int
     n_cpu_moe: int
@@ -80,7 +80,7 @@ def _pairs(constraints: FitConstraints) -> list[tuple[str, str]]:
 
 
 def candidates(constraints: FitConstraints) -> Iterator[tuple[LoadConfig, int]]:
-    """Yields settings but n_ctx, and verify rows, best first; buffers shrink before 4-bit K/V."""
+    """Yields settings without n_ctx and verify rows, best first: small buffers before 4-bit K/V."""
     pairs, parts = _pairs(constraints), list(dict.fromkeys(_small_parts(constraints)))
     gentle, rough = pairs[:2], pairs[2:]
     for some in (gentle, rough):

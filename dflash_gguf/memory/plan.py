@@ -155,7 +155,7 @@ class Planner:
         return self._drafter.block_size if self._drafter else 0
 
     def plan(self, config: LoadConfig | None = None, verify_rows: int = 0) -> Plan:
-        """Plans the settings (None: the planner's), but leaves layers on the planner's devices.
+        """Plans a config (None: the planner's); layers stay on the devices of the planner's config.
 
         verify_rows: rows of a verify, at least the drafter's block. Errors: Error for K/V types
         that the device does not support.

@@ -210,7 +210,7 @@ class Engine:
         ]
 
     def set_draft_scale(self, scale: float) -> None:
-        """Sets the factor of the drafter's token embeddings for later drafts; Error without one."""
+        """Sets the factor of token embeddings in later drafts; Error if there is no drafter."""
         call("engine_set_draft_scale", self._handle, 0, scale)
 
     def draft(self, requests: Sequence[DraftRequest], k: int = 1) -> list[Draft]:

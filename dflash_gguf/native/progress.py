@@ -35,5 +35,5 @@ def c_callback(progress: Progress | None) -> Iterator[Any]:
         if raised:
             raise raised[0] from None
         raise
-    if raised:  # raised by the last callback, too late to cancel the work
+    if raised:  # the last callback raised after the work was done
         raise raised[0]

@@ -57,7 +57,7 @@ class SuffixIndex:
 
     @outcomes.setter
     def outcomes(self, values: NDArray[np.float64]) -> None:
-        """Sets the numbers; Error unless 0 < accepted <= tried, ValueError for a wrong shape."""
+        """Sets tried and accepted counts, float64 [n, 2]; Error unless 0 < accepted <= tried."""
         values = np.ascontiguousarray(values, dtype=np.float64)
         if values.shape != (lib().DFL_SUFFIX_OUTCOMES, 2):
             raise ValueError(f"outcomes have the shape {list(values.shape)}, must be [classes, 2]")

@@ -217,7 +217,7 @@ class App:
     ) -> list[CompletionChoice]:
         """Returns n choices for each prompt; choice i of a prompt is sampled with seed + i.
 
-        scope: name of the requests that may reuse the texts.
+        scope: requests of the same scope may reuse the texts.
         """
         n, ready, settings = n_choices(body), engine.require_ready(), engine.settings
         choices: list[CompletionChoice] = []
@@ -387,7 +387,7 @@ class App:
     async def slots(self, request: Request) -> Response:
         """Answers GET /slots with every slot and its current or last request.
 
-        The request of another key is left out, unless keys share prefixes.
+        Requests of other API keys are left out, unless keys share prefixes.
         """
         if not self._settings.has_slots:
             return error_answer(501, "/slots is switched off: start the server with --slots")

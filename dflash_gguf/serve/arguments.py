@@ -25,7 +25,7 @@ TEMPERATURE = 0.8
 """Default sampling temperature, that of llama-server."""
 QUEUE = 128
 MAX_S = 1e6
-"""Most seconds of a flag, which timers can still count."""
+"""Largest number of seconds that a flag accepts, which timers can still count."""
 
 ENVIRONMENT = {
     f"LLAMA_ARG_{name.upper().replace('-', '_')}": f"--{name}"
@@ -274,7 +274,7 @@ def with_environment(argv: Sequence[str], environ: Mapping[str, str]) -> list[st
 
 
 def flag_words(action: argparse.Action, flag: str, value: str, name: str) -> list[str]:
-    """Returns a flag that a setting outside of the command line stands for. name: the setting's."""
+    """Returns the flag that an environment variable or preset key stands for. name: for errors."""
     if action.nargs != 0:
         return [f"{flag}={value}"]
     if is_on(value, name):

@@ -93,7 +93,7 @@ def _run(words: Sequence[str]) -> int:
 
 
 def _hosts(args: argparse.Namespace) -> list[str]:
-    """Returns the hosts to listen on. ValueError for one that needs a key and has none."""
+    """Returns the hosts to listen on. ValueError if one is public and no flag decides on keys."""
     texts = [host for text in args.host or ["127.0.0.1"] for host in listed(text) or [""]]
     hosts = checked_hosts(texts)
     open_hosts = [host for host in hosts if not is_local(host)]
@@ -118,9 +118,9 @@ def _check_models(args: argparse.Namespace) -> None:
 
 
 def _found(args: argparse.Namespace, presets: Mapping[str, Preset]) -> list[FoundModel]:
-    """Returns the models to serve; presets replace those of a folder with their names.
+    """Returns the models to serve; a preset replaces the folder's model of the same name.
 
-    Errors: OSError or ValueError if there is none.
+    Errors: OSError or ValueError if there is no model.
     """
     if args.models is None and args.models_preset is None:
         return [_one_model(args)]
@@ -267,7 +267,7 @@ async def _open(
         log(f"models: {', '.join(model.name for model in models.all)}")
         for model in models.all:
             if model.loads_on_startup:
-                with contextlib.suppress(NotReadyError):  # the log has the reason
+                with contextlib.suppress(NotReadyError):  # the log has the reason of a failed load
                     await models.take(model.name)
         return
     try:

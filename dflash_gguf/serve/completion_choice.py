@@ -53,7 +53,7 @@ class CompletionChoice:
         return joined(self.parts, "reasoning")
 
     def progress(self, message: Prefilled) -> Event | None:
-        """Returns a progress event of the prompt, or None before `batch` more tokens."""
+        """Returns a progress event at the start, every `batch` prompt tokens, and at the end."""
         is_last = message.done == message.total
         if not (self._reported < 0 or message.done >= self._reported + self.batch or is_last):
             return None

@@ -172,7 +172,8 @@ class EngineClient:
     def start(self, prepare: Callable[[], Awaitable[None]], *, waits: bool = False) -> None:
         """Starts the engine process, which loads the model; `wait` returns when it is loaded.
 
-        prepare: called before each start of a process; its OSError or ValueError is a refusal.
+        prepare: called before each start of a process; if it raises OSError or ValueError, the load
+        fails as if the engine had refused the model.
         waits: True to check the model first and to load it after `proceed`.
         """
         if self._task is None:
@@ -339,7 +340,7 @@ class EngineClient:
         elif isinstance(message, (SlotDone, Failed)) and message.id in self._asked:
             self._asked[message.id].set_result(message)
         elif not isinstance(message, (Refused, SlotDone)):
-            if message.id not in self._by_run:  # ended by end_requests
+            if message.id not in self._by_run:  # end_requests has ended this run
                 return
             request, run = self._by_run[message.id]
             if isinstance(message, Started):

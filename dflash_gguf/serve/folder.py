@@ -31,7 +31,7 @@ class FoundModel:
 
 
 def check(path: Path) -> GgufHeader:
-    """Returns the header of a complete model file. ValueError with the defect of another file."""
+    """Returns the header of a complete model file. ValueError says what is wrong with the file."""
     try:
         mode = path.stat().st_mode
     except OSError as error:
@@ -117,7 +117,7 @@ def _sorted(files: list[Path], leave_out: LEFT_OUT) -> tuple[list[Path], list[Pa
 
 
 def _kind(path: Path) -> str | None:
-    """Returns the architecture of a sound file, None for a later part; ValueError for others."""
+    """Returns a file's architecture; None for a later part of a split model. ValueError if bad."""
     header = check(path)
     if SPLIT_NAME.search(path.name) and header.integer(Key.SPLIT_NO, 0) > 0:
         if not path.with_name(SPLIT_NAME.sub(r"-00001-\1", path.name)).exists():

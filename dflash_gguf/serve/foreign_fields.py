@@ -77,8 +77,8 @@ _ROWS: tuple[tuple[tuple[Any, ...], str, str], ...] = (
     ((False,), "leave it out", "add_special_tokens"),
     (("medium",), "leave it out", "verbosity"),
 )
-"""Fields without effect: values besides EMPTY with which a field changes nothing, what to do
-instead of giving another value, names. False equals 0, True 1."""
+"""Fields of other servers without effect here, in rows of: values besides EMPTY that are accepted,
+as they change nothing; advice for any other value; names of fields. False equals 0, True 1."""
 
 FOREIGN_FIELDS = {name: (off, todo) for off, todo, names in _ROWS for name in names.split()}
 

@@ -156,8 +156,8 @@ class Guard:
 def allow(headers: MutableHeaders, origin: str, wanted: str | None) -> None:
     """Adds the CORS headers that let web pages of an origin read the response.
 
-    wanted: the headers that a preflight asks for. A "*" would not cover Authorization, and is a
-    header's name beside Allow-Credentials.
+    wanted: the headers that a preflight asks for. A "*" in place of their names would not cover
+    Authorization, and counts as the name of a header if credentials are allowed.
     """
     headers["Access-Control-Allow-Origin"] = origin
     headers["Access-Control-Allow-Credentials"] = "true"

@@ -95,7 +95,7 @@ class Connection(H11Protocol):
 
 @dataclass(frozen=True)
 class Shutdown:
-    """What a server calls while it ends.
+    """Callbacks of a server that is ending.
 
     begin: at the first signal. end_requests: answers all requests in flight, GRACE_S later.
     kill: at a second signal, before the process ends at once.
@@ -173,7 +173,7 @@ def server(
 
 
 def checked_hosts(texts: Sequence[str]) -> list[str]:
-    """Returns hosts without the brackets of IPv6 addresses. ValueError for one that is none."""
+    """Returns hosts without the brackets of IPv6 addresses. ValueError for a bad host."""
     hosts = []
     for text in texts:
         host = text[1:-1] if text.startswith("[") and text.endswith("]") else text
@@ -232,7 +232,8 @@ def _bind_path(path: str) -> socket.socket:
         one.listen(BACKLOG)
     except OSError as error:
         one.close()
-        raise OSError(error.errno, error.strerror or str(error)) from None  # "path too long"
+        # The error for a too long path has no strerror.
+        raise OSError(error.errno, error.strerror or str(error)) from None
     return one
 
 

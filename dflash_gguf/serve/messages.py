@@ -41,8 +41,8 @@ class Run(Message, frozen=True):
 
     config: fields of a DecodeConfig. reasoning: name of the format that marks thoughts, and True if
     the prompt has opened them; None without thoughts. wants_stats: each Stepped has statistics.
-    turn_boundaries: positions in the prompt where a later prompt may diverge. scope: name of the
-    requests that may reuse the text.
+    turn_boundaries: positions in the prompt where a later prompt may diverge. scope: requests of
+    the same scope may reuse the text.
     """
 
     id: int
@@ -63,7 +63,7 @@ class Cancel(Message, frozen=True):
 class SlotAction(Message, frozen=True):
     """Message to the engine: saves a slot's cached prefix to a file, restores or erases it.
 
-    scope: name of the requests whose last text in the slot is meant.
+    scope: the prefix is that of the last request with this scope in the slot.
     """
 
     id: int
@@ -233,7 +233,7 @@ class Channel:
             header = self._file.read(4)
             n = length(header) if len(header) == 4 else 0
             data = self._file.read(n)
-        except ConnectionError:  # closed with messages that nobody had read
+        except ConnectionError:  # the HTTP process closed its end with unread messages
             return None
         if len(header) < 4:
             return None

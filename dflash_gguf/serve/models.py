@@ -90,7 +90,7 @@ class ModelRegistry:
     def find(self, name: str | None) -> ServedModel:
         """Returns the model of a name. Raises BadRequestError (404) for an unknown one.
 
-        None and "any": the loaded model that was used last; if none is loaded, the sound one.
+        None and "any": the loaded model used last; if none is loaded, one whose file is sound.
         """
         if self.is_one:
             return self.all[0]
@@ -131,7 +131,7 @@ class ModelRegistry:
         model = self.find(name)
         if not self.is_one or model.is_asleep:
             async with self._turn:
-                model = self.find(name)  # while this request waited, "any" may have changed
+                model = self.find(name)  # the name "any" may now mean another model
                 await self._load(model)
         if model.engine is None or model.prompt_builder is None:
             raise NotReadyError("the model is being loaded")

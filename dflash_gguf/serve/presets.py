@@ -17,14 +17,14 @@ from .arguments import ENVIRONMENT, flag_words, is_on, parser
 ALL = "*"
 PATHS = ("model", "model-draft")
 LOAD, STOP_TIMEOUT = "load-on-startup", "stop-timeout"
-"""Keys of llama-server's presets that are no flags; the second has no effect here."""
+"""Keys of llama-server's presets that are no flags; stop-timeout has no effect here."""
 SERVER_GROUPS = ("options", "models", "HTTP")
 """Groups of flags that hold for the whole server."""
 
 
 @dataclass(frozen=True)
 class Preset:
-    """One section. words: its flags, and those of [*], as on a command line, without PATHS."""
+    """One section of a presets file. words: flags of the section and of [*], except model files."""
 
     words: tuple[str, ...] = ()
     model: Path | None = None
@@ -45,7 +45,7 @@ def read_presets(path: str) -> dict[str, Preset]:
         raise ValueError(f"{path}: is not valid UTF-8") from None
     except configparser.Error as error:
         raise ValueError(f"{path}: {' '.join(str(error).split())}") from None
-    ini.remove_section(" ")  # keys before the first section, such as version = 1
+    ini.remove_section(" ")  # drops keys before the first section: version = 1
     sections: dict[str, dict[str, str]] = {ALL: dict(ini.defaults())}
     sections |= {name: dict(ini.items(name)) for name in ini.sections()}
     return {name: _preset(path, name, values) for name, values in sections.items()}

@@ -207,7 +207,7 @@ def read(data: bytes, kind: type[B]) -> tuple[B, list[str]]:
 
 
 def _unfit_text(data: bytes) -> str | None:
-    """Returns why a body that is not JSON is no text either; None if it is a text."""
+    """Returns why a body that is not valid JSON is not even valid text; None if it is."""
     try:
         text = data.decode()
     except UnicodeDecodeError as error:

@@ -406,6 +406,6 @@ def _share(done: Round) -> float:
 
 
 def _preference(option: tuple[float, float, DraftPlan]) -> float:
-    """Returns a draft's tokens per second; SHARE more for trees, which train the calibration."""
+    """Returns a draft's tokens per second, times 1 + SHARE for trees, which train calibration."""
     tokens, seconds, plan = option
     return tokens / seconds * (1.0 + SHARE * (plan.shape == TREE))

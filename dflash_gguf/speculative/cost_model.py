@@ -124,7 +124,7 @@ class Curve:
         xs, ys = self._xs, self._ys
         if len(xs) == 1:
             return ys[0] * max(1.0 + ROW * (n_rows - xs[0]), 0.0)
-        if n_rows >= xs[-1]:  # mean slope: the last interval may hold a jump between kernels
+        if n_rows >= xs[-1]:  # mean slope, as the last interval may hold a jump
             return ys[-1] + (ys[-1] - ys[0]) / (xs[-1] - xs[0]) * (n_rows - xs[-1])
         i = max(bisect(xs, n_rows), 1)
         slope = (ys[i] - ys[i - 1]) / (xs[i] - xs[i - 1])
@@ -206,7 +206,7 @@ class CostModel:
         known = [key for key, factor in self._factors.items() if factor.is_sure]
         if not known or not (is_tree or n_sequences > 1):
             return chains_s
-        # Prefer a factor of the same kind (tree or chain), then of the nearest number of sequences.
+        # Prefer the cost factor of the same kind (tree, chain), then of the nearest n_sequences.
         key = min(known, key=lambda key: (key[1] != is_tree, abs(key[0] - n_sequences)))
         return chains_s * (self._factors[key].value if key[0] > 1 or is_tree else 1.0)
 
@@ -232,7 +232,7 @@ class CostModel:
         curve = self._curves.get((kind, bucket))
         if curve is None:
             plain, times = self._times["plain"].get(1, {}), self._times[kind]
-            if kind == "chains":  # beyond the longest measured chain use plain passes
+            if kind == "chains":  # plain passes stand for longer chains
                 most, all_plain = max(times, default=1), self._times["plain"].items()
                 times = {**times, **{n: of for n, of in all_plain if n == 1 or n > most}}
             points = []

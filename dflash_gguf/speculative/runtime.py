@@ -147,13 +147,13 @@ class SpeculativeRuntime:
             sequence.prefill(tokens[:N_PROMPT]).argmax()
             n_rows = min(n_rows, self._engine.max_verify)
             measure(costs, n_rows, drafters[0] if drafters else None, run, MEASURE_S)
-        except Error:  # left to the first request, which raises it again
+        except Error:  # the first request will raise the error
             self.state.costs = CostModel()
         finally:
             sequence.reset()
 
     def make_room(self, n_rows: int, *, is_needed: bool) -> None:
-        """Reserves memory for verifies of n_rows rows; without is_needed, fewer if it is short."""
+        """Reserves memory for verifies of n_rows rows. Error if memory is short and is_needed."""
         if not is_needed:
             n_rows = min(n_rows, self._max_verify_rows)
         if n_rows > self._engine.max_verify:

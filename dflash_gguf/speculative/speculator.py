@@ -54,7 +54,7 @@ class Speculator:
             proposer.start(request)
 
     def end_back_off(self) -> None:
-        """Calls proposers again from the next round on; only for a request that runs alone."""
+        """Lets the next round call proposers; for a request that starts while no other runs."""
         self._skip, self.n_skip = 1, 0
 
     @property

@@ -90,7 +90,7 @@ def _message(message: object, name: str) -> dict[str, Any]:
             f"{name}: content must be a text or a list of parts, not {type(content).__name__}"
         )
     normalised = {**message, "role": "system" if role == "developer" else role, "content": content}
-    normalised.pop("tool_calls", None)  # templates may read even an empty list as calls
+    normalised.pop("tool_calls", None)  # templates may take an empty list for tool calls
     return normalised | {"tool_calls": _tool_calls(calls, name)} if calls else normalised
 
 
@@ -136,10 +136,10 @@ def _arguments(given: object, name: str) -> _Arguments | str:
 
 
 def template_values(given: object, name: str) -> dict[str, Any]:
-    """Returns the variables that a request or a flag, the name, gives a template.
+    """Returns the template variables in `given`. name: of the flag or request field, for errors.
 
-    Errors: ValueError for no object, for names of SET_BY_CONVERSATION, and for a switch that is not
-        a boolean: any text, "no" too, is true for a template.
+    Errors: ValueError for a value that is no object, for names in SET_BY_CONVERSATION, and for a
+        switch that is not a boolean: any text, "no" too, is true for a template.
     """
     if not isinstance(given, Mapping):
         raise ValueError(f"{name} must be a JSON object, not {type(given).__name__}")
@@ -171,7 +171,7 @@ def check_tools_shown(
 ) -> None:
     """Raises ValueError if a template drops tool calls or results: its text is the same without.
 
-    text: of the messages. text_of: returns the text of other messages.
+    text: prompt that the template makes of the messages. text_of: makes one of other messages.
     """
     no_calls = [{k: v for k, v in one.items() if k != "tool_calls"} for one in messages]
     no_results = [

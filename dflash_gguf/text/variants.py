@@ -20,11 +20,11 @@ MARKS = {
 }
 """Words of names that tell the variant: Qwen3-8B-Base, gemma-3-27b-it, Llama-2-7b-chat-hf."""
 _EMPTY_WORDS = re.compile(r"meta|hf|gguf|draft(er)?|b\d+|i?q\d\w*|k|[sm]|bf16|f16|f32")
-"""Words by which the names of a model and of a file or drafter of this model differ."""
+"""Words left out when names of a model, its files and its drafter are compared, such as q8_0."""
 
 
 class Name(NamedTuple):
-    """A name in a file. key: its metadata key. is_model: it names a model, not a drafter."""
+    """A name in a GGUF file. key: its metadata key. is_model: False if it names a drafter."""
 
     key: str
     text: str

@@ -427,7 +427,7 @@ def speeds_at_once(
 ) -> dict[str, float]:
     """Returns tokens per second of plain decoding and of `auto`, while n answers run at once.
 
-    Both decoders are new, as the suffix index would copy a repeated answer from the earlier one.
+    Both decoders are new, as the suffix index would copy a repeated answer from an earlier run.
     """
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         loads = {}

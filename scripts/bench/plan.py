@@ -37,7 +37,7 @@ SCRIPTS = Path(__file__).resolve().parent
 N_ROWS = 64
 VRAM = 80 << 30
 OUTTYPES = {"gpt-oss-20b": "q8_0"}
-"""Weight types of targets that are not q4_0; gpt-oss has its experts in MXFP4 besides."""
+"""Types of quantised weights by shape, q4_0 if not listed; gpt-oss also has experts in MXFP4."""
 CASES = (
     *(f"gpt-oss-20b:{n}:q8_0" for n in (32768, 131072)),
     *("gemma-4-31b:32768:q8_0", "gemma-4-31b:32768:f16", "gemma-4-31b:131072:q4_0"),

@@ -171,7 +171,7 @@ class Theirs:
         self._peer = peer
 
     def rounds(self, work: Forced) -> Milliseconds:
-        """Runs the rounds; the first forced token joins the prompt, as our prefill returns it."""
+        """Runs the rounds; adds the first forced token to the prompt, as our prefill samples it."""
         prompt, text = [*work.prompt, work.text[0]], work.text[1:]
         answer = self._peer.answer(prompt, len(text), text=text, accept=work.accept)
         us = {name: np.array(values, dtype=np.float64) for name, values in answer.us.items()}

@@ -86,7 +86,7 @@ def _pieces(
     random: np.random.Generator,
 ) -> Iterator[Piece]:
     pools = Pools(random)
-    for plan, start in zip(plans, starts, strict=False):  # the last start is the file's end
+    for plan, start in zip(plans, starts, strict=False):  # the extra start is the file's end
         kind = types[plan.name]
         if kind == "f32" and is_small(plan.name, plan.shape):
             yield start, small_values(plan.name, plan.shape, random)

@@ -34,7 +34,7 @@ MOST_PROMPT_TOKENS = 16384
 
 
 def plain(setting: Setting) -> Iterator[Figures]:
-    """Measures plain decoding; yields the median tokens per second of our engine, then of both."""
+    """Measures plain decoding; yields median tokens per second: ours, then both engines'."""
     sizes = setting.sizes
     prompt, answer = _random(setting, sizes.n_prompt, 1), _random(setting, sizes.n_decode, 2)
 
@@ -128,7 +128,7 @@ def _engines(setting: Setting, n_ctx: int) -> tuple[Callable[[], Engine], Callab
 
 
 def _rates(tokens_per_s: Sequence[float]) -> Figures:
-    """Returns fields for the tokens per second of our engine or of both, and their ratio."""
+    """Returns fields for the tokens per second of our engine, or of both engines with a ratio."""
     names = ("ours_tokens_per_s", "llama.cpp_tokens_per_s")
     figures: Figures = {x: round(y, 2) for x, y in zip(names, tokens_per_s, strict=False)}
     if len(tokens_per_s) == len(names):

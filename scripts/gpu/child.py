@@ -35,7 +35,7 @@ def report(name: str, lines: Iterator[Figures]) -> None:
             print(json.dumps({"part": name, **figures}), flush=True)
     except (native.Error, ConvertError, ValueError, OSError) as error:
         sys.exit(f"error: {error}")
-    except SystemExit as error:  # build functions exit with a message
+    except SystemExit as error:  # a failed build raises SystemExit(message)
         sys.exit(f"error: {error.code}")
 
 

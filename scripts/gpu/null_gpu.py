@@ -78,7 +78,7 @@ def build(cache: Path, capability: str) -> Path:
         flags += ["-isystem", str(header.parent), f"-Wl,-soname,{name}"]
         flags += [f"-DNULL_GPU_{part}", f"-DNULL_GPU_CAPABILITY={capability}"]
         linked = []
-        if part != "DRIVER":  # runtime and cuBLAS version their symbols, link the driver
+        if part != "DRIVER":  # the real runtime and cuBLAS have symbol versions
             versions = folder / f"{part}.map"
             versions.write_text(f"{name} {{ *; }};\n", encoding="utf-8")
             flags += [f"-Wl,--version-script={versions}", "-Wl,-rpath,$ORIGIN"]

@@ -22,7 +22,7 @@ struct CellSpan {
     int64_t position, cell, n;
 };
 
-// Cell of a tree node in a pending verify; no span has it.
+// Cell of a tree node in a pending verify, visible only to the node and its descendants.
 struct PendingCell {
     int64_t position, cell;
 };

@@ -127,7 +127,8 @@ struct CellAttentionTiles {
         }
     }
 
-    // Sets rows[c] to the address of cell c's values: in the cache if in_place, else in `values`.
+    // Sets rows[c] to the address from which products read cell c's values: in the cache if
+    // in_place, else in `values`, converted to float. A missing cell (NULL) has zeros.
     static void load_values(const CellRows & v, const char * const * cells, int64_t first,
                             int64_t end, bool in_place, const Scratch & s, float * values,
                             const char ** rows) {
@@ -152,21 +153,22 @@ struct CellAttentionTiles {
         int64_t first_pending, end_pending; // the block's range of VisibleCells::pending
         const char *k[BLOCK], *v[BLOCK];
         const char * rows[BLOCK];
-        const char * const *
-            values; // addresses of values: `v`, or `rows` if some are converted or zeros
+        // Addresses from which products read values: `v` (in the cache), or `rows` if values were
+        // converted to float or zeros stand for missing cells.
+        const char * const * values;
     };
 
     struct PendingTile {
         const char *k[BLOCK], *v[BLOCK];
     };
 
-    // Types in which a block's keys and values are held; whether values are read in place.
+    // Types of keys and values that products read. v_in_place: values in the cache, not converted.
     struct Kept {
         ggml_type k, v;
         bool v_in_place;
     };
 
-    // A query's visible places [first, end) in a block; from `own` on they are pending cells.
+    // Offsets in a block that a query sees: in spans [first, own), in pending cells [own, end).
     struct Places {
         int64_t first, own, end;
         bool empty() const { return first >= end; }
@@ -180,7 +182,7 @@ struct CellAttentionTiles {
         return {place(range.first, block), place(range.spans_end, block), place(range.end, block)};
     }
 
-    // Fills in a block that begins at a position with the span cells of positions [low, last).
+    // Fills `block`, which starts at `position`, with the cells of spans at positions [low, last).
     static void find_block(const CellAttention & work, int64_t position, int64_t low, int64_t last,
                            Block & block, size_t & span) {
         block.position = position;
@@ -317,7 +319,7 @@ struct CellAttentionTiles {
         });
     }
 
-    // Returns the index in VisibleCells::pending of the row's tree node at a place of a block.
+    // Returns the index in VisibleCells::pending of the cell that a row sees at a block's offset.
     static int64_t pending_cell(const CellAttention & work, const VisibleRange & range,
                                 const Block & block, int64_t place) {
         return work.visible->paths[range.path + block.position + place - range.spans_end];
@@ -329,8 +331,8 @@ struct CellAttentionTiles {
         const char *k_cells[BLOCK], *v_cells[BLOCK];
         Fetch k, v;
 
-        // Appends a block's cells from place `first` on, up to BLOCK cells in all, to the cells to
-        // prefetch. Returns the number of places taken from the block.
+        // Adds a block's cells, from position `first` of the block on, to the cells to prefetch, of
+        // which there are at most BLOCK. Returns the number of positions added.
         int64_t add(const Block & block, int64_t first) {
             const int64_t here = std::min(BLOCK - n, block.end - first);
             if (!block.has_gaps) {
@@ -381,7 +383,7 @@ struct CellAttentionTiles {
         const int64_t last = std::min(high, spans_end), stop = std::min(high, to);
         size_t span = 0;
         Block blocks[2], after;
-        int64_t n_after = -1; // prefetched places of `after`, the next attention's first block
+        int64_t n_after = -1; // prefetched positions of `after`, the next attention's first block
         int64_t at = std::max(low, from) / BLOCK * BLOCK;
         if (at < stop) {
             find_block(work, at, low, last, blocks[0], span);

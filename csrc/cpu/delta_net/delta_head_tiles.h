@@ -103,12 +103,12 @@ struct DeltaHeadTiles {
     }
 
     static int64_t scratch_size(int64_t d, int64_t n) {
-        return T * d * n; // every key's weights in T values, for each node
+        return T * d * n; // each node has T rows of the state, of d floats each
     }
 
     template <int N>
     static void scan_heads(const DeltaScan & work, float * scratch) {
-        constexpr int64_t worth_turning = 4; // node count from which a transposed state is faster
+        constexpr int64_t worth_turning = 4; // node count from which transposing the state pays
         if (work.n < worth_turning) {
             DeltaScanRows<V, N>::scan(work, scratch);
         } else {

@@ -1,5 +1,5 @@
-// Delta rule scan of many nodes. A vector holds one key's weights in T values of the state, so that
-// no sum crosses lanes, which limits DeltaScanRows. Sums have the order and bits of DeltaScanRows.
+// Delta rule scan of many nodes, on a transposed state: a vector holds one key's weights for T
+// values. Sums need no slow additions across lanes, and have the order and bits of DeltaScanRows.
 #pragma once
 
 #include "cpu/delta_net/delta_head.h"
@@ -14,7 +14,7 @@ struct DeltaScanLanes {
     using F = typename V::F;
     static constexpr int T = V::T;
     static constexpr int D = N * T;
-    static constexpr int SLICE = D * T;         // floats of a slice: T values of every key
+    static constexpr int SLICE = D * T;         // floats in a slice, T rows of the state
     static constexpr int SUMS = N <= 4 ? 1 : 2; // number of partial sums of a state row
     static constexpr int HALF = T / 2;
 
@@ -61,7 +61,7 @@ struct DeltaScanLanes {
                           V::mul(change.decay, V::load(slice + i * T)));
     }
 
-    // Returns a slice's products with k and q over half of the keys, added in V::sums()'s order.
+    // Multiplies a slice of the state with k and q over half the keys; adds like V::sums().
     template <bool CHANGES, bool ANSWERS>
     static Products half_products(float * slice, const Change & change, const float * k,
                                   const float * q, int sum, int half) {
@@ -88,7 +88,7 @@ struct DeltaScanLanes {
         return {V::sum_of_half(key), V::sum_of_half(query)};
     }
 
-    // Returns a state slice's products with k and q; CHANGES: first applies `change` to the slice.
+    // Multiplies a slice of the state with k and q. CHANGES: applies `change` to the slice first.
     template <bool CHANGES, bool ANSWERS>
     static Products products(float * slice, const Change & change, const float * k,
                              const float * q) {
@@ -128,8 +128,8 @@ struct DeltaScanLanes {
         return work.q != nullptr ? work.q + i * work.qk_row : nullptr;
     }
 
-    // Applies a node's change to the slice while reading the slice for the next node, to save a
-    // pass.
+    // Applies each node's update of the state while reading the state for the next node, which
+    // saves a pass over memory.
     template <bool ANSWERS>
     static void scan_chain(const DeltaScan & work, int64_t value, float * slice) {
         Change change = none();

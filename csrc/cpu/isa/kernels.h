@@ -12,7 +12,7 @@
 
 namespace dfl::cpu {
 
-// Kernels of one instruction set. A kernel is NULL if that of a later set in the list is as good.
+// Kernels of one instruction set. A kernel is NULL if the kernel of a later set is as good.
 // The last set, portable, has all kernels but products of quantised weights.
 struct Kernels {
     std::vector<PackedProducts> products;

@@ -1,5 +1,5 @@
-// Quantised types with blocks of 256 weights, in PARTS parts with a scale each. In a tile of
-// T outputs, a block has F16 scales, [T], at byte HALVES_AT; each format defines the rest.
+// Quantised types with blocks of 256 weights in PARTS parts (sub-blocks), each with a scale. In a
+// tile of T outputs, a block has F16 scales, [T], at byte HALVES_AT; formats define the rest.
 #pragma once
 
 #include "cpu/matmul/tiles.h"
@@ -7,7 +7,7 @@
 namespace dfl::cpu {
 namespace {
 
-// Common part of formats with blocks of 256 weights. Scales are unsigned if there are minima.
+// Base class of formats with blocks of 256 weights. In formats with minima, scales are unsigned.
 template <class V, class Format, int PARTS>
 struct Blocks256 {
     using Vector = V;
@@ -37,13 +37,13 @@ struct Blocks256 {
         }
     }
 
-    // Adds the minimum of part I. This default adds nothing: not all formats have such minima.
+    // Adds the minimum of a block's part I. This default, for formats without minima, adds nothing.
     template <int I>
     static F add_minimum(F minima, const uint8_t *, const Block256 &) {
         return minima;
     }
 
-    // Adds products of part I to total[r], in units of the block's scale.
+    // Adds the products of a block's part I with x[r] to total[r], in units of the block's scale.
     template <int I, int R>
     static void add_part(F (&total)[R], F (&minima)[R], const uint8_t * block,
                          const uint8_t * scales, const Rows<R> & x) {

@@ -61,8 +61,8 @@ struct FloatProduct : RowsInPlace<W::TYPE, 1> {
         return load(bytes);
     }
 
-    // True for up to 2 rows of x, which memory limits: weight rows multiplied together then lie far
-    // apart, each in a stream that the hardware prefetches. Arithmetic limits more rows of x.
+    // True if the weight rows multiplied together lie far apart, each in a stream that the hardware
+    // prefetches. Faster for up to 2 rows of x, which memory limits; arithmetic limits more rows.
     template <int R>
     static constexpr bool STREAMS = R <= 2;
 
@@ -70,7 +70,7 @@ struct FloatProduct : RowsInPlace<W::TYPE, 1> {
     template <int R, int N>
     static void add_up(const uint8_t * w, int64_t stride, int64_t n_in, const uint8_t * x,
                        F (&sum)[R][COLUMNS]) {
-        // Prefetches the weights behind these N rows, at least min_ahead bytes ahead: the hardware
+        // Prefetches weights that follow the N rows, at least min_ahead bytes ahead: the hardware
         // prefetcher stops at the end of rows that are read side by side.
         constexpr int64_t min_ahead = 8192;
         const int64_t size = n_in * W::SIZE, x_size = n_in * W::X_SIZE;

@@ -87,7 +87,7 @@ struct Dots : RowsInPlace<OF, INPUTS> {
     static void quantize_row(const float * x, int64_t n_in, void * dst) {
         traits_of(traits().vec_dot_type)->from_float(x, dst, n_in);
         if (!all_finite(x, n_in)) {                // ggml quantises NaN to arbitrary numbers
-            std::memset(dst, 0xff, sizeof(float)); // 0xff bytes: a NaN scale, F16 or F32
+            std::memset(dst, 0xff, sizeof(float)); // sets the row's first scale to NaN, F16 or F32
         }
     }
 

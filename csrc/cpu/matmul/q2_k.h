@@ -77,7 +77,7 @@ struct Q23K : Blocks256<V, Q23K<V, THREE>, 16> {
         return low;
     }
 
-    // Block256::biases are the sums of x's parts times this factor.
+    // Factor of Block256::biases: a bias is BIASES times the sum of 16 quantised inputs.
     static constexpr int32_t BIASES = -32;
 
     template <int I>

@@ -1,4 +1,4 @@
-// PackedProduct of a Format: loops over tiles and rows of x that all formats share.
+// Loops over tiles and rows of x that the PackedProducts of all formats of packed weights share.
 #pragma once
 
 #include "cpu/matmul/product_lists.h"
@@ -22,7 +22,7 @@ inline void copy_fours(const uint8_t * src, int64_t src_stride, uint8_t * dst, i
 }
 
 // True if hardware prefetching alone is faster than prefetches in code: on Zen 4 with up to
-// unfetched_rows rows of x. One row then reads 24 to 31 instead of 18 to 21 GB/s.
+// unfetched_rows rows of x. One row of x then reads weights at 24 to 31 GB/s instead of 18 to 21.
 inline bool leaves_fetches(int unfetched_rows, int64_t n_rows) {
     static const bool is_zen4 = on_zen4();
     return n_rows <= unfetched_rows && is_zen4;

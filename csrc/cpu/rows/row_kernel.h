@@ -19,7 +19,7 @@ struct HeadRotation {
 };
 
 struct RowKernel {
-    // Row lengths n must be a multiple of `lanes`, unless a function takes any n.
+    // swiglu() and gated() take row lengths n that are multiples of `lanes`, other functions any n.
     int lanes;
     // RMS norm: to <- x / sqrt(mean(x^2) + eps) * weight, for any n.
     void (*norm)(const float * x, int64_t n, const float * weight, float eps, float * to);
@@ -27,7 +27,6 @@ struct RowKernel {
     void (*swiglu)(const float * gate, const float * up, int64_t n, float * to);
     // Sigmoid gate: to <- x * sigmoid(gate).
     void (*gated)(const float * x, const float * gate, int64_t n, float * to);
-    // Functions from rotate() on take rows of any length n.
     void (*rotate)(const HeadRotation & work, float * to);
     void (*to_half)(const float * x, int64_t n, uint16_t * to);
     // Soft cap: to <- cap * tanh(x * scale); to may be x.
@@ -40,8 +39,8 @@ struct RowKernel {
     bool (*maxima)(const float * x, int64_t n, float * max);
     // Returns sum(exp(x - max)); max is finite and no value is above max.
     double (*sum_exp)(const float * x, int64_t n, float max);
-    // Sets bits[i] to the high 52 bits of mix(state + (first + i + 1) * G), defined in
-    // csrc/sampling/sampler.h. Returns the largest.
+    // Computes sampling noise: sets bits[i] to the high 52 bits of mix(state + (first + i + 1) *
+    // G), defined in csrc/sampling/sampler.h. Returns the largest bits[i].
     uint64_t (*noise)(uint64_t state, uint64_t first, int64_t n, uint64_t * bits);
 };
 

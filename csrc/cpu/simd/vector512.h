@@ -12,9 +12,9 @@ namespace {
 struct Vector512 : Floats512 {
     static constexpr const char * NAME = "avx512vnni";
     static constexpr int MAX_ROWS = 8;
-    // Distance in bytes at which weights are prefetched for the first group of rows. Into L2,
-    // because a core has about twice as many L2 fetches in flight as L1 fetches. Distances from 16
-    // to 32 KiB were equally fast on Zen 4 and Zen 5.
+    // Distance in bytes of weight prefetches, which only the first group of rows of x makes.
+    // Weights go to L2, because a core has about twice as many L2 fetches in flight as L1 fetches.
+    // Distances from 16 to 32 KiB were equally fast on Zen 4 and Zen 5.
     static constexpr int64_t FETCH_AHEAD = 16384;
     static constexpr int32_t SIGNED_OFFSET = 128; // offset that is added to stored signed weights
     using I = __m512i;

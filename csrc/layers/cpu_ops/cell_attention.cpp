@@ -24,8 +24,8 @@ class Attend : public CpuNode {
         scratch_ = kernel_.scratch_size(shape_.head_dim, n_pending);
         const int64_t n_kv = g.shape.n_kv[g.kv.group_index(il)];
         if (n_kv > cpu::CELL_SEGMENT) {
-            // Visible cells may begin and end within a segment: n_kv cells may lie in two segments
-            // more than they fill.
+            // n_kv visible cells may touch two segments more than they would fill, as they may
+            // begin and end within a segment.
             const int64_t n_segments = n_kv / cpu::CELL_SEGMENT + 2;
             n_parts_ = n_segments * std::min<int64_t>(n_group() * n_rows_, cpu::MAX_QUERIES);
         }
@@ -66,7 +66,7 @@ class Attend : public CpuNode {
     // queries.
     struct Share {
         int64_t first_part;
-        int64_t n; // if `splits`, segments of each K/V head, else parts of all queries
+        int64_t n; // number of segments of each K/V head if `splits`, else of parts of queries
         int64_t first_segment;
         bool splits;
         int64_t room; // index of the sequence's first partial result within a K/V head
@@ -91,7 +91,7 @@ class Attend : public CpuNode {
             const cpu::SegmentRange range =
                 cpu::visible_segments(work_of(dst, rows, 0), 0, n_queries);
             const int64_t n_segments = range.end - range.first, n_needed = n_segments * n_queries;
-            // Segments differ in size: threads divide queries instead if all threads get enough.
+            // Threads divide segments, which differ in size, only if there are few queries.
             const bool has_few_queries = n_queries <= cpu::MAX_QUERIES &&
                                          n_queries * shape_.n_head_kv < nth * cpu::MAX_QUERIES;
             const bool splits = n_segments > 1 && has_few_queries && room + n_needed <= n_parts_;
@@ -209,7 +209,7 @@ class Attend : public CpuNode {
     // Number of multiplications in attention from which on idle threads take over parts of others.
     static constexpr int64_t LONG = 1 << 22;
 
-    // Returns the number of parts: few, as each part rearranges the keys of its heads again.
+    // Returns the number of parts of queries: few, as each part rearranges its heads' keys again.
     int64_t parts_for(int64_t n_queries, int64_t nth, bool is_long) const {
         const int64_t n = n_queries * shape_.n_head_kv;
         const int64_t rounds = (n + cpu::MAX_QUERIES * nth - 1) / (cpu::MAX_QUERIES * nth);
@@ -223,8 +223,8 @@ class Attend : public CpuNode {
     int64_t rotation_; // values per Hadamard-rotated block of V; 0: V is not rotated
     int64_t n_threads_, n_rows_;
     int64_t scratch_ = 0;
-    int64_t n_parts_ = 0; // number of partial results that fit, for each K/V head
-    std::vector<std::atomic<int64_t>> merged_; // finished segments of each K/V head and sequence
+    int64_t n_parts_ = 0; // partial results that dst has room for, for each K/V head
+    std::vector<std::atomic<int64_t>> merged_; // segments done, counted by sequence and K/V head
     std::vector<Plan> plans_;
 };
 

@@ -29,7 +29,7 @@ struct RecurrentBatchShape {
     int64_t n_lanes = 0;
     bool is_verify = false; // true: rows write node updates; false: lanes advance committed states
     bool tree_form = false; // true: lanes run in tree form, as trees need
-    bool in_place = false;  // true: lane i is slot i; false: states are gathered
+    bool in_place = false;  // true: lane i updates slot i in place; false: states are gathered
     bool identity_layout = false; // true: the lanes hold the rows of the pass in order
 
     int64_t size() const { return n_rows * n_lanes; }
@@ -46,8 +46,8 @@ struct BatchShape {
     int64_t n_rows = 0;
     std::vector<int64_t> n_kv = {}; // number of cells that attention reads in each K/V group
     int64_t n_out = 0;
-    bool scans = false; // true: recurrent layers run in our own CPU code.
-    // Recurrent batches of the pass if ggml computes recurrent layers, or lanes of a promotion.
+    bool scans = false; // `scans`: recurrent layers run in our own CPU code.
+    // `recurrent`: shapes of a pass's recurrent batches if ggml computes them, or of a promotion.
     std::vector<RecurrentBatchShape> recurrent = {};
     bool taps = false; // true: features of some rows are stored for drafters
     size_t drafter = 0;
@@ -61,19 +61,20 @@ struct BatchShape {
     }
 };
 
-// Inputs of one recurrent batch of a graph, or NULL if not needed. `before` is d_conv - 1.
+// Inputs of one recurrent batch of a graph, or NULL if not needed.
 struct RecurrentInputs {
     // Cache slots of the lanes, i32 and i64 [n_lanes], unless lanes are in place.
     ggml_tensor *slots = nullptr, *to_slots = nullptr;
-    // Indices of the lanes' convolution inputs, i32 [(before + n_rows) * n_lanes], into the
+    // Indices of the lanes' convolution inputs, i32 [(d_conv - 1 + n_rows) * n_lanes], into the
     // committed inputs of all slots followed by the inputs of the pass.
     ggml_tensor * inputs = nullptr;
-    // Indices (as in `inputs`) of convolution inputs to commit, i32 [before * n_lanes].
+    // Indices of the convolution inputs to commit, i32 [(d_conv - 1) * n_lanes], into the committed
+    // inputs of all slots followed by the inputs of the pass.
     ggml_tensor * last_inputs = nullptr;
     // Row of the pass of each lane row, i32 [n_rows * n_lanes]; padding: one past the last row.
     ggml_tensor * rows = nullptr;
     // Rows of node_updates and conv_updates that a verify writes, i64 [n_rows * n_lanes] and
-    // [(before + n_rows) * n_lanes].
+    // [(d_conv - 1 + n_rows) * n_lanes].
     ggml_tensor *update_rows = nullptr, *conv_update_rows = nullptr;
     // Indices of the convolution inputs that each tap reads, i32 [d_conv * n_rows * n_lanes].
     ggml_tensor * conv_taps = nullptr;
@@ -91,7 +92,7 @@ struct PromoteInputs {
 // Ancestor masks of n nodes of a lane, equal for all layers. Each node i has two rows: the row of
 // its query sees node i itself, the row of its key does not.
 struct TreeInputs {
-    int64_t batch = -1; // index of the recurrent batch of a verify; -1: chains of any batch
+    int64_t batch = -1; // recurrent batch of the trees; -1: mask of a chain, for all batches
     int64_t n = 0;
     // Matrix f32 [n, 2n, 1, lanes of a verify, else 1]: 1 where node j is i or an ancestor, else 0.
     ggml_tensor * ancestors = nullptr;
@@ -113,13 +114,13 @@ struct GraphInputs {
     ggml_tensor * embd = nullptr;      // token embeddings f32 [n_embd, n_rows]
     ggml_tensor * per_layer = nullptr; // per-layer embeddings [n_per_layer * n_layer, n_rows]
     ggml_tensor * positions = nullptr; // token positions i32 [n_rows], or [4 * n_rows] for M-RoPE
-    ggml_tensor * out_rows = nullptr;  // rows that get logits, i32 [n_out]; NULL: all rows.
-    // For each K/V group: cells that rows are stored in, i64 [n_rows], and masks of CellMasks, f16
-    // [n_kv, n_rows], which stay on the device between passes.
+    ggml_tensor * out_rows = nullptr;  // `out_rows`: rows with logits, i32 [n_out]; NULL: all.
+    // `cells`, `masks`: for each K/V group, the cells that rows are stored in, i64 [n_rows], and
+    // cell masks, f16 [n_kv, n_rows], which stay on the device between passes.
     std::vector<ggml_tensor *> cells;
     std::vector<std::vector<ggml_tensor *>> masks;
     std::vector<RecurrentInputs> recurrent;
-    ggml_tensor * lane_rows = nullptr; // where the lanes have each pass row, i32 [n_rows]
+    ggml_tensor * lane_rows = nullptr; // index of each pass row among all lane rows, i32 [n_rows]
     std::vector<TreeInputs> trees;
     ggml_tensor * unit = nullptr; // scales of query and key heads, f32 [1, 2 * n_k_heads]
 };

@@ -99,7 +99,7 @@ class Groups {
                 active[n_active++] = static_cast<int32_t>(expert);
             }
             sum += first[expert];
-            first[expert] = sum; // end of the expert's pairs, which becomes the start below
+            first[expert] = sum; // end of the expert's pairs; the next loop makes it their start
         }
         first[n_expert_] = sum;
         for (int64_t i = n_pairs_ - 1; i >= 0; --i) {

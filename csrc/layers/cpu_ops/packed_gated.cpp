@@ -9,7 +9,7 @@ namespace dfl {
 // Computes gate <- act(gate) * up. Every activation is rewritten for the kernel's x * sigmoid(x).
 static void activate(Activation kind, float * gate, float * up, int64_t n) {
     if (kind == Activation::GELU) {
-        // GELU by tanh: g * sigmoid(z), z = 2 sqrt(2 / pi) (g + 0.044715 g^3); ratio: z / g.
+        // GELU by tanh is g * sigmoid(z) with z = ratio * g = 2 sqrt(2 / pi) (g + 0.044715 g^3).
         for (int64_t i = 0; i < n; ++i) {
             const float ratio = 1.5957691216f * (1.0f + 0.044715f * gate[i] * gate[i]);
             gate[i] *= ratio;
@@ -25,7 +25,7 @@ static void activate(Activation kind, float * gate, float * up, int64_t n) {
     cpu::row_kernel()->swiglu(gate, up, n, gate);
 }
 
-// Returns the columns of a step: whole quantisation blocks, and enough tiles for a call to pay.
+// Returns the columns of a step: whole quantisation blocks, and enough to outweigh a kernel call.
 static int64_t step_for(const cpu::PackedProduct & down) {
     constexpr int64_t enough = 64;
     return std::max<int64_t>(enough, down.block);
@@ -49,7 +49,7 @@ void GatedSteps::run(int64_t step, int64_t expert, const char * x, int64_t n_row
     const int64_t first = step * step_, n = std::min(step_, gate_.packed->n_out - first);
     auto * gates = reinterpret_cast<float *>(scratch);
     float * ups = gates + n_rows * step_;
-    if (n < step_) { // vector code also reads the columns after the last
+    if (n < step_) { // zeroes the columns beyond n, which activate() reads too
         std::fill(gates, ups + n_rows * step_, 0.0f);
     }
     multiply(gate_, expert, x, n_rows, first, gates);

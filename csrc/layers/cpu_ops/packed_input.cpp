@@ -44,7 +44,7 @@ class Quantize : public CpuNode {
 
 // True if each thread quantises all rows faster than it would wait for rows of other threads.
 static bool is_quantized_alone(const GraphContext & g, const Rows & rows) {
-    constexpr int64_t max_values = 8192; // quantising as many takes about 1 us
+    constexpr int64_t max_values = 8192; // quantising 8192 values takes about 1 us
     return g.cpu_nodes.n_threads > 0 && rows.width() * rows.n_rows() <= max_values;
 }
 

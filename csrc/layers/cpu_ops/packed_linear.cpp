@@ -46,7 +46,7 @@ class Multiply : public CpuNode {
     }
 
   private:
-    // Computes the tiles [first, last) of outputs, counted over all weights.
+    // Computes the output tiles [first, last), numbered through all weights in turn.
     void multiply(const ggml_tensor * dst, const char * x, int64_t first, int64_t last,
                   float * to) const {
         const ggml_tensor * added = dst->src[input_.sources().size()];

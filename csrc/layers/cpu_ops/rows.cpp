@@ -34,7 +34,7 @@ ggml_tensor * tensor_of(GraphContext & g, const Rows & rows) {
     if (rows.kind == Rows::Kind::PLAIN) {
         return rows.x;
     }
-    // Rows that were made before are mostly recent, so the search starts at the end.
+    // Searches from the end, since operations that share rows are mostly close to each other.
     for (auto made = g.made_rows.rbegin(); made != g.made_rows.rend(); ++made) {
         if (made->rows == rows) {
             return made->tensor;

@@ -50,7 +50,8 @@ class Prepare : public CpuNode {
     }
 
   private:
-    static constexpr int64_t LONG_ROWS = 1 << 17; // number of values above which idle threads help
+    // Number of head values to prepare from which on idle threads take over parts of others.
+    static constexpr int64_t LONG_ROWS = 1 << 17;
 
     // Returns the i-th head in the order of Scan: a query head, its key head, its value heads.
     int64_t head_at(int64_t i) const {
@@ -197,7 +198,8 @@ class Scan : public CpuNode {
     }
 
   private:
-    static constexpr int64_t LONG_SCAN = 1 << 21; // state updates above which idle threads help
+    // Number of updates of state values from which on idle threads take over parts of others.
+    static constexpr int64_t LONG_SCAN = 1 << 21;
 
     // Returns the i-th value head. Heads of a key are adjacent, so that a core reads rows it
     // prepared.
@@ -224,7 +226,7 @@ class Scan : public CpuNode {
         for (int64_t i = 0; i < std::min(n, FETCHED_ROWS); ++i) {
             fetch_early(row_of(gate, rows_of_sequence.first + i) + head * d, d);
         }
-        // Each chunk continues from the stored state, which a verify must not change.
+        // Chunks pass the state on in the cache, which a verify must not change: it has one chunk.
         const int64_t chunk = rows_of_sequence.is_verify ? n : CHUNK;
         for (int64_t first = 0; first < n; first += chunk) {
             const float * row = row_of(rows, rows_of_sequence.first + first);

@@ -9,7 +9,7 @@ namespace dfl {
 
 namespace {
 
-// Nodes of an accepted path that are gathered and scanned at once.
+// Number of nodes of an accepted path that are gathered and scanned at once.
 constexpr int64_t CHUNK = 32;
 
 // CPU node that advances recurrent states along accepted paths. dst: scratch for each thread.
@@ -28,7 +28,8 @@ class Promote : public CpuNode {
     void compute(ggml_tensor * dst, int ith, int nth) override {
         const int64_t heads = shape_.n_v_heads, parts = heads * cache_.n_layers;
         float * scratch = static_cast<float *>(dst->data) + ith * scratch_size(shape_);
-        constexpr int64_t long_scan = 1 << 21; // state updates above which idle threads help others
+        // Number of updates of state values from which on idle threads take over parts of others.
+        constexpr int64_t long_scan = 1 << 21;
         int64_t n_nodes = 0;
         for (const AcceptedPath & path : accepted_) {
             n_nodes += static_cast<int64_t>(path.nodes.size());

@@ -105,7 +105,7 @@ class DFlash(Proposer):
             if self._scale_trial is not None and self._scale_trial.observe(
                 n_common(best, list(chosen))
             ):
-                # Half of the drafts until now had the other scale.
+                # The scale is decided: half of the drafts so far had the rejected scale.
                 self.calibrations, self._outcomes = Calibrations(), []
 
     def expected_path_probs(self, scorer: DraftScorer) -> Sequence[float]:

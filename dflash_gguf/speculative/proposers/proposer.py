@@ -105,7 +105,7 @@ class Proposer:
     max_draft = 0
 
     def start(self, request: SpeculativeState) -> None:
-        """Begins a request; keeps the remembered text of its sequence as far as both are equal."""
+        """Begins a request; keeps the remembered text as far as `history` begins alike."""
 
     def propose(self, requests: Sequence[SpeculativeState]) -> list[Tree | None]:
         """Returns a tree for each request: a bare root without candidates, None after a failure."""
