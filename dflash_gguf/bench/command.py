@@ -250,13 +250,18 @@ def _diagnose(args: argparse.Namespace, prompts: Sequence[Prompt]) -> int:
             chat = "" if args.chat is None and has_template else args.chat
             ids = [prompt.ids(decoder, chat, args.think) for prompt in prompts]
             texts = diagnose.answers(decoder, ids, args.predict)
-            print(f"{drafter.name}: accepted tokens a draft, and by position", file=sys.stderr)
+            print(
+                f"{drafter.name}: tokens of a draft that are accepted, that are expected to be if "
+                "drafts are sampled (by which choices are compared), and share by position",
+                file=sys.stderr,
+            )
 
             def report(trial: diagnose.Trial) -> None:
                 _print(trial.to_dict())
                 shares = " ".join(f"{share:4.0%}" for share in trial.by_position)
                 flags = trial.flags or "as the file says"
-                print(f"  {flags:42} {trial.mean:5.2f}  {shares}", file=sys.stderr)
+                figures = f"{trial.mean:5.2f} {trial.score:5.2f}"
+                print(f"  {flags:42} {figures}  {shares}", file=sys.stderr)
 
             unchanged, best = diagnose.diagnose(decoder, drafter, texts, report)
         words = diagnose.conclusion(unchanged, best)
@@ -290,11 +295,12 @@ def _load_server(args: argparse.Namespace, prompts: Sequence[Prompt]) -> int:
 
 
 def _files(names: Sequence[str]) -> tuple[Path, Path]:
-    """Returns target and drafter of a --pair: two files, or the name of a bundled model."""
-    if len(names) == 1 and is_name(names[0]):
-        bundle = find(names[0])
-        return bundle.target, bundle.drafter
-    return Path(names[0]), Path(names[1])
+    """Returns target and drafter of a pair: two files, or the name of a bundled model for both."""
+    target, *drafter = names
+    if is_name(target):
+        bundle = find(target)
+        return bundle.target, Path(*drafter) if drafter else bundle.drafter
+    return Path(target), Path(*drafter)
 
 
 def _finish(runs: Sequence[BenchmarkRun], image: str | None) -> None:

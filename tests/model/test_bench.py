@@ -131,7 +131,7 @@ def test_bad_arguments_are_one_sentence(
         (["-f", prompts, "--settings", "bush 3"], "'bush 3' is no setting"),
         (["-f", prompts, "--parallel", "0,1"], "--parallel 0,1: must be numbers like 1,4,8"),
         (["-f", prompts, "--parallel", "1000"], "n_parallel is 1000"),
-        (["-f", prompts, "--sweep", "--replay"], "--sweep, --parallel and --replay exclude"),
+        (["-f", prompts, "--sweep", "--replay"], "exclude each other"),
         (["-f", prompts, "--limit", "0"], "--limit is 0, must be at least 1"),
         (["-f", prompts, "-n", "1"], "--predict is 1, must be at least 2"),
         (["-f", str(tmp_path / "none.jsonl")], "none.jsonl: No such file"),

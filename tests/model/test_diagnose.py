@@ -35,7 +35,6 @@ def with_key(parts: Parts, key: str, kind: gguf.GGUFValueType, value: Any) -> No
 
 def windowed(parts: Parts) -> None:
     with_key(parts, "attention.sliding_window", gguf.GGUFValueType.UINT32, 1)
-    with_key(parts, "attention.causal", gguf.GGUFValueType.BOOL, False)
     kind = gguf.GGUFValueType
     parts.metadata["dflash.attention.sliding_window_pattern"] = kind.ARRAY, [True] * 2, kind.BOOL
 
@@ -50,7 +49,8 @@ WRONG = {
         lambda parts: with_key(parts, "attention.causal", gguf.GGUFValueType.BOOL, True),
         {"draft_attention": "bidirectional"},
     ),
-    "window": (windowed, {"draft_unwindowed": True}),
+    # Without a key, layers with a window are causal.
+    "window": (windowed, {"draft_unwindowed": True, "draft_attention": "bidirectional"}),
     "nothing": (lambda _: None, {}),
 }
 

@@ -197,10 +197,11 @@ def test_a_full_disk_leaves_nothing(decoder: Decoder, saved: Path, tmp_path: Pat
         decoder.save_prefix(tmp_path / "no" / "p.dfl", PROMPT)
 
 
+@pytest.mark.parametrize("kind", ["llama", "qwen35"])
 def test_a_run_begins_with_its_prompt_cache(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], tiny_gguf: Callable[[str], Path]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], tiny_gguf: Callable[[str], Path], kind: str
 ) -> None:
-    path, model = tmp_path / "run.dfl", tiny_gguf("llama")
+    path, model = tmp_path / "run.dfl", tiny_gguf(kind)
     words = ["-m", str(model), "--tokens", ",".join(map(str, PROMPT)), "-n", "8", "-c", "256"]
     answers = []
     for _ in range(2):
@@ -213,4 +214,5 @@ def test_a_run_begins_with_its_prompt_cache(
     path.write_bytes(path.read_bytes()[:-40])
     assert cli.main([*words, "--prompt-cache", str(path)]) == 1
     assert "is incomplete" in capsys.readouterr().err
-    assert cli.main(["-m", str(model), "-i", "--prompt-cache", str(path)]) == 1
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["-m", str(model), "-i", "--prompt-cache", str(path)])

@@ -395,7 +395,7 @@ def test_what_cannot_be(pair: Pair) -> None:
             ([np.array([1.0])], {}, "prompt 1 of 1: a token id is 1.0, must be an integer"),
             ([[1], 5], {}, "prompt 2 of 2: the prompt is 5, must be a text or a list of token ids"),
             ([[1]] * 3, {"temperature": [0, 1, -1]}, "prompt 3 of 3: temperature is -1, must be"),
-            ([[1]] * 2, {"draft_max": [1, 99]}, "prompt 2 of 2: draft_max is 99, this drafter"),
+            ([[1]] * 2, {"draft_min": [1, 99]}, "prompt 2 of 2: draft_min is 99, this drafter"),
             (
                 [[1]],
                 {"logit_bias": {VOCAB_SIZE: 1.0}},

@@ -83,6 +83,7 @@ def load_target(path: Path, n_ubatch: int = N_UBATCH) -> Model:
         n_ubatch=n_ubatch,
         n_threads=1,
         **placement(),
+        draft_embedding_scale="raw",  # "auto" would change the scale from draft to draft
         cache_type_k="f32",
         cache_type_v="f32",
     )
