@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
+from .._files import check_file
 from ._ffi import Error, call, create, ggml_library, new, text
-from .file_identity import file_identity, stamps
+from .file_identity import file_identity, files_of, stamps
 from .ggml import extra_buffer_types, load_backend, load_backend_of_environment
 from .load_config import DEFAULT_N_CTX, LoadConfig, c_options
 from .progress import Progress, c_callback
@@ -55,6 +56,9 @@ def _placements(kind: str, handle: Any, n: int) -> dict[str, int]:
 def _load_file(kind: str, path: str, *args: Any) -> tuple[Any, str]:
     """Returns a handle and the identity of the content, which may be replaced under its path."""
     before = stamps(path)
+    with suppress(OSError):  # left to the core
+        for part in files_of(path):
+            check_file(part)
     handle = create(kind, f"{kind}_load", os.fsencode(path), *args)
     identity = file_identity(path)
     if stamps(path) != before:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .._files import check_regular
+from .._files import check_file
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -68,7 +68,7 @@ class GgufMetadata:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Finds all metadata entries; OSError if the file cannot be read."""
         self.path = os.fspath(path)
-        check_regular(self.path)
+        check_file(self.path)
         with open(self.path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size < 24:
