@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 from .._files import check_file
@@ -56,9 +56,13 @@ def _placements(kind: str, handle: Any, n: int) -> dict[str, int]:
 def _load_file(kind: str, path: str, *args: Any) -> tuple[Any, str]:
     """Returns a handle and the identity of the content, which may be replaced under its path."""
     before = stamps(path)
-    with suppress(OSError):  # left to the core
+    try:
         for part in files_of(path):
             check_file(part)
+    except OSError:
+        pass  # left to the core
+    except ValueError as error:
+        raise Error(str(error)) from None
     handle = create(kind, f"{kind}_load", os.fsencode(path), *args)
     identity = file_identity(path)
     if stamps(path) != before:
