@@ -10,7 +10,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from .errors import ConvertError, check_content
+from .errors import ConvertError, check_file
 from .safetensors import SafetensorsFile
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -19,9 +19,8 @@ INDEX_NAME = "model.safetensors.index.json"
 def read_json(path: Path) -> Any:
     """Returns the content of a JSON file. Raises ConvertError if it is missing or malformed."""
     try:
-        text = path.read_text(encoding="utf-8")
-        check_content(path, text[:64].encode())
-        return json.loads(text)
+        check_file(path)
+        return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConvertError(f"{path}: cannot be read: {error.strerror}") from error
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:

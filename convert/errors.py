@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-LFS_POINTER = b"version https://git-lfs.github.com/"
+from dflash_gguf import _files
 
 
 class ConvertError(Exception):
     """Error that a user can correct: one sentence with the file, the value and the limit."""
 
 
-def check_content(path: Path, head: bytes) -> None:
-    """Raises ConvertError if `head`, the first bytes of a file, is that of a Git LFS pointer."""
-    if head.startswith(LFS_POINTER):
-        raise ConvertError(f"{path}: is a pointer of Git LFS, not the file: run `git lfs pull`")
+def check_file(path: Path) -> None:
+    """Raises ConvertError for a pipe, a folder or a pointer of Git LFS, OSError for no file."""
+    try:
+        _files.check_file(path)
+    except ValueError as error:
+        raise ConvertError(str(error)) from None

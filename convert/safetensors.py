@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import ConvertError, check_content
+from .errors import ConvertError, check_file
 
 MAX_HEADER_BYTES = 100_000_000  # longest header that the safetensors library accepts
 
@@ -57,6 +57,7 @@ class SafetensorsFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
+            check_file(path)
             with path.open("rb") as file:
                 size = path.stat().st_size
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else None
@@ -71,7 +72,6 @@ class SafetensorsFile:
         if self._map is None or len(self._map) < 8:
             raise self._fail("shorter than the 8 bytes of its header length")
         size = len(self._map)
-        check_content(self.path, self._map[:64])
         length = int.from_bytes(self._map[:8], "little")
         if length > MAX_HEADER_BYTES:
             raise self._fail(f"header of {length} bytes, the limit is {MAX_HEADER_BYTES}")

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from . import pretokenizer
 from .checkpoint import Config, read_json
-from .errors import ConvertError
+from .errors import ConvertError, check_file
 from .plan import Metadata
 from .schema import Key
 
@@ -157,6 +157,7 @@ def _add_sentencepiece(metadata: Metadata, directory: Path, vocab_size: int) -> 
     path = directory / "tokenizer.model"
     if not path.is_file():
         raise ConvertError(f"{directory}: has no tokenizer.model")
+    check_file(path)
     try:
         from sentencepiece import SentencePieceProcessor
     except ImportError:

@@ -9,7 +9,7 @@ import platform
 from pathlib import Path
 from typing import Any
 
-from ._files import check_regular, write_text
+from ._files import check_file, write_text
 
 SENSELESS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """Exceptions raised while reading a stored value that is valid JSON of an unexpected form."""
@@ -37,7 +37,7 @@ def read(name: str, identity: Any) -> Any:
     """Returns the value in a cache file, or None if the file was stored for another identity."""
     with contextlib.suppress(OSError, *SENSELESS):
         file = cache_folder() / name
-        check_regular(file)
+        check_file(file)
         stored = json.loads(file.read_text(encoding="utf-8"))
         if stored.get("identity") == identity:
             return stored.get("value")

@@ -14,15 +14,24 @@ from typing import BinaryIO
 AnyPath = str | os.PathLike[str]
 
 
-def check_regular(path: AnyPath) -> None:
-    """Raises ValueError unless a path names a regular file; a pipe would be waited for.
+LFS_POINTER = b"version https://git-lfs.github.com/"
 
+
+def check_file(path: AnyPath) -> None:
+    """Raises ValueError for a path that cannot name a model's file.
+
+    A pipe would be waited for, and a pointer of Git LFS stands for a file that is elsewhere.
     Errors: OSError for a missing file.
     """
     mode = os.stat(path).st_mode
     if not stat.S_ISREG(mode):
         what = " but a folder" if stat.S_ISDIR(mode) else ""
         raise ValueError(f"{os.fspath(path)}: not a file{what}")
+    with open(path, "rb") as file:
+        if file.read(len(LFS_POINTER)) == LFS_POINTER:
+            raise ValueError(
+                f"{os.fspath(path)}: is a pointer of Git LFS, not the file: run `git lfs pull`"
+            )
 
 
 def replaced(path: AnyPath) -> Path | None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from .. import bundled
 from .._entry import INTERRUPTED
-from .._files import check_output, check_regular
+from .._files import check_file, check_output
 from ..config import DEFAULT_N_CTX, DecodeConfig, LoadConfig
 from ..convert.schema import Key
 from ..decoder import Decoder
@@ -166,7 +166,7 @@ def _check_flags(args: argparse.Namespace, several: bool) -> None:
     if args.prompt_cache is not None:
         check_output("--prompt-cache", args.prompt_cache)
         with contextlib.suppress(FileNotFoundError):
-            check_regular(args.prompt_cache)
+            check_file(args.prompt_cache)
 
 
 def _load_prompt_cache(decoder: Decoder, path: str | None) -> None:

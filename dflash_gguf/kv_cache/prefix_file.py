@@ -7,7 +7,6 @@ A file that is damaged, or was made with another model, build or settings, is re
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import os
 import struct
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 
 from .._files import part_of, replacing
 from ..native import Engine, Error, Prefix, PrefixTensor, ggml_version, library_build
-from ..text.gguf_metadata import GgufMetadata, files_of
+from ..text.gguf_metadata import GgufMetadata
 
 Bytes = NDArray[np.uint8]
 
@@ -31,8 +30,6 @@ TOKENS, CHECKSUMS = "tokens", "checksums"
 ALIGNMENT = 32
 BLOCK_BYTES = 4096
 """Bytes of a block: a tensor's checksum covers the sums of 64-bit words in each block."""
-N_SAMPLES, SAMPLE_BYTES = 64, 4096
-"""Number and bytes of samples of a model file that identify the file, together with its size."""
 TYPES = {
     **{"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8},
     **{"iq4_nl": 20, "i32": 26, "i64": 27, "bf16": 30},
@@ -50,13 +47,13 @@ _IDENTITY = {
 
 
 def identity(engine: Engine) -> dict[str, str]:
-    """Returns the properties that prefixes must share with an engine. Errors: OSError."""
+    """Returns the properties that prefixes must share with an engine."""
     model, drafter = engine.model, engine.drafter
     config = engine.config
     shift = f" taps {config.draft_tap_shift:+}" if config.draft_tap_shift else ""
     return {
-        "model": _file_identity(model.path),
-        "drafter": _file_identity(drafter.path) + shift if drafter is not None else "none",
+        "model": model.identity,
+        "drafter": drafter.identity + shift if drafter is not None else "none",
         "cache_types": f"{config.cache_type_k}/{config.cache_type_v}",
         "backend": " ".join([model.backend, *sorted(model.kernels)]),
         "build": f"{library_build()} {ggml_version()}",
@@ -268,21 +265,3 @@ def _string(text: str) -> bytes:
 
 def _text(value: str) -> bytes:
     return struct.pack("<I", _STRING) + _string(value)
-
-
-def _file_identity(path: str) -> str:
-    """Returns the size of a model, in one or several files, and a hash of samples of its bytes."""
-    digest, size = hashlib.sha256(), 0
-    for part in files_of(path):
-        with open(part, "rb") as file:
-            n_bytes = os.fstat(file.fileno()).st_size
-            for at in _samples(n_bytes):
-                file.seek(at)
-                digest.update(file.read(SAMPLE_BYTES))
-            size += n_bytes
-    return f"{size} {digest.hexdigest()[:32]}"
-
-
-def _samples(n_bytes: int) -> Iterable[int]:
-    step = max(SAMPLE_BYTES, n_bytes // N_SAMPLES)
-    return itertools.chain(range(0, n_bytes, step), [max(0, n_bytes - SAMPLE_BYTES)])

@@ -3,6 +3,7 @@
 from ._ffi import Error, library_build
 from .calibration import CalibrationParams
 from .engines import Engine, Memory
+from .file_identity import files_of
 from .ggml import (
     Device,
     cpu_kernel_sets,
@@ -70,6 +71,7 @@ __all__ = [
     "SuffixIndex",
     "cpu_kernel_sets",
     "devices",
+    "files_of",
     "ggml_version",
     "library_build",
     "load_backend",

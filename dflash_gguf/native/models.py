@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from .._files import check_file
 from ._ffi import Error, call, create, ggml_library, new, text
+from .file_identity import file_identity, files_of, stamps
 from .ggml import extra_buffer_types, load_backend, load_backend_of_environment
 from .load_config import DEFAULT_N_CTX, LoadConfig, c_options
 from .progress import Progress, c_callback
@@ -50,6 +53,23 @@ def _placements(kind: str, handle: Any, n: int) -> dict[str, int]:
     return dict(sorted(by_kernels.items(), key=lambda item: -item[1]))
 
 
+def _load_file(kind: str, path: str, *args: Any) -> tuple[Any, str]:
+    """Returns a handle and the identity of the content, which may be replaced under its path."""
+    before = stamps(path)
+    try:
+        for part in files_of(path):
+            check_file(part)
+    except OSError:
+        pass  # left to the core
+    except ValueError as error:
+        raise Error(str(error)) from None
+    handle = create(kind, f"{kind}_load", os.fsencode(path), *args)
+    identity = file_identity(path)
+    if stamps(path) != before:
+        raise Error(f"{path}: was replaced while it was loaded, load it again")
+    return handle, identity
+
+
 class Model:
     """The weights of one GGUF file. Immutable; engines in several threads may share a model."""
 
@@ -69,7 +89,7 @@ class Model:
         self.config = config or LoadConfig()
         self.path = str(path)
         with _model_params(self.config, progress, dry_run) as params:
-            self._handle = create("model", "model_load", self.path.encode(), params)
+            self._handle, self.identity = _load_file("model", self.path, params)
         info = new("dfl_model_info *")
         call("model_get_info", self._handle, info)
         self.architecture = text(info.architecture)
@@ -123,9 +143,7 @@ class Drafter:
         """Maps or copies the weights; Error as for Model, or if drafter and target do not match."""
         self.path = str(path)
         with _model_params(config or target.config, progress) as params:
-            self.handle = create(
-                "drafter", "drafter_load", self.path.encode(), target.handle, params
-            )
+            self.handle, self.identity = _load_file("drafter", self.path, target.handle, params)
         info = new("dfl_drafter_info *")
         call("drafter_get_info", self.handle, info)
         self.name = text(info.name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,19 +32,14 @@ class FoundModel:
 def check(path: Path) -> GgufHeader:
     """Returns the header of a complete model file. ValueError says what is wrong with the file."""
     try:
-        mode = path.stat().st_mode
+        str(path).encode()
+        path.stat()
+        first, *others = read_parts(path)
+    except UnicodeEncodeError:
+        raise ValueError("the name is not UTF-8, as responses need it: rename it") from None
     except OSError as error:
         dangling = f"is a link to {os.readlink(path)}: " if path.is_symlink() else ""
         raise ValueError(f"{dangling}{error.strerror}") from None
-    if not stat.S_ISREG(mode):  # a FIFO would block its reader
-        raise ValueError("is no regular file")
-    try:
-        with path.open("rb") as file:
-            if file.read(23) == b"version https://git-lfs":
-                raise ValueError("is a Git LFS pointer, not the file itself")
-        first, *others = read_parts(path)
-    except OSError as error:
-        raise ValueError(error.strerror) from None
     except ConvertError as error:
         raise ValueError(str(error).removeprefix(f"{path}: ")) from None
     for part in (first, *others):

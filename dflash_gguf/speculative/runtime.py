@@ -11,9 +11,8 @@ from typing import Any
 
 from .. import _cache_dir
 from ..config import AUTO_TREE_BUDGET, TREE_BUDGET, DecodeConfig
-from ..native import MAX_VERIFY, Error, Sequence
+from ..native import MAX_VERIFY, Error, Sequence, files_of
 from ..sampling.noise import DraftScorer
-from ..text.gguf_metadata import files_of
 from .controller import AutoController, Controller, ControllerState, FixedController
 from .cost_model import N_FIRST, CostModel, Round
 from .proposers.proposer import CHAIN, MAIN_CHAIN, TOP1, TREE, Proposer, SpeculativeState
@@ -38,7 +37,7 @@ class CostFile:
         """Identifies the file by model files and settings; OSError for unreadable models."""
         files = [_file_identity(part) for path in paths for part in files_of(path)]
         self._identity = [*files, *map(str, settings), _cache_dir.cpu_name()]
-        name = hashlib.sha256("\n".join(self._identity).encode()).hexdigest()[:16]
+        name = hashlib.sha256(os.fsencode("\n".join(self._identity))).hexdigest()[:16]
         self._name = f"costs-{name}.json"
 
     def load(self) -> tuple[CostModel, dict[str, Any]]:

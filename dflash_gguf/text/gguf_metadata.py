@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import mmap
 import os
-import re
 import struct
 from collections.abc import Collection
 from dataclasses import dataclass
-from itertools import pairwise, takewhile
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .._files import check_regular
-from ..convert.schema import SPLIT_ENDING
+from .._files import check_file
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -37,16 +35,6 @@ DTYPES = {
 """numpy types of scalars and array items, by GGUF type code."""
 INTEGERS = {(code, code) for code, dtype in DTYPES.items() if dtype.kind in "iu" and code != BOOL}
 _U64 = struct.Struct("<Q")
-
-
-def files_of(path: str) -> list[str]:
-    """Returns the files of a model: the path and, for the first of split files, the later parts."""
-    match = re.search(r"-00001-of-(\d{5})\.gguf$", path)
-    if match is None:
-        return [path]
-    prefix, n = path[: match.start()], int(match[1])
-    others = (prefix + SPLIT_ENDING % (i, n) for i in range(2, n + 1))
-    return [path, *takewhile(os.path.exists, others)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +68,7 @@ class GgufMetadata:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Finds all metadata entries; OSError if the file cannot be read."""
         self.path = os.fspath(path)
-        check_regular(self.path)
+        check_file(self.path)
         with open(self.path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size < 24:

@@ -9,7 +9,8 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -351,18 +352,35 @@ def _load(vocabulary: Vocabulary, name: str) -> Any:
         llama_cpp.llama_log_set(_keep_errors, ctypes.c_void_p(0))
         params = llama_cpp.llama_model_default_params()
         params.vocab_only = True
-        handle, path = tempfile.mkstemp(prefix="dflash-", suffix=".gguf")
         try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(vocabulary.to_gguf())
-            model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
+            with _file_of(vocabulary.to_gguf()) as path:
+                model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
         finally:
-            os.unlink(path)
             llama_cpp.llama_log_set(_print_errors, ctypes.c_void_p(0))
         if not model:
             reason = "; ".join(_log_errors) or "no reason given"
             raise ValueError(f"{name}: llama.cpp refuses the vocabulary: {reason}")
         return model
+
+
+@contextmanager
+def _file_of(data: bytes) -> Iterator[str]:
+    """Yields a path to bytes; on Linux in anonymous memory, as no folder may be writable."""
+    try:
+        descriptor, path = os.memfd_create("dflash-vocabulary"), None
+    except (AttributeError, OSError):  # another system, or a sandbox
+        try:
+            descriptor, path = tempfile.mkstemp(prefix="dflash-", suffix=".gguf")
+        except OSError as error:
+            raise OSError(f"{error.strerror}: name a writable folder with TMPDIR") from None
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            yield path or f"/proc/self/fd/{descriptor}"
+    finally:
+        if path is not None:
+            os.unlink(path)
 
 
 def _builtin_names() -> list[str]:

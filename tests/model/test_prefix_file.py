@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -144,14 +145,18 @@ def test_damaged_files_are_refused(decoder: Decoder, saved: Path, tmp_path: Path
     refused(decoder, bad, "bad.dfl: ")
 
 
+def changed(model: Path) -> bytes:
+    weights = bytearray(model.read_bytes())
+    weights[len(weights) // 2] ^= 1
+    return bytes(weights)
+
+
 def test_what_is_another_s_is_refused(
     pair: Pair, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = make_pair(tmp_path, "qwen35", seed=5)
-    changed = tmp_path / "another.gguf"
-    weights = bytearray(pair.target.read_bytes())
-    weights[len(weights) // 2] ^= 1
-    changed.write_bytes(weights)
+    another = tmp_path / "another.gguf"
+    another.write_bytes(changed(pair.target))
     with open_decoder(pair) as decoder:
         monkeypatch.setattr(prefix_file, "library_build", lambda: "another")
         refused(decoder, saved, "p.dfl: was made with another build of dflash-gguf or ggml")
@@ -161,7 +166,7 @@ def test_what_is_another_s_is_refused(
             decoder.load_prefix(tmp_path / "none.dfl")
     for target, drafter, sentence in (
         (pair.target, other.drafter, "another drafter"),
-        (changed, pair.drafter, "another model file"),
+        (another, pair.drafter, "another model file"),
     ):
         with open_decoder(Pair(tmp_path, tmp_path, target, drafter)) as decoder:
             refused(decoder, saved, f"p.dfl: was made with {sentence}")
@@ -171,6 +176,29 @@ def test_what_is_another_s_is_refused(
         refused(decoder, saved, r"p.dfl: there is no room for its \d+ bytes; raise cache_ram")
     with open_decoder(pair, n_ctx=100) as decoder:
         refused(decoder, saved, "150 tokens after 0 do not fit into a context of 100")
+
+
+@pytest.mark.parametrize("file", ["target", "drafter"])
+@pytest.mark.parametrize("change", ["replaced", "gone"])
+def test_a_prefix_belongs_to_what_was_loaded(
+    pair: Pair, tmp_path: Path, file: str, change: str
+) -> None:
+    files = {"target": tmp_path / "t.gguf", "drafter": tmp_path / "d.gguf"}
+    for name, path in files.items():
+        shutil.copy(getattr(pair, name), path)
+    mine, prefix = Pair(tmp_path, tmp_path, **files), tmp_path / "p.dfl"
+    with open_decoder(mine) as decoder:
+        files[file].unlink()
+        if change == "replaced":
+            files[file].write_bytes(changed(getattr(pair, file)))
+        decoder.generate(PROMPT[:-1], **SETTINGS)
+        decoder.save_prefix(prefix, PROMPT[:-1])
+        assert decoder.load_prefix(prefix) == PROMPT[:-1]
+    with open_decoder(pair) as decoder:
+        assert decoder.load_prefix(prefix) == PROMPT[:-1]
+    if change == "replaced":
+        with open_decoder(mine) as decoder:
+            refused(decoder, prefix, "another (model file|drafter)")
 
 
 @contextmanager

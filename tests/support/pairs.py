@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +83,6 @@ def load_target(path: Path, n_ubatch: int = N_UBATCH) -> Model:
         n_ubatch=n_ubatch,
         n_threads=1,
         **placement(),
-        draft_embedding_scale="raw",  # "auto" would change the scale from draft to draft
         cache_type_k="f32",
         cache_type_v="f32",
     )
@@ -153,7 +152,9 @@ def open_decoder(
         cache_type_v=cache_type,
         n_parallel=n_parallel,
     )
-    engine = Engine(model, n_ctx, Drafter(str(pair.drafter), model), config=config)
+    # An open scale would change from draft to draft until it is decided.
+    drafter = Drafter(str(pair.drafter), model, config=replace(config, draft_embedding_scale="raw"))
+    engine = Engine(model, n_ctx, drafter, config=config)
     return Decoder(Sequence(engine), None, prefix_bytes=n_bytes)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_gguf._files import appending, check_output, check_regular, replacing, write_text
+from dflash_gguf._files import appending, check_file, check_output, replacing, write_text
 
 
 def test_a_regular_file_is_replaced_whole_and_keeps_its_mode(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_only_regular_files_are_read(tmp_path: Path, terminal: tuple[int, Path])
         server.bind(str(tmp_path / "socket"))
     for path in (tmp_path, tmp_path / "pipe", tmp_path / "socket", terminal[1]):
         with pytest.raises(ValueError, match=f"{path}: not a file"):
-            check_regular(path)
+            check_file(path)
 
 
 @pytest.mark.parametrize(

@@ -39,11 +39,11 @@ def found(folder: Path) -> tuple[dict[str, str], dict[str, str]]:
         (
             "lfs.gguf",
             lambda p: p.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:1\n"),
-            "is a Git LFS pointer",
+            "is a pointer of Git LFS",
         ),
         ("link.gguf", lambda p: p.symlink_to("gone"), "is a link to gone: No such file"),
         ("ring.gguf", lambda p: p.symlink_to(p.name), "is a link to ring.gguf: Too many levels"),
-        ("pipe.gguf", os.mkfifo, "is no regular file"),
+        ("pipe.gguf", os.mkfifo, "not a file"),
         (
             "mmproj-F16.gguf",
             lambda p: p.write_bytes(MODEL.replace(b"qwen35", b"clip99")),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,23 @@ def tokenizer(tmp_path: Path) -> Tokenizer:
 def test_texts_come_back(tmp_path: Path, make: Any, text: str) -> None:
     tokenizer = tokenizer_of(tmp_path / "a.gguf", make())
     assert tokenizer.detokenize(tokenizer.tokenize(text)) == text
+
+
+def test_no_folder_need_be_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(tempfile, "mkstemp", refuse)
+    if hasattr(os, "memfd_create"):
+        assert tokenizer_of(tmp_path / "a.gguf", byte_level()).tokenize("hello")
+    monkeypatch.delattr(os, "memfd_create", raising=False)
+    with pytest.raises(OSError, match=r"directory found.*: name a writable folder with TMPDIR"):
+        tokenizer_of(tmp_path / "a.gguf", byte_level())
+    monkeypatch.undo()
+    monkeypatch.delattr(os, "memfd_create", raising=False)
+    before = set(Path(tempfile.gettempdir()).glob("dflash-*"))
+    assert tokenizer_of(tmp_path / "a.gguf", byte_level()).tokenize("hello")
+    assert set(Path(tempfile.gettempdir()).glob("dflash-*")) == before
 
 
 def test_merges_and_special_tokens(tokenizer: Tokenizer) -> None:
