@@ -323,7 +323,8 @@ def test_fit_chooses_what_a_run_takes(pair: Pair, capsys: pytest.CaptureFixture[
     out, err = capsys.readouterr()
     assert json.loads(out)["tokens"] == plain["tokens"]
     assert "--fit on CPU: context 256, K/V f16/f16" in err
-    assert main([*command, "--vram", "1G"]) == 1
+    with pytest.raises(SystemExit):
+        main([*command, "--vram", "1G"])
     assert "--vram needs --fit or --plan" in capsys.readouterr().err
     assert main([*command, "--vram", "1G", "--fit", "-ngl", "all"]) == 1
     assert "there is none" in capsys.readouterr().err
