@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from pairs import N_UBATCH, Pair, draft_logits, load_target, make_pair, open_pair, random_tokens
 from reference import Reference
 
+import dflash_gguf
 from dflash_gguf.native import Drafter, Engine, Error, Sequence
 
 N_TOKENS = 240
@@ -274,7 +275,8 @@ def to_old(parts: Parts, arch: str, flat: bool, ids: str) -> None:
     names = {"fc.weight": f"dflash{join}fc.weight"}
     names["enc.output_norm.weight"] = f"dflash{join}hidden_norm.weight"
     if not flat:
-        names |= {f"blk.{i}.ffn_norm.weight": f"blk.{i}.post_attention_norm.weight" for i in (0, 1)}
+        blocks = [name for name in parts.tensors if name.endswith(".ffn_norm.weight")]
+        names |= {name: name.replace("ffn_norm", "post_attention_norm") for name in blocks}
     parts.tensors = {names.get(name, name): value for name, value in parts.tensors.items()}
     parts.metadata, parts.architecture = metadata, arch
 
@@ -299,6 +301,30 @@ def test_older_files_draft_the_same(
 
     with pytest.raises(Error, match=f"{arch}.rope.freq_base is missing"):
         drafts_after(rewritten(pair, tmp_path / "base.gguf", without_base))
+
+
+@pytest.mark.parametrize("arch", ["dflash-draft", "gemma4-dflash-draft"])
+def test_a_published_older_file_loads_without_a_warning(tmp_path: Path, arch: str) -> None:
+    """Six taps of 60 layers, windows in all layers but the last, and another end token."""
+    settings = sliding(2048, *[SLIDING] * 4, FULL) | taps(1, 12, 23, 35, 46, 57)
+    target = {"num_hidden_layers": 60, "layer_types": [*[SLIDING] * 5, FULL] * 10}
+    pair = make_pair(tmp_path, "gemma4", target, **settings)
+
+    def edit(parts: Parts) -> None:
+        vocabulary = {k: v for k, v in parts.metadata.items() if k.startswith("tokenizer.")}
+        to_old(parts, arch, False, "listed")
+        parts.metadata |= vocabulary
+        parts.set("tokenizer.ggml.eos_token_id", 1)
+
+    old = rewritten(pair, tmp_path / "old.gguf", edit)
+    np.testing.assert_array_equal(drafts_after(old), drafts_after(pair))
+    with dflash_gguf.load(old.target, drafter=old.drafter, n_ctx=256, n_threads=1) as decoder:
+        drafted, plain = (
+            decoder.generate(random_tokens(40), draft=draft, max_tokens=24, ignore_eos=True)
+            for draft in ("chain", "none")
+        )
+    assert drafted.n_drafted > 0
+    assert drafted.tokens == plain.tokens
 
 
 def test_own_embeddings_and_head(pair: Pair, tmp_path: Path) -> None:
