@@ -27,6 +27,14 @@ def read_json(path: Path) -> Any:
         raise ConvertError(f"{path}: is not JSON: {error}") from error
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """Returns the object in a JSON file, empty without the file; ConvertError for other content."""
+    content = read_json(path) if path.is_file() else {}
+    if not isinstance(content, dict):
+        raise ConvertError(f"{path}: is not a JSON object")
+    return content
+
+
 def is_number(value: Any) -> bool:
     """True if a JSON value is a finite number."""
     return type(value) in (int, float) and abs(value) < math.inf

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import gguf
 
+from .checkpoint import read_object
 from .errors import ConvertError
 from .plan import Metadata, TensorPlan
 from .schema import Key
@@ -29,15 +30,16 @@ def general_metadata(
 ) -> Metadata:
     """Returns the `general.*` keys; the `gguf` package reads most of them from the model folder."""
     total, shared, expert, n_experts = _parameters(plans)
+    generation = read_object(directory / "generation_config.json")
     try:
         found = gguf.Metadata.load(None, directory, None, total)
     except Exception as error:  # gguf raises various exceptions for a malformed model card
-        raise ConvertError(f"{directory}: its model card cannot be read: {error}") from error
+        why = " ".join(str(error).split())
+        raise ConvertError(f"{directory}: its model card cannot be read: {why}") from error
     found.name = found.name or directory.resolve().name
     found.size_label = found.size_label or gguf.size_label(total, shared, expert, n_experts)
     if found.sampling_penalty_repeat is None:
-        config = gguf.Metadata.load_generation_config(directory)
-        found.sampling_penalty_repeat = (config or {}).get("repetition_penalty")
+        found.sampling_penalty_repeat = generation.get("repetition_penalty")
     collector = gguf.GGUFWriter(None, arch)
     found.set_gguf_meta_model(collector)
     result = Metadata(arch)

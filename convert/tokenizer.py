@@ -15,7 +15,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from . import pretokenizer
-from .checkpoint import Config, read_json
+from .checkpoint import Config, read_json, read_object
 from .errors import ConvertError, check_file
 from .plan import Metadata
 from .schema import Key
@@ -95,7 +95,6 @@ def add_tokenizer(metadata: Metadata, directory: Path, vocab_size: int, pre: str
     metadata.array(Key.TOKENIZER_TOKENS, tokens)
     metadata.array(Key.TOKENIZER_TOKEN_TYPE, types)
     metadata.array(Key.TOKENIZER_MERGES, _merges(files))
-    _note_lost_spaces(metadata, files)
     _add_special(metadata, files, vocab_size)
     _add_templates(metadata, files)
 
@@ -208,11 +207,7 @@ def _read(directory: Path) -> _Files:
         raise ConvertError(f"{path}: cannot be read as a tokenizer: {error}") from error
     if content["model"].get("type") != "BPE":
         raise ConvertError(f"{path}: is not a BPE tokenizer, others are not supported")
-    config_path = directory / "tokenizer_config.json"
-    config = read_json(config_path) if config_path.is_file() else {}
-    if not isinstance(config, dict):
-        raise ConvertError(f"{config_path}: is not a JSON object")
-    return _Files(directory, tokenizer, content, config)
+    return _Files(directory, tokenizer, content, read_object(directory / "tokenizer_config.json"))
 
 
 def _types_in(value: Any) -> set[str]:
@@ -341,6 +336,10 @@ def _add_special(metadata: Metadata, files: _Files, vocab_size: int) -> None:
     """Adds ids of the special tokens, and flags for adding them to a text."""
     names = ("bos", "eos", "unk", "sep", "pad", "cls", "mask", "eot")
     roles = {name: _content(files.config.get(f"{name}_token")) for name in names}
+    _note_lost_spaces(metadata, files)
+    for name in names:
+        if roles[name] is None and (lost := files.config.get(f"{name}_token")) is not None:
+            metadata.notes.append(f"{name}_token is {lost!r:.80}, which is no text: it is left out")
     roles["bos"] = roles["bos"] or roles["cls"]
     roles["eos"] = roles["eos"] or roles["sep"]
     roles["eot"] = None  # only a TemplateProcessing can name an EOT token
@@ -377,16 +376,19 @@ def _add_special(metadata: Metadata, files: _Files, vocab_size: int) -> None:
 def _add_more_ends(metadata: Metadata, files: _Files, config: Config, vocab_size: int) -> None:
     """Adds end tokens of generation_config.json that llama.cpp does not know by their text."""
     path = files.directory / "generation_config.json"
-    content = read_json(path) if path.is_file() else None
-    ids: Any = content.get("eos_token_id") if isinstance(content, dict) else None
-    ids = config.get("eos_token_id") if ids is None else ids
-    if not isinstance(ids, list):
-        return
+    given: Any = read_object(path).get("eos_token_id")
+    if given is None:
+        path, given = config.path, config.get("eos_token_id")
+        given = given if isinstance(given, list) else []  # one id gives way to the tokenizer's
+    ids = given if isinstance(given, list) else [given]
+    if any(type(index) is not int for index in ids):
+        raise ConvertError(f"{path}: eos_token_id is {given!r:.80}, token ids are needed")
     texts = {index: text for text, index in files.tokenizer.get_vocab(True).items()}
     kept = {value for key, (_, value) in metadata.values.items() if key in END_KEYS}
-    lost = [x for x in ids if type(x) is int and x not in kept and texts.get(x) not in END_TEXTS]
+    lost = [x for x in ids if x in range(vocab_size) and x not in kept]
+    lost = [x for x in dict.fromkeys(lost) if texts.get(x) not in END_TEXTS]
     for key in END_KEYS:
-        if lost and key not in metadata.values and lost[0] < vocab_size:
+        if lost and key not in metadata.values:
             metadata.uint32(key, lost.pop(0))
     if lost:
         metadata.notes.append(
@@ -420,16 +422,14 @@ def _add_templates(metadata: Metadata, files: _Files) -> None:
     if isinstance(template, str):
         metadata.string(Key.TOKENIZER_CHAT_TEMPLATE, template)
         return
-    if not isinstance(template, list):
-        raise ConvertError(
-            f"{files.directory}: chat_template is {template!r:.80}, a text or a list is needed"
-        )
     named: dict[str, str] = {}
-    for choice in template:
-        text = choice.get("template") if isinstance(choice, dict) else None
-        if isinstance(text, str):
-            name = str(choice.get("name", ""))
-            named["".join(c if c in ascii_letters + digits else "_" for c in name)] = text
+    for name, text in template.items():
+        ascii_name = "".join(c if c in ascii_letters + digits else "_" for c in name)
+        if ascii_name in named:
+            metadata.notes.append(
+                f"the chat template {name!r} is left out: an earlier one is {ascii_name!r} too"
+            )
+        named.setdefault(ascii_name, text)
     default = named.pop("default", None)
     for name, text in named.items():
         metadata.string(f"{Key.TOKENIZER_CHAT_TEMPLATE}.{name}", text)
@@ -438,20 +438,34 @@ def _add_templates(metadata: Metadata, files: _Files) -> None:
         metadata.string(Key.TOKENIZER_CHAT_TEMPLATE, default)
 
 
-def _template(files: _Files) -> Any:
-    """Returns the chat templates that transformers takes: files go before tokenizer_config.json."""
-    directory = files.directory
-    jinja, as_json = directory / "chat_template.jinja", directory / "chat_template.json"
-    if jinja.is_file():
-        more = sorted((directory / "additional_chat_templates").glob("*.jinja"))
-        default = jinja.read_text(encoding="utf-8")
-        if not more:
-            return default
-        named = [{"name": path.stem, "template": path.read_text(encoding="utf-8")} for path in more]
-        return [{"name": "default", "template": default}, *named]
-    if (template := files.config.get("chat_template")) is not None:
-        return template
-    if as_json.is_file():
-        content = read_json(as_json)
-        return content.get("chat_template") if isinstance(content, dict) else None
-    return None
+def _template(files: _Files) -> str | dict[str, str] | None:
+    """Returns one chat template, or several by name: those that transformers takes.
+
+    chat_template.jinja goes before tokenizer_config.json, and that before chat_template.json.
+    """
+    jinja = files.directory / "chat_template.jinja"
+    found: Any = _text_of(jinja) if jinja.is_file() else files.config.get("chat_template")
+    if found is None:
+        found = read_object(files.directory / "chat_template.json").get("chat_template")
+    more = sorted((files.directory / "additional_chat_templates").glob("*.jinja"))
+    if isinstance(found, list) and all(isinstance(choice, dict) for choice in found):
+        found = {choice.get("name"): choice.get("template") for choice in found}
+    if more and (found is None or isinstance(found, str)):
+        found = {} if found is None else {"default": found}
+    if isinstance(found, dict):
+        found |= {path.stem: _text_of(path) for path in more}
+    texts = (*found, *found.values()) if isinstance(found, dict) else (found or "",)
+    if not all(isinstance(text, str) for text in texts):
+        raise ConvertError(
+            f"{files.directory}: chat_template is {found!r:.80}, a text or a list of names and "
+            "templates is needed"
+        )
+    templates: str | dict[str, str] | None = found
+    return templates
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ConvertError(f"{path}: is not valid UTF-8") from None

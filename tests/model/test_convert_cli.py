@@ -510,7 +510,8 @@ def test_lost_flags_of_added_tokens_are_named(
         ("extra_special_tokens", 5),
         ("additional_special_tokens", "<a>"),
         ("chat_template", 7),
-        ("chat_template", {"default": "x"}),
+        ("chat_template", {"default": 7}),
+        ("chat_template", [{"name": "default"}, "x"]),
     ],
 )
 def test_a_wrong_type_in_the_tokenizer_s_config_is_named(

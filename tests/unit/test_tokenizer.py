@@ -150,6 +150,62 @@ def test_merges_in_both_notations(folder: Path) -> None:
         read(folder)
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ([{"name": "default", "template": "a"}], {"": "a"}),
+        ({"default": "a", "tools": "b"}, {"": "a", "s": ["tools"], ".tools": "b"}),
+        ([{"name": "tools", "template": "b"}], {"s": ["tools"], ".tools": "b"}),
+        ([], {}),
+    ],
+)
+def test_named_templates_have_keys(folder: Path, given: Any, expected: dict[str, Any]) -> None:
+    edit(folder, "tokenizer_config.json", lambda c: c.update(chat_template=given))
+    found = read(folder)
+    start = "tokenizer.chat_template"
+    assert {k.removeprefix(start): v for k, v in found.items() if k.startswith(start)} == expected
+
+
+def test_what_gguf_cannot_hold_is_noted(folder: Path) -> None:
+    named = [{"name": name, "template": name} for name in ("a-b", "a_b")]
+    edit(folder, "tokenizer_config.json", lambda c: c.update(chat_template=named, bos_token=5))
+    metadata = Metadata("qwen3")
+    add_tokenizer(metadata, folder, 421, "qwen2")
+    first, second = metadata.notes
+    assert first == "bos_token is 5, which is no text: it is left out"
+    assert second == "the chat template 'a_b' is left out: an earlier one is 'a_b' too"
+
+
+@pytest.mark.parametrize(
+    ("given", "eot"), [(7, 7), ([7], 7), ([421, -1, 7, 7], 7), ([421], None), (None, None)]
+)
+def test_end_tokens_of_generation_are_kept(folder: Path, given: Any, eot: int | None) -> None:
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": given}))
+    found = read(folder)
+    assert (found.get("eot_token_id"), found.get("eom_token_id")) == (eot, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("generation_config.json", '{"eos_token_id": "</s>"}', "eos_token_id is '</s>'"),
+        ("generation_config.json", '{"eos_token_id": [7, true]}', "token ids are needed"),
+        ("generation_config.json", "[1]", "is not a JSON object"),
+        ("chat_template.json", "[1]", "is not a JSON object"),
+        ("chat_template.jinja", b"\xff", "is not valid UTF-8"),
+        ("additional_chat_templates/x.jinja", b"\xff", "is not valid UTF-8"),
+    ],
+)
+def test_files_of_another_form_are_refused(
+    folder: Path, name: str, content: str | bytes, message: str
+) -> None:
+    edit(folder, "tokenizer_config.json", lambda c: c.pop("chat_template"))
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(ConvertError, match=f"{folder / name}: .*{message}"):
+        read(folder)
+
+
 def test_chat_templates_in_their_places(folder: Path) -> None:
     assert "im_start" in read(folder)["tokenizer.chat_template"]
     edit(folder, "tokenizer_config.json", lambda c: c.pop("chat_template"))
