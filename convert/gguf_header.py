@@ -82,8 +82,8 @@ class GgufHeader:
 
     @property
     def needed_bytes(self) -> int:
-        """Bytes of a complete file, up to the end of its last tensor."""
-        return max((t.start + t.n_bytes for t in self.tensors.values()), default=self.data_start)
+        """Bytes of a complete file, up to the end of its last tensor; 0 without tensors."""
+        return max((t.start + t.n_bytes for t in self.tensors.values()), default=0)
 
     @property
     def missing_bytes(self) -> int:
@@ -266,7 +266,9 @@ class _Reader:
         if isinstance(value, ArrayValue):
             self.fail("general.alignment is an array, a power of two is needed")
         if found.type != "uint32" or value == 0 or value & (value - 1):
-            self.fail(f"general.alignment is {found.type} {value}, a power of two is needed")
+            self.fail(
+                f"general.alignment is {found.type} {value}, a power of two of type uint32 is needed"
+            )
         return int(value)
 
     def tensor_row(self, index: int) -> tuple[str, tuple[int, ...], GGMLQuantizationType, int]:

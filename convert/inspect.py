@@ -32,10 +32,13 @@ def expect(path: Path, variant: str) -> None:
     headers = read_parts(path)
     found = headers[0].metadata.get(Key.GENERAL_ARCHITECTURE)
     architecture = None if found is None else found.value
-    if architecture in DRAFTERS or architecture not in vars(Arch).values():
+    if architecture in (*DRAFTERS, Arch.CLIP) or architecture not in vars(Arch).values():
         raise ConvertError(f"{path}: is not a model, its architecture is {architecture!r}")
     if not any(Tensor.TOKEN_EMBD in header.tensors for header in headers):
         raise ConvertError(f"{path}: has no weights, only metadata")
+    for header in headers:
+        if header.missing_bytes:
+            raise ConvertError(f"{header.path}: {completeness(header)}")
     evidence = variant_of(path)
     if evidence.variant != variant:
         raise ConvertError(
@@ -47,7 +50,7 @@ def expect(path: Path, variant: str) -> None:
 def completeness(header: GgufHeader) -> str:
     """Returns a line on the tensor data: complete, or how many tensors are cut off."""
     if not header.missing_bytes:
-        return f"tensor data: complete ({header.file_bytes - header.data_start:,} bytes)"
+        return f"tensor data: complete ({max(0, header.file_bytes - header.data_start):,} bytes)"
     cut = [t.name for t in header.tensors.values() if t.start + t.n_bytes > header.file_bytes]
     return (
         f"tensor data: TRUNCATED, the file has {header.file_bytes:,} of {header.needed_bytes:,} "

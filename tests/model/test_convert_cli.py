@@ -542,6 +542,8 @@ def test_inspect_judges_a_file(folder: Path, capsys: pytest.CaptureFixture[str])
     out.write_bytes(data[:-100])
     assert main(inspect) == 1
     assert "TRUNCATED" in capsys.readouterr().out
+    assert main([*inspect, "--expect", "instruct"]) == 1
+    assert "TRUNCATED" in capsys.readouterr().err
     out.write_bytes(data.replace(b"qwen3", b"clip9"))
     assert main([*inspect, "--expect", "instruct"]) == 1
     assert "is not a model, its architecture is 'clip9'" in capsys.readouterr().err

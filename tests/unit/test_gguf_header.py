@@ -97,6 +97,12 @@ def test_a_cut_file_is_named_truncated(tmp_path: Path, cut: int) -> None:
     assert f"{n_cut} of 2 tensors are cut off" in inspect(path)
 
 
+def test_a_file_without_tensors_lacks_none(tmp_path: Path) -> None:
+    raw = header([uint32("general.alignment", 1 << 31)], [])
+    assert read(tmp_path, raw).missing_bytes == 0
+    assert "complete (0 bytes)" in inspect(tmp_path / "x.gguf")
+
+
 def test_every_cut_of_the_header_is_an_error(tmp_path: Path) -> None:
     raw = good()
     end = raw.index(b"b.weight") + 8 + 4 + 8 + 4 + 8
@@ -162,6 +168,14 @@ BROKEN: dict[str, tuple[Callable[[], bytes], str]] = {
     "alignment": (
         lambda: header([uint32("general.alignment", 24)], []),
         "general.alignment is uint32 24",
+    ),
+    "alignment array": (
+        lambda: header([text("general.alignment") + struct.pack("<IIQI", 9, 4, 1, 32)], []),
+        "general.alignment is an array",
+    ),
+    "alignment text": (
+        lambda: header([text("general.alignment") + struct.pack("<I", 8) + text("32")], []),
+        "general.alignment is string 32",
     ),
     "alignment type": (
         lambda: header([text("general.alignment") + struct.pack("<IQ", 10, 32)], []),
