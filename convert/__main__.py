@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from dflash_gguf._files import check_output, replaced
+from dflash_gguf._files import check_output, message_of, replaced
 
 from .arch import Options
 from .conversion import OUTTYPES, Conversion, prepare
@@ -39,10 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     previous = signal.signal(signal.SIGTERM, _terminate)
     try:
         return _run(args)
-    except ConvertError as error:
-        print(f"error: {error}", file=sys.stderr)
-    except (OSError, UnicodeError) as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (ConvertError, OSError, UnicodeError) as error:
+        print(f"error: {message_of(error)}", file=sys.stderr)
     except KeyboardInterrupt:
         print("interrupted, nothing was written", file=sys.stderr)
         return 130

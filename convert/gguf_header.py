@@ -266,9 +266,7 @@ class _Reader:
         if isinstance(value, ArrayValue):
             self.fail("general.alignment is an array, a power of two is needed")
         if found.type != "uint32" or value == 0 or value & (value - 1):
-            self.fail(
-                f"general.alignment is {found.type} {value}, a power of two of type uint32 is needed"
-            )
+            self.fail(f"general.alignment is {found.type} {value}, a uint32 power of two is needed")
         return int(value)
 
     def tensor_row(self, index: int) -> tuple[str, tuple[int, ...], GGMLQuantizationType, int]:

@@ -17,6 +17,13 @@ AnyPath = str | os.PathLike[str]
 LFS_POINTER = b"version https://git-lfs.github.com/"
 
 
+def message_of(error: Exception) -> str:
+    """Returns the sentence of an error, without the number of an OSError."""
+    if isinstance(error, OSError) and error.strerror is not None:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error) or ("out of memory" if isinstance(error, MemoryError) else repr(error))
+
+
 def check_file(path: AnyPath) -> None:
     """Raises ValueError for a path that cannot name a model's file.
 

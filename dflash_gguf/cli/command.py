@@ -16,7 +16,7 @@ from pathlib import Path
 
 from .. import bundled
 from .._entry import INTERRUPTED
-from .._files import check_file, check_output
+from .._files import check_file, check_output, message_of
 from ..config import DEFAULT_N_CTX, DecodeConfig, LoadConfig
 from ..convert.schema import Key
 from ..decoder import Decoder
@@ -70,11 +70,8 @@ def guarded(run: Callable[[], int]) -> int:
         return 1
     except KeyboardInterrupt:
         return INTERRUPTED
-    except OSError as error:
-        name = f"{error.filename}: " if error.filename else ""
-        return _fail(f"{name}{error.strerror or error}")
-    except (Error, ValueError, MemoryError) as error:
-        return _fail(str(error) or "out of memory")
+    except (Error, ValueError, OSError, MemoryError) as error:
+        return _fail(message_of(error))
 
 
 def _open_closed_streams() -> None:

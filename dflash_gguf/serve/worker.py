@@ -18,6 +18,7 @@ from collections import deque
 from dataclasses import replace
 from typing import Protocol
 
+from .._files import message_of
 from ..cli.command import draft_max_note, training_context
 from ..cli.model_arguments import load_config
 from ..cli.plan import fitted
@@ -153,8 +154,7 @@ class Worker:
         try:
             self._say(self._done(action))
         except (Error, ValueError, MemoryError, OSError) as error:
-            sentence = f"slots: {str(error) or type(error).__name__}"
-            self._say(Failed(action.id, 400, sentence))
+            self._say(Failed(action.id, 400, f"slots: {message_of(error)}"))
         self._flush()
 
     def _done(self, action: SlotAction) -> SlotDone:
@@ -336,9 +336,7 @@ def main(descriptor: int) -> int:
                 return 0
         decoder, notes = open_decoder(request, progress)
     except (Error, ValueError, OSError, MemoryError) as error:
-        name = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
-        sentence = getattr(error, "strerror", None) or str(error) or "out of memory"
-        channel.write(Refused(f"{name}{sentence}"))
+        channel.write(Refused(message_of(error)))
         return 1
     with decoder:
         channel.write(ready(decoder, request.n_parallel, notes))

@@ -11,7 +11,28 @@ from pathlib import Path
 
 import pytest
 
-from dflash_gguf._files import appending, check_file, check_output, replacing, write_text
+from dflash_gguf._files import (
+    appending,
+    check_file,
+    check_output,
+    message_of,
+    replacing,
+    write_text,
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (FileNotFoundError(2, "No such file", "x"), "x: No such file"),
+        (OSError(28, "No space left"), "No space left"),
+        (OSError("told"), "told"),
+        (MemoryError(), "out of memory"),
+        (ValueError("x is 3"), "x is 3"),
+    ],
+)
+def test_errors_have_sentences_without_numbers(error: Exception, message: str) -> None:
+    assert message_of(error) == message
 
 
 def test_a_regular_file_is_replaced_whole_and_keeps_its_mode(tmp_path: Path) -> None:
