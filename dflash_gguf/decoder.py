@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -328,28 +328,53 @@ class Decoder:
             if not state.steps and not state.is_finished:
                 self._scheduler.step()
 
+    @overload
     def chat(
         self,
-        messages: Sequence[Message],
+        messages: str | Sequence[Message],
         config: DecodeConfig | None = None,
         *,
+        stream: Literal[True],
+        **settings: Any,
+    ) -> Stream: ...
+
+    @overload
+    def chat(
+        self,
+        messages: str | Sequence[Message],
+        config: DecodeConfig | None = None,
+        *,
+        stream: Literal[False] = False,
+        **settings: Any,
+    ) -> Result: ...
+
+    def chat(
+        self,
+        messages: str | Sequence[Message],
+        config: DecodeConfig | None = None,
+        *,
+        stream: bool = False,
         template: str | None = None,
         enable_thinking: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **settings: Any,
-    ) -> Result:
-        """Answers a conversation; arguments and errors as for `chat_prompt` and `generate`."""
+    ) -> Result | Stream:
+        """Answers a conversation; arguments and errors as for `chat_prompt` and `generate`.
+
+        stream: True to return a `Stream`, which yields the answer step by step.
+        """
         prompt = self.chat_prompt(
             messages,
             template=template,
             enable_thinking=enable_thinking,
             chat_template_kwargs=chat_template_kwargs,
         )
-        return self.generate(prompt, config, **settings)
+        answer = self.stream if stream else self.generate
+        return answer(prompt, config, **settings)
 
     def chat_prompt(
         self,
-        messages: Sequence[Message],
+        messages: str | Sequence[Message],
         *,
         template: str | None = None,
         enable_thinking: bool | None = None,
@@ -359,13 +384,16 @@ class Decoder:
 
         The list carries the template's marks of reasoning, by which `generate` separates it.
         messages: each with "role" and "content", a text or text parts; content may be None beside
-        "tool_calls". template: None for the model's own, else a name, a file or the Jinja text.
+        "tool_calls"; a text stands for one message of the user. template: None for the model's
+        own, else a name, a file or the Jinja text.
         enable_thinking: passed to templates that know it. chat_template_kwargs: further variables
         for the template.
         Errors: ValueError without a tokenizer or template, for messages of another form, or if the
             template refuses or drops a part of them.
         """
         tokenizer = self._need_tokenizer()
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
         variables = template_values(chat_template_kwargs or {}, "chat_template_kwargs")
         wanted = variables.pop("enable_thinking", None)
         return tokenizer.chat(

@@ -70,6 +70,10 @@ def test_chat_answers_a_conversation(tokenizer: Tokenizer) -> None:
     messages = [{"role": "user", "content": "ab"}]
     assert decoder.chat(messages, template="{{ messages[0].content }}:").text == "yes"
     assert fed(decoder) == b"ab:yes"
+    template = "{{ messages[0].role }}={{ messages[0].content }}:"
+    assert decoder.chat_prompt("ab", template=template) == decoder.tokenize("user=ab:")
+    stream = decoder.chat("ab", template="{{ messages[0].content }}:", stream=True)
+    assert "".join(step.text for step in stream) == stream.result().text == "yes"
 
 
 THINKING = "{{ messages[0].content }}:{# </think> #}"
