@@ -35,7 +35,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from dflash_gguf._files import appending, check_output
+from dflash_gguf._files import appending, check_output, message_of
 from dflash_gguf.bench import plot
 
 sys.path.append(str(Path(__file__).resolve().parent / "bench"))
@@ -228,7 +228,10 @@ def main() -> None:
         parser.error(str(error))
     except OSError as error:
         parser.error(f"--out {args.out}: {error.strerror}")
-    Run(args, sys.argv[1:], out).all()
+    try:
+        Run(args, sys.argv[1:], out).all()
+    except OSError as error:
+        sys.exit(f"error: {message_of(error)}")
 
 
 if __name__ == "__main__":

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from .._files import message_of
 from ..cli.command import guarded, list_devices
 from ..cli.model_arguments import new_parser
 from ..native import Error, load_backend
@@ -61,6 +63,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> int:
     if args.command == "list":
         return _list(args.cache)
+    try:
+        return _make(args)
+    except OSError as error:
+        if error.errno not in (errno.EROFS, errno.EACCES):
+            raise
+        raise ValueError(f"{message_of(error)}; name a writable folder with --cache") from None
+
+
+def _make(args: argparse.Namespace) -> int:
+    """Fetches the sources or builds a module."""
     if args.command == "sources":
         print(fetch(args.cache))
         return 0

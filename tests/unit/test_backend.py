@@ -1,10 +1,25 @@
-"""The line of a failed build that names the cause."""
+"""Messages of failed builds name the cause."""
 
 from __future__ import annotations
 
 import textwrap
 
+import pytest
+
+from dflash_gguf.backend_build import command
 from dflash_gguf.backend_build.build import first_error
+
+
+def test_a_cache_that_cannot_be_written_names_the_flag(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(cache: object) -> None:
+        raise PermissionError(13, "Permission denied", str(cache))
+
+    monkeypatch.setattr(command, "fetch", refuse)
+    assert command.main(["sources", "--cache", "/c"]) == 1
+    said = capsys.readouterr().err
+    assert said == "error: /c: Permission denied; name a writable folder with --cache\n"
 
 
 def test_what_a_compiler_says_is_wrong_is_found() -> None:
