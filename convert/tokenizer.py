@@ -163,7 +163,7 @@ def _add_sentencepiece(metadata: Metadata, directory: Path, vocab_size: int) -> 
         raise ConvertError(f"{path}: needs the package sentencepiece: pip install it") from None
     files, pieces = _read(directory), SentencePieceProcessor()
     try:
-        pieces.LoadFromFile(str(path))
+        pieces.LoadFromSerializedProto(path.read_bytes())
     except Exception as error:  # sentencepiece raises RuntimeError or OSError for a bad file
         raise ConvertError(f"{path}: cannot be read as a SentencePiece model: {error}") from error
     tokens = [f"[PAD{index}]" for index in range(vocab_size)]
@@ -202,7 +202,7 @@ def _read(directory: Path) -> _Files:
         raise ConvertError(f"{directory}: {reason}")
     content = read_json(path)
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except Exception as error:  # tokenizers raises a plain Exception for a damaged file
         raise ConvertError(f"{path}: cannot be read as a tokenizer: {error}") from error
     if content["model"].get("type") != "BPE":

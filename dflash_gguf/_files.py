@@ -109,9 +109,13 @@ def replacing(path: AnyPath) -> Iterator[BinaryIO]:
             yield file
         return
     part = target.with_name(f".dflash-{os.getpid()}-{threading.get_ident()}.part")
-    part.unlink(missing_ok=True)
     try:
-        with part.open("x+b") as file:
+        part.unlink(missing_ok=True)
+        opened = part.open("x+b")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from None
+    try:
+        with opened as file:
             yield file
         with suppress(OSError):
             old = target.stat()

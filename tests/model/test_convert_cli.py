@@ -418,6 +418,13 @@ def test_wrong_arguments_exit_with_2(arguments: list[str]) -> None:
     assert caught.value.code == 2
 
 
+def test_names_that_are_not_utf8_are_converted(folder: Path) -> None:
+    there = (folder / "model").rename(folder / os.fsdecode(b"\xff"))
+    out = folder.parent / "out" / os.fsdecode(b"\xff.gguf")
+    assert main([str(there), "--outfile", str(out), "--pre", "qwen2"]) == 0
+    assert main([str(there), "--check", str(out)]) == 0
+
+
 def test_a_missing_folder_is_told_before_the_work(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

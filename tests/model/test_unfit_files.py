@@ -1,8 +1,9 @@
-"""Every reader of models refuses pipes, folders and pointers of Git LFS; none waits."""
+"""Readers of models refuse pipes, folders and pointers of Git LFS; names may be any bytes."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -69,3 +70,21 @@ def test_python_refuses_them(unfit: tuple[Path, str]) -> None:
     decoder = dflash_gguf.load("python-tiny", n_ctx=64)
     with decoder, pytest.raises((ValueError, dflash_gguf.Error), match=f"{path}: {sentence}"):
         decoder.load_prefix(path)
+
+
+def test_names_that_are_not_utf8_name_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, drafter, prefix = (tmp_path / os.fsdecode(b"\xff" + x) for x in (b"t", b"d", b"p"))
+    shutil.copy(TINY.target, target)
+    shutil.copy(TINY.drafter, drafter)
+    with dflash_gguf.load(target, drafter=drafter, n_ctx=64) as decoder:
+        tokens = decoder.generate("def f(x):", max_tokens=4).tokens
+        decoder.save_prefix(prefix, decoder.tokenize("def f(x"))
+    with dflash_gguf.load("python-tiny", n_ctx=64) as decoder:
+        assert decoder.load_prefix(prefix)
+        assert decoder.generate("def f(x):", max_tokens=4).tokens == tokens
+    assert convert(["--inspect", str(target)]) == 0
+    capsys.readouterr()
+    assert serve(["--port", "0", "-m", str(target)]) == 1
+    assert "the name is not UTF-8" in capsys.readouterr().err

@@ -50,6 +50,12 @@ def test_a_regular_file_is_replaced_whole_and_keeps_its_mode(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_missing_folder_is_told_by_the_name_that_was_given(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as caught:
+        write_text(tmp_path / "no" / "x", "new")
+    assert caught.value.filename == str(tmp_path / "no" / "x")
+
+
 @pytest.mark.parametrize("target", ["real", "missing"])
 def test_links_stay_and_the_file_that_they_name_is_written(tmp_path: Path, target: str) -> None:
     (tmp_path / "folder").mkdir()
