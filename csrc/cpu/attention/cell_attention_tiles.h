@@ -367,7 +367,7 @@ struct CellAttentionTiles {
         return {kept_type(work.k, s, n_queries), v, s.d == s.width && work.v.type == v};
     }
 
-    // Attends n queries in s.q to positions [from, to); writes each query's partial result to s.part.
+    // Attends n queries in s.q to positions [from, to); writes a partial result of each to s.part.
     static void attend_range(const CellAttention & work, int64_t first, int64_t n, int64_t from,
                              int64_t to, const Scratch & s) {
         const int64_t first_row = first / work.n_group, last_row = (first + n - 1) / work.n_group;
