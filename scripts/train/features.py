@@ -35,7 +35,7 @@ class Features:
         return tokens
 
     def batch(self, chosen: Sequence[int], room: int = 0) -> tuple[Tensor, Tensor]:
-        """Returns token ids, and features [answers, longest answer + room, width], padded with 0."""
+        """Returns token ids, features [answers, longest answer + room, width], padded with 0."""
         tokens = self.tokens(chosen, room)
         features = torch.zeros(*tokens.shape, self.rows.shape[1])
         for row, i in enumerate(chosen):
