@@ -22,7 +22,8 @@ namespace dfl {
 
 // Largest logits of each row, selected by the graph.
 struct TopOutputs {
-    TopRows rows; // indices of each row's n_top largest logits, unordered
+    // Indices of each row's n_top largest logits, unordered.
+    TopRows rows;
     // Selected logits, f32 [1, n_top, rows].
     ggml_tensor * logits = nullptr;
     // Probabilities of the tokens of the selected logits; of all tokens if n_top is 0.
