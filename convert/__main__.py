@@ -29,7 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.expect is not None and args.inspect is None:
         parser.error("--expect needs --inspect FILE")
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # names of tokens are not all ASCII
+        # Names of tokens are not all ASCII, and stdout's encoding may lack their characters.
+        sys.stdout.reconfigure(errors="backslashreplace")
     if args.outfile and not (args.dry_run or args.inspect or args.check):
         try:
             check_output("--outfile", args.outfile)
@@ -150,7 +151,7 @@ def _run(args: argparse.Namespace) -> int:
             progress=_Listing(conversion) if args.verbose else bar,
             release=conversion.checkpoint.release,
         )
-    if replaced(outfile) is not None:  # else stdout may be the file
+    if replaced(outfile) is not None:  # a device or pipe may be stdout itself
         print(f"{outfile}: {_summary(conversion)}")
     return 0
 

@@ -45,7 +45,7 @@ class Conversion:
 def prepare(
     model_dir: Path, outtype: str, options: Options | None = None, pre: str | None = None
 ) -> Conversion:
-    """Plans the conversion of a model folder. outtype: one of OUTTYPES. pre: see add_tokenizer."""
+    """Plans a model folder's conversion. pre: name of the pre-tokenizer, None to detect it."""
     options = options or Options()
     checkpoint = Checkpoint(model_dir)
     architecture = architecture_of(checkpoint)

@@ -249,7 +249,8 @@ class _Reader:
         head = tuple(self.string(f"element {i} of {key!r}") for i in range(min(count, ARRAY_HEAD)))
         unpack, data, at = struct.Struct("<Q").unpack_from, self.data, self.at
         try:
-            for _ in range(ARRAY_HEAD, count):  # a short loop body for 250,000 strings
+            # Skips strings without a call for each, as vocabularies have up to 250,000.
+            for _ in range(ARRAY_HEAD, count):
                 at += 8 + unpack(data, at)[0]
         except (struct.error, OverflowError):
             at = self.size + 1

@@ -26,7 +26,7 @@ def inspect(path: Path) -> str:
 
 
 def expect(path: Path, variant: str) -> None:
-    """Raises ConvertError unless a file is a target with weights and has the given variant."""
+    """Raises ConvertError unless a file is a complete target of a variant, base or instruct."""
     from dflash_gguf.text.variants import variant_of
 
     headers = read_parts(path)

@@ -23,7 +23,7 @@ Index = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """GGUF index of each checkpoint row and column; None: unchanged. value: maps the values."""
+    """GGUF index of each checkpoint row, column (None: the same). value: maps values to GGUF's."""
 
     rows: Index | None = None
     columns: Index | None = None

@@ -22,14 +22,14 @@ NOT_A_NUMBER = 255
 
 def repack(blocks: NDArray[np.uint8], exponents: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Returns ggml's rows [..., n * 17] of codes [..., n, 16] and exponents [..., n]."""
-    halves = np.stack((blocks & 15, blocks >> 4), axis=-1)  # low and high codes, [..., n, 16, 2]
+    halves = np.stack((blocks & 15, blocks >> 4), axis=-1)  # codes in each byte, low one first
     codes = halves.reshape(*blocks.shape[:-1], BLOCK)
     packed = codes[..., : BLOCK // 2] | (codes[..., BLOCK // 2 :] << 4)
     return np.concatenate((exponents[..., None], packed), axis=-1).reshape(*blocks.shape[:-2], -1)
 
 
 def packed_rows(name: str, blocks: NDArray[np.uint8], exponents: NDArray[np.uint8]) -> Packed:
-    """Plans ggml rows of MXFP4 blocks [experts, rows, n, 16], exponents [experts, rows, n]."""
+    """Repacks codes [experts, rows, n, 16] and exponents [experts, rows, n] when rows are read."""
     n_rows = blocks.shape[1]
 
     def rows(start: int, stop: int) -> NDArray[np.uint8]:

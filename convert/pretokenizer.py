@@ -41,7 +41,7 @@ PRE_TOKENIZERS = {
 
 
 def hash_of(ids: Sequence[int]) -> str:
-    """Returns the key in PRE_TOKENIZERS for the token ids of CHECK_TEXT."""
+    """Returns the hash of CHECK_TEXT's token ids, by which PRE_TOKENIZERS finds tokenizers."""
     return sha256(str(list(ids)).encode()).hexdigest()
 
 

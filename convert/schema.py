@@ -169,7 +169,7 @@ class Key:
     TOKENIZER_EOT_ID = "tokenizer.ggml.eot_token_id"
     TOKENIZER_EOM_ID = "tokenizer.ggml.eom_token_id"
     TOKENIZER_UNK_ID = "tokenizer.ggml.unknown_token_id"
-    TOKENIZER_SEP_ID = "tokenizer.ggml.seperator_token_id"  # GGUF misspells separator
+    TOKENIZER_SEP_ID = "tokenizer.ggml.seperator_token_id"  # "separator", misspelt in GGUF
     TOKENIZER_PAD_ID = "tokenizer.ggml.padding_token_id"
     TOKENIZER_CLS_ID = "tokenizer.ggml.cls_token_id"
     TOKENIZER_MASK_ID = "tokenizer.ggml.mask_token_id"

@@ -294,9 +294,9 @@ def _merges(files: _Files) -> list[str]:
 
 
 def _template_flags(processor: dict[str, Any], roles: dict[str, str | None]) -> dict[str, bool]:
-    """Returns the flags for adding BOS, EOS and SEP of a TemplateProcessing.
+    """Returns flags: whether the TemplateProcessing step adds BOS, EOS and SEP to a text.
 
-    If another token than EOS ends its template, that token becomes EOS and the old EOS becomes EOT.
+    If the step appends another token than EOS, that token becomes EOS, and the old EOS EOT.
     """
     flags: dict[str, bool] = {}
     single = [_special_id(item) for item in processor.get("single", [])]
@@ -342,7 +342,7 @@ def _add_special(metadata: Metadata, files: _Files, vocab_size: int) -> None:
             metadata.notes.append(f"{name}_token is {lost!r:.80}, which is no text: it is left out")
     roles["bos"] = roles["bos"] or roles["cls"]
     roles["eos"] = roles["eos"] or roles["sep"]
-    roles["eot"] = None  # only a TemplateProcessing can name an EOT token
+    roles["eot"] = None  # set only if a TemplateProcessing replaces EOS
     flags: dict[str, bool] = {}
     post = files.json.get("post_processor") or {}
     for processor in post.get("processors", [post]):
@@ -379,7 +379,8 @@ def _add_more_ends(metadata: Metadata, files: _Files, config: Config, vocab_size
     given: Any = read_object(path).get("eos_token_id")
     if given is None:
         path, given = config.path, config.get("eos_token_id")
-        given = given if isinstance(given, list) else []  # one id gives way to the tokenizer's
+        # The tokenizer's EOS replaces a single eos_token_id of config.json.
+        given = given if isinstance(given, list) else []
     ids = given if isinstance(given, list) else [given]
     if any(type(index) is not int for index in ids):
         raise ConvertError(f"{path}: eos_token_id is {given!r:.80}, token ids are needed")

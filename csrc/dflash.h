@@ -547,9 +547,10 @@ uint64_t dfl_suffix_index_bytes(const dfl_suffix_index * index);
 enum { DFL_CALIBRATION_SIZE = 5 }; /* number of calibration weights of each depth */
 
 /* Parameters of online calibration; arrays are [DFL_CALIBRATION_SIZE]. prior: weights to which
- * depth 1 is pulled; each later depth is pulled to the depth before it. precision: diagonal of the
- * information matrix at the start and after forgetting. pull: strength of the pull. lower, upper:
- * bounds of the weights. forgetting: share of earlier information that each outcome replaces. */
+ * depth 1 is pulled; each later depth is pulled to the depth before it. precision: diagonal of a
+ * depth's information matrix before any outcome. pull: strength of the pull. lower, upper: bounds
+ * of the weights. forgetting: share of the information matrix that the outcome of each draft
+ * replaces by that diagonal. */
 typedef struct dfl_calibration_params {
     const double * prior;
     const double * precision;
@@ -559,10 +560,11 @@ typedef struct dfl_calibration_params {
     double forgetting;
 } dfl_calibration_params;
 
-/* Takes one Newton step for each of n outcomes, at depths 1 to counts[i] of outcome i. With S =
- * DFL_CALIBRATION_SIZE: weights, information: in and out, [n_depths][S] and [n_depths][S][S].
- * gradients, curvatures: of the log-likelihood, [S] and [S][S] for each depth of each outcome,
- * outcome after outcome. Errors: ARGUMENT (counts above n_depths; nothing is changed). */
+/* Updates calibration weights by one Newton step for the outcome of each of n drafts, at depths 1
+ * to counts[i] of outcome i. With S = DFL_CALIBRATION_SIZE: weights, information: in and out,
+ * [n_depths][S] and [n_depths][S][S]. gradients, curvatures: of the log-likelihood, [S] and [S][S]
+ * for each depth of each outcome, outcome after outcome. Errors: ARGUMENT (counts above n_depths;
+ * nothing is changed). */
 dfl_status dfl_calibration_update(const dfl_calibration_params * params, double * weights,
                                   double * information, int64_t n_depths, const double * gradients,
                                   const double * curvatures, const int64_t * counts, int64_t n,

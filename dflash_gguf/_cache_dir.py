@@ -34,7 +34,7 @@ def cpu_name() -> str:
 
 
 def read(name: str, identity: Any) -> Any:
-    """Returns the value in a cache file, or None if the file was stored for another identity."""
+    """Returns a cached value; None if its file names another identity, such as another CPU."""
     with contextlib.suppress(OSError, *SENSELESS):
         file = cache_folder() / name
         check_file(file)

@@ -35,7 +35,7 @@ def _command(module: str) -> Callable[[], int]:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-    """Ends the process: imports and destructors would print and drop a KeyboardInterrupt."""
+    """Ends the process on Ctrl-C, as imports and destructors print and drop KeyboardInterrupt."""
     os._exit(INTERRUPTED)
 
 

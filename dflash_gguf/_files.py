@@ -42,7 +42,7 @@ def check_file(path: AnyPath) -> None:
 
 
 def replaced(path: AnyPath) -> Path | None:
-    """Returns the file that `replacing` puts in place, with links followed.
+    """Returns the file that a write to `path` replaces, with links followed.
 
     None if `path` names something else: a device, a pipe, or an open file such as /dev/stdout.
     Errors: OSError, also for a folder.
@@ -63,9 +63,9 @@ def replaced(path: AnyPath) -> Path | None:
 
 
 def check_output(flag: str, path: AnyPath) -> None:
-    """Raises ValueError, before the work, if a file of a flag cannot be written.
+    """Raises ValueError if the output file of a flag cannot be written, before any work is done.
 
-    A missing reader of a pipe is not an error yet.
+    A pipe without a reader is not an error yet.
     """
     try:
         target = replaced(path)
@@ -127,11 +127,11 @@ def replacing(path: AnyPath) -> Iterator[BinaryIO]:
 
 
 def write_text(path: AnyPath, text: str) -> None:
-    """Writes a text file in UTF-8 as `replacing` does."""
+    """Writes a text file in UTF-8; replaces an existing file only once all is written."""
     with replacing(path) as file:
         file.write(text.encode())
 
 
 def part_of(file: BinaryIO) -> Path | None:
-    """Returns the path of a file that `replacing` opened; None if it writes into a device."""
+    """Returns the path of a temporary file that `replacing` opened; None for a device or pipe."""
     return Path(file.name) if isinstance(file.name, str) else None

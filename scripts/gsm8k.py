@@ -59,7 +59,7 @@ class Run:
         )
 
     def figures(self, name: str) -> dict[str, float]:
-        """Returns the score and the speed, by names that begin with `name`."""
+        """Returns JSON fields of score and speed; their names begin with `name`."""
         return {
             f"{name}_right": self.n_right,
             f"{name}_tokens": self.n_tokens,

@@ -164,7 +164,7 @@ def drafting(site: Site, draft_type: str) -> str:
     """Checks that one drafter proposes tokens and that the model accepts enough of them.
 
     A server that silently drafts nothing answers as correctly as one that drafts. Repeated chats
-    detect one that drafts for new prompts alone. llama-server ignores `draft` and `draft_type`.
+    detect a server that drafts for new prompts only. llama-server ignores `draft` and `draft_type`.
     """
     n_drafted = n_accepted = 0
     texts = ["Write a Python function that adds two numbers."] * 5

@@ -28,7 +28,7 @@ __all__ = ["ARCHITECTURES", "Architecture", "Options", "architecture_of"]
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """Conversion of model classes. is_drafter: True if they get the target's tokenizer."""
+    """Converter of some model classes. is_drafter: True if the target's tokenizer is used."""
 
     classes: tuple[str, ...]
     metadata: Callable[[Checkpoint, Options], Metadata]

@@ -1,4 +1,4 @@
-"""Plans attention and feed-forward tensors, which several architectures have in common."""
+"""Plans attention and feed-forward tensors of GGUF files, alike in several architectures."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def add_attention(
     optional_k: bool = False,
     optional_v: bool = False,
 ) -> None:
-    """Adds Q, K, V and output projections, with biases if present.
+    """Plans the tensors of a block's Q, K, V and output projections, with biases if present.
 
-    q_factor: 2 if Q holds a gate beside the query. q_rows, k_rows: new order of the rows.
+    q_factor: 2 if Q holds a gate beside the query. q_rows, k_rows: GGUF order of Q's, K's rows.
     optional_k, optional_v: the checkpoint may lack the projection.
     """
     q, kv = dims.n_head * dims.head_dim, dims.n_head_kv * dims.head_dim
@@ -46,7 +46,7 @@ def add_attention(
 
 
 def add_ffn(inventory: Inventory, n_embd: int, n_ff: int, block: int, prefix: str) -> None:
-    """Adds gate, up and down projections of a dense feed-forward network."""
+    """Plans the gate, up and down projections of a block's dense feed-forward network."""
     inventory.add(of_block(Tensor.FFN_GATE, block), f"{prefix}.gate_proj.weight", (n_ff, n_embd))
     inventory.add(of_block(Tensor.FFN_UP, block), f"{prefix}.up_proj.weight", (n_ff, n_embd))
     inventory.add(of_block(Tensor.FFN_DOWN, block), f"{prefix}.down_proj.weight", (n_embd, n_ff))
@@ -55,7 +55,7 @@ def add_ffn(inventory: Inventory, n_embd: int, n_ff: int, block: int, prefix: st
 def add_experts(
     inventory: Inventory, n_embd: int, n_ff: int, n_experts: int, block: int, prefix: str
 ) -> None:
-    """Adds expert weights, stored per expert, or in 3-D with gate and up fused (gate first)."""
+    """Plans expert tensors from weights per expert, or 3-D ones that join gate, then up."""
     fused = f"{prefix}.gate_up_proj"
     gate = of_block(Tensor.FFN_GATE_EXPS, block)
     up = of_block(Tensor.FFN_UP_EXPS, block)

@@ -1,4 +1,4 @@
-"""Parts that architectures share: transformer metadata, rope, and the inventory of tensors."""
+"""Shared by all architectures: transformer and rope metadata, and the list of tensor plans."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def refuse_sliding_window(config: Config) -> None:
 
 
 class Inventory:
-    """Collects the plans of all tensors, and checks that no tensor is missing or left over."""
+    """Collects a model's tensor plans, and checks that they use each checkpoint tensor."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
@@ -179,7 +179,7 @@ class Inventory:
         self._used: set[str] = set()
 
     def view(self, source: str, shape: Sequence[int], *, packed: bool = False) -> Array:
-        """Returns a view of a tensor after a check of its shape, and marks the tensor as used."""
+        """Returns a view of a checkpoint tensor, marked as used; ConvertError for another shape."""
         if source not in self.checkpoint:
             raise ConvertError(f"{self.checkpoint.directory}: the tensor {source!r} is missing")
         found = self.checkpoint.shape(source)
@@ -202,7 +202,7 @@ class Inventory:
         apply: Elementwise | None = None,
         write_shape: Sequence[int] | None = None,
     ) -> None:
-        """Plans a tensor from one of the checkpoint of `shape`. write_shape: its GGUF shape."""
+        """Plans a GGUF tensor from a checkpoint tensor of `shape`. write_shape: its GGUF shape."""
         view = self.view(source, shape)
         final = tuple(write_shape or shape)
         self.plans.append(
@@ -218,7 +218,7 @@ class Inventory:
         )
 
     def add_optional(self, name: str, source: str, shape: Sequence[int], **options: Any) -> bool:
-        """Plans a tensor like `add` if the checkpoint has the source; returns False if not."""
+        """Plans GGUF tensor `name` if the checkpoint has tensor `source`, else returns False."""
         if source in self.checkpoint:
             self.add(name, source, shape, **options)
             return True
@@ -227,19 +227,19 @@ class Inventory:
     def add_parts(
         self, name: str, shape: Sequence[int], parts: Sequence[Array], sources: Sequence[str]
     ) -> None:
-        """Plans a tensor that joins 2-D views of checkpoint tensors, one below the other."""
+        """Plans a GGUF tensor that joins 2-D views of checkpoint tensors, one below the other."""
         self.plans.append(TensorPlan(name, tuple(shape), tuple(parts), sources=tuple(sources)))
 
     def add_values(self, name: str, values: NDArray[np.float32]) -> None:
-        """Plans a one-dimensional tensor of computed values."""
+        """Plans a one-dimensional GGUF tensor of computed values."""
         self.plans.append(TensorPlan(name, values.shape, (values.reshape(1, -1),)))
 
     def ignore(self, source: str) -> None:
-        """Marks a tensor as used without writing it."""
+        """Marks a checkpoint tensor as used, though the GGUF file leaves it out."""
         self._used.add(source)
 
     def add_head(self, n_embd: int, n_vocab: int, config: Config) -> None:
-        """Plans `lm_head`. Raises ConvertError if it is missing and not tied to embeddings."""
+        """Plans the output head; ConvertError if it is missing and not tied to embeddings."""
         found = self.add_optional(Tensor.OUTPUT, "lm_head.weight", (n_vocab, n_embd))
         if not found and config.get("tie_word_embeddings", True) is False:
             raise ConvertError(
@@ -248,7 +248,7 @@ class Inventory:
             )
 
     def finish(self) -> list[TensorPlan]:
-        """Returns all plans. Raises ConvertError if a tensor of the checkpoint is not used."""
+        """Returns the plans of all GGUF tensors; ConvertError for an unused checkpoint tensor."""
         for name in self.checkpoint.names:
             if name not in self._used and IGNORED.search(name) is None:
                 raise ConvertError(
@@ -259,12 +259,12 @@ class Inventory:
 
 
 def of_block(template: str, block: int) -> str:
-    """Returns a tensor name of schema.Tensor for a block."""
+    """Returns the name of a block's tensor: replaces `{bid}` in a name of schema.Tensor."""
     return template.replace("{bid}", str(block))
 
 
 def permutation(n: int, n_heads: int, reorder: Callable[[Array], Array]) -> NDArray[np.int64]:
-    """Returns the order of n rows that `reorder` makes of their indices [n_heads, n / n_heads]."""
+    """Returns a new order of n rows: `reorder` permutes their indices [n_heads, n / n_heads]."""
     return reorder(np.arange(n, dtype=np.int64).reshape(n_heads, n // n_heads)).reshape(n)
 
 

@@ -82,7 +82,7 @@ def target_layer_ids(config: Config, target: Config) -> list[int]:
     if not isinstance(ids, list) or not ids or any(type(i) is not int for i in ids):
         raise ConvertError(f"{config.path}: target_layer_ids is {ids!r}, integers are needed")
     for layer in ids:
-        # Refuses the last layer: GGUF readers see its output only after the target's final norm.
+        # Refuses a tap of the last layer: GGUF readers see its output only after the final norm.
         if not 0 <= layer <= n_target - 2:
             raise ConvertError(
                 f"{config.path}: target_layer_ids names layer {layer}, but the target "
@@ -184,7 +184,7 @@ def _add_attention_kind(metadata: Metadata, config: Config, n_layer: int) -> Non
 
 
 def tensors(checkpoint: Checkpoint, options: Options) -> list[TensorPlan]:
-    """Returns the plans of all tensors of a drafter."""
+    """Returns plans to make the GGUF tensors of a drafter from its checkpoint."""
     config, target = checkpoint.config, target_of(checkpoint, options)
     _refuse_unrepresentable(checkpoint)
     dims = dims_of(config, DEFAULT_HEAD_DIM)
@@ -243,7 +243,7 @@ def _add_block(inventory: Inventory, config: Config, dims: Dims, block: int, pre
     neox = config.get("rope_is_neox_style", True)
 
     def order(n_heads: int) -> Any:
-        """Returns the row order, even dimensions first, if the drafter's rope pairs neighbours."""
+        """Returns Q's or K's row order, even dimensions first; None if rope pairs halves."""
         if neox:
             return None
         return permutation(

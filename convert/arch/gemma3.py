@@ -27,7 +27,7 @@ DEFAULTS = {
 PERIOD = 6
 """Every sixth layer has full attention, others a window: GGUF readers know no other pattern."""
 N_LAYERS_27B = 62
-"""Layer count by which readers detect 27B: attention scale 1 / sqrt(hidden_size / n_heads)."""
+"""Layers of the 27B model: readers then scale attention by 1 / sqrt(hidden_size / n_heads)."""
 
 
 def metadata(checkpoint: Checkpoint, _options: Options) -> Metadata:
@@ -84,7 +84,7 @@ def _sliding_rope_base(config: Config) -> float:
 
 
 def tensors(checkpoint: Checkpoint, _options: Options) -> list[TensorPlan]:
-    """Returns the plans of all tensors; a norm is stored as 1 + weight, the factor in use."""
+    """Returns plans to make the GGUF tensors; norms hold 1 + weight, the factor in use."""
     config = _config(checkpoint)
     dims = dims_of(config, DEFAULT_HEAD_DIM)
     n_ff = config.integer("intermediate_size")

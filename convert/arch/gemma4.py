@@ -199,7 +199,7 @@ def _suppressed_tokens(checkpoint: Checkpoint) -> list[int]:
 
 
 def tensors(checkpoint: Checkpoint, _options: Options) -> list[TensorPlan]:
-    """Returns the plans of all tensors of a Gemma 4 model."""
+    """Returns plans to make the GGUF tensors of a Gemma 4 model from its checkpoint."""
     config, layers = checkpoint.config, _layers(checkpoint.config)
     n_embd, n_vocab = layers.full.n_embd, layers.full.n_vocab
     inventory = Inventory(checkpoint)

@@ -64,7 +64,7 @@ def _require_alternating_layers(config: Config, dims: Dims) -> None:
 
 
 def tensors(checkpoint: Checkpoint, _options: Options) -> list[TensorPlan]:
-    """Returns the plans of all tensors of a gpt-oss model."""
+    """Returns plans to make the GGUF tensors of a gpt-oss model from its checkpoint."""
     config, dims = checkpoint.config, _dims(checkpoint.config)
     n_experts = expert_count(config)
     inventory = Inventory(checkpoint)
@@ -88,7 +88,7 @@ def tensors(checkpoint: Checkpoint, _options: Options) -> list[TensorPlan]:
 
 
 def _add_experts(inventory: Inventory, config: Config, dims: Dims, block: int, prefix: str) -> None:
-    """Adds the experts; rows of gate and up alternate, gate first."""
+    """Plans the expert tensors; the checkpoint alternates rows of gate and up, gate first."""
     n, n_embd, n_ff = expert_count(config), dims.n_embd, config.integer("intermediate_size")
     both, down = f"{prefix}.gate_up_proj", f"{prefix}.down_proj"
     both_bias = inventory.view(f"{both}_bias", (n, 2 * n_ff))
@@ -110,7 +110,7 @@ def _add_experts(inventory: Inventory, config: Config, dims: Dims, block: int, p
 def _add_matrix(
     inventory: Inventory, name: str, source: str, shape: tuple[int, int, int], rows: slice
 ) -> None:
-    """Adds a slice of rows of the matrices [n_experts, n_out, n_in] of all experts."""
+    """Plans a GGUF tensor of a slice of rows of the experts' matrices [n_experts, n_out, n_in]."""
     n, n_out, n_in = shape
     kept = len(range(n_out)[rows])
     if f"{source}_blocks" not in inventory.checkpoint:

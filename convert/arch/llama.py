@@ -46,7 +46,7 @@ def metadata(checkpoint: Checkpoint, _options: Options) -> Metadata:
 
 
 def tensors(checkpoint: Checkpoint, _options: Options) -> list[TensorPlan]:
-    """Returns the plans of all tensors of a Llama model."""
+    """Returns plans to make the GGUF tensors of a Llama model from its checkpoint."""
     config, dims = checkpoint.config, dims_of(checkpoint.config)
     n_embd, n_ff = dims.n_embd, config.integer("intermediate_size")
     q, kv = dims.n_head * dims.head_dim, dims.n_head_kv * dims.head_dim

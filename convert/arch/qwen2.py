@@ -30,7 +30,7 @@ def metadata(checkpoint: Checkpoint, _options: Options) -> Metadata:
 
 
 def tensors(checkpoint: Checkpoint, _options: Options) -> list[TensorPlan]:
-    """Returns the plans of all tensors of a Qwen2 model."""
+    """Returns plans to make the GGUF tensors of a Qwen2 model from its checkpoint."""
     config, dims = checkpoint.config, dims_of(checkpoint.config)
     n_ff = config.integer("intermediate_size")
     inventory = Inventory(checkpoint)

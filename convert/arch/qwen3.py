@@ -33,7 +33,7 @@ def metadata(checkpoint: Checkpoint, _options: Options) -> Metadata:
 
 
 def add_attention_and_norms(inventory: Inventory, dims: Dims, block: int) -> None:
-    """Adds the attention and norms of a block; also used by Qwen3 mixtures of experts."""
+    """Plans the attention and norm tensors of a block, also for mixtures of experts."""
     prefix = f"model.layers.{block}"
     for name, part, size in (
         (Tensor.ATTN_NORM, "input_layernorm", dims.n_embd),
@@ -46,7 +46,7 @@ def add_attention_and_norms(inventory: Inventory, dims: Dims, block: int) -> Non
 
 
 def tensors(checkpoint: Checkpoint, _options: Options) -> list[TensorPlan]:
-    """Returns the plans of all tensors of a Qwen3 model."""
+    """Returns plans to make the GGUF tensors of a Qwen3 model from its checkpoint."""
     config, dims = checkpoint.config, dims_of(checkpoint.config, DEFAULT_HEAD_DIM)
     n_ff = config.integer("intermediate_size")
     inventory = Inventory(checkpoint)

@@ -183,7 +183,7 @@ def negated_exp(values: NDArray[np.float32]) -> NDArray[np.float32]:
 def add_linear_attention(
     inventory: Inventory, n_embd: int, linear: LinearDims, block: int, prefix: str
 ) -> None:
-    """Adds a Gated DeltaNet layer: value heads reordered, decay as -exp(A_log)."""
+    """Plans the tensors of a Gated DeltaNet layer: reordered value heads, decay -exp(A_log)."""
     channels = 2 * linear.keys + linear.values
     order = value_head_order(linear, linear.value_dim)
     heads = value_head_order(linear, 1)
@@ -219,7 +219,7 @@ def add_linear_attention(
 
 
 def add_full_attention(inventory: Inventory, dims: Dims, block: int, prefix: str) -> None:
-    """Adds a full-attention layer; each head has a query and then a gate in the Q projection."""
+    """Plans a full-attention layer's tensors; in Q, each head's query precedes its gate."""
     for template, part in ((Tensor.ATTN_Q_NORM, "q_norm"), (Tensor.ATTN_K_NORM, "k_norm")):
         source = f"{prefix}.self_attn.{part}.weight"
         inventory.add(of_block(template, block), source, (dims.head_dim,), apply=plus_one)
@@ -236,7 +236,7 @@ def _add_block_norms(inventory: Inventory, n_embd: int, block: int, prefix: str)
 
 
 def _add_mtp(inventory: Inventory, dims: Dims, n_mtp: int, add_block_ffn: AddFfn) -> None:
-    """Adds MTP layers as blocks after the trunk; the first of them holds their shared tensors."""
+    """Plans MTP layers as blocks after the trunk; the first MTP block holds shared tensors."""
     for layer in range(n_mtp):
         block, prefix = dims.n_layer + layer, f"mtp.layers.{layer}"
         _add_block_norms(inventory, dims.n_embd, block, prefix)
@@ -259,7 +259,10 @@ def text_tensors(
     add_block_ffn: AddFfn,
     add_linear: AddLinear = add_linear_attention,
 ) -> list[TensorPlan]:
-    """Returns all plans. add_block_ffn: adds a block's FFN. add_linear: adds a Gated DeltaNet."""
+    """Returns plans to make the GGUF tensors of a text model from its checkpoint.
+
+    add_block_ffn, add_linear: functions that plan a block's FFN and Gated DeltaNet tensors.
+    """
     config, dims = checkpoint.config, dims_of(checkpoint.config, DEFAULT_HEAD_DIM)
     linear = linear_dims_of(config)
     inventory = Inventory(checkpoint)
@@ -285,7 +288,7 @@ def text_tensors(
 
 
 def tensors(checkpoint: Checkpoint, options: Options) -> list[TensorPlan]:
-    """Returns the plans of all tensors of a Qwen3.5 model."""
+    """Returns plans to make the GGUF tensors of a Qwen3.5 model from its checkpoint."""
     config = checkpoint.config
     n_embd, n_ff = config.integer("hidden_size"), config.integer("intermediate_size")
 

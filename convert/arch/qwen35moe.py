@@ -26,12 +26,12 @@ def add_expert_keys(metadata: Metadata, config: Config) -> None:
 
 
 def tensors(checkpoint: Checkpoint, options: Options) -> list[TensorPlan]:
-    """Returns the plans of all tensors of a Qwen3.5 mixture-of-experts model."""
+    """Returns plans to make GGUF tensors of a Qwen3.5 model with experts from its checkpoint."""
     return text_tensors(checkpoint, options, feed_forward(checkpoint.config))
 
 
 def feed_forward(config: Config) -> AddFfn:
-    """Returns a function that adds a block's routed experts, shared expert and router."""
+    """Returns a function that plans a block's routed experts, shared expert and router."""
     n_embd, n_experts = config.integer("hidden_size"), expert_count(config)
     n_ff = config.integer("moe_intermediate_size")
     n_shared = config.integer("shared_expert_intermediate_size")

@@ -46,7 +46,7 @@ def add_expert_counts(
     used: str = "num_experts_per_tok",
     width: str = "moe_intermediate_size",
 ) -> None:
-    """Adds expert count, experts per token and expert width. used, width: config.json keys."""
+    """Adds metadata of experts: count, used per token, width. used, width: config.json keys."""
     count, n_used = expert_count(config), config.integer(used)
     if n_used > count:
         raise ConvertError(f"{config.path}: {n_used} experts per token, but there are only {count}")
@@ -70,7 +70,7 @@ def require_uniform_experts(config: Config) -> None:
 
 
 def tensors(checkpoint: Checkpoint, _options: Options) -> list[TensorPlan]:
-    """Returns the plans of all tensors of a Qwen3 mixture-of-experts model."""
+    """Returns plans to make the GGUF tensors of a Qwen3 model with experts from its checkpoint."""
     config, dims = checkpoint.config, dims_of(checkpoint.config)
     n_experts, n_ff = expert_count(config), config.integer("moe_intermediate_size")
     inventory = Inventory(checkpoint)

@@ -25,7 +25,7 @@ def metadata(checkpoint: Checkpoint, options: Options) -> Metadata:
 
 
 def tensors(checkpoint: Checkpoint, options: Options) -> list[TensorPlan]:
-    """Returns the plans of all tensors of a Qwen3-Next model."""
+    """Returns plans to make the GGUF tensors of a Qwen3-Next model from its checkpoint."""
     return text_tensors(checkpoint, options, feed_forward(checkpoint.config), _add_linear_attention)
 
 

@@ -10,7 +10,7 @@ using dfl::copy_text;
 using dfl::guard;
 using dfl::need;
 
-// Converts an option's word to its enumerator: words[i] names enumerator i. NULL: words[0].
+// Converts an option's word, words[i], to enumerator i; a NULL word stands for words[0].
 template <typename Enum>
 static Enum one_of(const char * field, const char * word, std::vector<std::string> words) {
     const auto found =

@@ -30,7 +30,7 @@ static_assert(DFL_SUFFIX_OUTCOMES == SuffixIndex::N_LENGTHS * SuffixIndex::N_KIN
 dfl_status dfl_suffix_index_create(int64_t max_tokens, dfl_suffix_index ** index, dfl_error * err) {
     return guard(err, [&] {
         need(index);
-        // Edges of the automaton, up to 3 per token, are numbered by int32_t.
+        // Limits max_tokens because int32_t numbers the automaton's edges, up to 3 per token.
         constexpr int64_t limit = std::numeric_limits<int32_t>::max() / 4;
         DFL_CHECK(max_tokens >= 2 && max_tokens <= limit, DFL_STATUS_ARGUMENT,
                   "max_tokens is %lld, must be 2 to %lld", static_cast<long long>(max_tokens),

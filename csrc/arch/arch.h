@@ -30,9 +30,9 @@ struct BlockOptions {
     bool head_norms = false, sinks = false;
     bool post_attn_norm = false, post_ffn_norm = false;
     bool output_scale = false;
-    const char * ffn_norm = nullptr; // feed-forward norm's tensor name; NULL: TENSOR_FFN_NORM
-    // Functions that declare a layer's weights of attention or recurrence (NULL: attention) and of
-    // the feed-forward (NULL: experts if the model has any, else a dense feed-forward).
+    const char * ffn_norm = nullptr; // tensor of the feed-forward norm; NULL: TENSOR_FFN_NORM.
+    // bind_mixer declares a layer's weights of attention or recurrence (NULL: attention),
+    // bind_feed_forward those of its feed-forward (NULL: experts if the model has any, else dense).
     void (*bind_mixer)(WeightLoader & loader, int il) = nullptr;
     void (*bind_feed_forward)(WeightLoader & loader, int il) = nullptr;
 };

@@ -6,7 +6,8 @@ namespace dfl {
 
 // Number of cell changes that the log keeps. Mask rows older than the log are written anew.
 static constexpr size_t MOST_LOGGED = 8192;
-// Largest gap in cells between two changed cells that share a copy: another copy costs as much.
+// Largest gap, in cells, between changed cells whose mask values go to the device in one copy: two
+// copies would cost more than copying the gap.
 static constexpr int64_t MAX_GAP = 256;
 
 CellMasks::CellMasks(const Hparams & hp, const std::vector<int64_t> & layers,
@@ -84,7 +85,8 @@ static const SequenceRows & rows_of(const MaskRows & rows, int64_t i) {
     return after[-1];
 }
 
-// Returns the number of leading mask rows still of the same sequence and not older than the log.
+// Returns the number of leading mask rows that belong to the same sequence as in the last update
+// and whose last write is not older than the log of changed cells.
 int64_t CellMasks::n_unchanged_rows(const MaskRows & rows) const {
     int64_t n = 0;
     for (const WrittenRow & row : written_) {
@@ -207,7 +209,8 @@ void CellMasks::update(CellTable & table, const MaskRows & rows, int64_t n_kv) {
         written_[i] = {rows_of(rows, i).sequence, rows.positions[i],
                        log_start_ + static_cast<int64_t>(log_.size())};
     }
-    // Rows see cells of their own pass by other rules: the next pass rewrites these mask values.
+    // Tree nodes see cells of their own pass by ancestry, not by position, so these mask values are
+    // wrong for later passes: the next pass rewrites them.
     log_changes(table, rows.cells);
 }
 

@@ -87,7 +87,7 @@ class CellTable {
     struct SequenceCells {
         std::vector<int64_t> shared;
         std::vector<int64_t> pages; // pages claimed by the sequence, oldest first
-        int64_t next = 0;           // cell, counted over `pages`, where take() starts to search
+        int64_t next = 0;           // first cell to search, as an index in the cells of `pages`
         mutable std::vector<cpu::CellSpan> spans;
         mutable bool spans_valid = true;
     };

@@ -12,7 +12,8 @@ namespace dfl {
 
 class KvBlock : public std::enable_shared_from_this<KvBlock> {
   public:
-    // Creates the only block of a shared page and holds the page. host_bytes: bytes of all blocks.
+    // Creates the only block of a shared page and holds the page. host_bytes: counter of the host
+    // bytes of all blocks.
     KvBlock(KvGroup & group, uint64_t & host_bytes, int64_t page);
     // Creates a block of n rows on the host, filled by write(). With an owner, a sequence that
     // lends its rows, copy_out() fills the block.

@@ -153,7 +153,7 @@ KvCache::KvCache(const Hparams & hp, const LayerPlace & place, ggml_type type_k,
     }
     const std::vector<int64_t> windows = windows_of(hp);
     const std::vector<int64_t> cells = cells_of(hp, place, windows, sizes);
-    // Window and number of cells of each group after the first.
+    // Window and number of cells of each K/V group after the first.
     std::vector<std::pair<int64_t, int64_t>> own_groups;
     for (int64_t il = 0; il < hp.n_layer(); ++il) {
         const std::pair<int64_t, int64_t> own = {windows[il], cells[il]};

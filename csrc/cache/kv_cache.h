@@ -14,13 +14,14 @@ struct KvSizes {
     int64_t n_cells; // number of cells of layers without a window
     int64_t n_rows;  // number of rows of the largest pass
     int32_t n_sequences;
-    // Uncommitted rows, which limit the cells of layers with a window. {0, 0}: no limit.
+    // Largest numbers of uncommitted rows (one sequence, all), for which layers with a window get
+    // cells beside the window. {0, 0}: they get n_cells.
     KvGroup::UncommittedRows uncommitted = {0, 0};
 };
 
 class KvCache {
   public:
-    // Throws DFL_STATUS_UNSUPPORTED (a device cannot attend with the types), DFL_STATUS_MEMORY.
+    // Throws DFL_STATUS_UNSUPPORTED (a device cannot attend to type_k, type_v), DFL_STATUS_MEMORY.
     KvCache(const Hparams & hp, const LayerPlace & place, ggml_type type_k, ggml_type type_v,
             const KvSizes & sizes);
 

@@ -60,7 +60,7 @@ void KvGroup::copy_out_lent(int32_t sequence, int64_t first, int64_t end) {
     if (first >= end) {
         return;
     }
-    std::vector<KvBlock *> lent; // a copy, because copy_out() removes blocks from lent_
+    std::vector<KvBlock *> lent; // copied list: a block copied to the host leaves lent_
     std::copy_if(lent_.begin(), lent_.end(), std::back_inserter(lent), [&](const KvBlock * block) {
         return block->owner() == sequence && block->position() < end &&
                block->position() + block->n() > first;

@@ -76,7 +76,8 @@ class KvGroup {
     // Returns the bytes of one cell, summed over all layers.
     uint64_t row_bytes() const;
     // Copy rows between cells and the host, where each tensor's rows are adjacent. read_rows()
-    // needs all n rows of the sequence, write_cells() takes host rows [first, first + n) of n_from.
+    // needs all n rows of the sequence; write_cells() takes rows [first, first + n) of a host copy
+    // of n_from rows.
     void read_rows(int32_t sequence, int32_t position, int64_t n, uint8_t * to) const;
     void read_cells(int64_t cell, int64_t n, uint8_t * to) const;
     void write_cells(int64_t cell, int64_t n, const uint8_t * from, int64_t first, int64_t n_from);

@@ -110,8 +110,8 @@ void probe_buffer_type(const std::string & name) {
             const auto got = probe_product(backend.get(), buft, type, n_cols, values, columns);
             const auto want = probe_product(backend.get(), plain, type, n_cols, values, columns);
             for (size_t i = 0; i < got.size(); ++i) {
-                // Sums of 256 products of unit normals are about 16; rounding differs by less
-                // than 1.
+                // A correct product is about 16 (sum of 256 products of unit normals), and differs
+                // from that of the plain buffer by less than 1, by rounding.
                 DFL_CHECK(std::fabs(got[i] - want[i]) < 1.0f, DFL_STATUS_COMPUTE,
                           "buffer type %s multiplies %s wrongly: %g instead of %g", name.c_str(),
                           ggml_type_name(type), got[i], want[i]);

@@ -68,7 +68,7 @@ class Backend {
     void use_huge_pages(ggml_backend_buffer_t buffer) const;
 
     void compute(ggml_cgraph * graph);
-    // Run a graph, or work by submit() and wait(). Throw DFL_STATUS_COMPUTE or DFL_STATUS_MEMORY.
+    // Run a graph, or call submit() and wait(). Throw DFL_STATUS_COMPUTE or DFL_STATUS_MEMORY.
     void compute(const std::function<ggml_status()> & submit, const std::function<void()> & wait);
     // Nanoseconds spent submitting work, and waiting for it. A device that computes while work is
     // submitted has nearly all its time in submit_ns().

@@ -23,7 +23,7 @@ void add_attention_copies(ggml_cgraph * graph) {
         for (const ggml_tensor * x : {node->src[1], node->src[2]}) {
             index += x->type == GGML_TYPE_F16 ? 0 : ggml_nelements(x) * sizeof(ggml_fp16_t);
         }
-        if (index > 0) { // enlarges the result by `index` bytes, which no other node reads
+        if (index > 0) { // adds the copies' `index` bytes to the result; no node reads them
             node->ne[3] = 2;
             node->nb[3] = index;
         }
@@ -34,7 +34,7 @@ void add_attention_copies(ggml_cgraph * graph) {
 constexpr int64_t MAX_ROWS_WITHOUT_BLAS = 8;
 // Bytes of cuBLAS's workspace on Hopper and later GPUs; earlier GPUs have 4 MiB.
 constexpr uint64_t blas_workspace = uint64_t(32) << 20;
-// Bytes of partial sums of quantised products: 128 x 128 for each multiprocessor of an H100.
+// Bytes of quantised products' partial sums: 128 x 128 floats per multiprocessor of an H100.
 constexpr uint64_t open_tiles = uint64_t(132) * 128 * 128 * sizeof(float);
 constexpr uint64_t pool_page = uint64_t(2) << 20;
 

@@ -20,7 +20,7 @@ thread_local LogCapture * innermost = nullptr;
 struct LogCallbacks {
     std::mutex mutex;
     ggml_log_callback by_default = nullptr;
-    std::forward_list<Callback> callbacks; // set by the user; ggml gives route() their addresses
+    std::forward_list<Callback> callbacks; // the user's; a list, as ggml holds their addresses
 };
 
 LogCallbacks & log_callbacks() {

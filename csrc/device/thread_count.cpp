@@ -91,7 +91,7 @@ void ThreadCount::probe_for_cores(Clock::time_point now) {
         for (std::future<bool> & probe : probes_) {
             try {
                 n_free += probe.get() ? 1 : 0;
-            } catch (const std::exception &) { // a failed probe finds no free core
+            } catch (const std::exception &) { // a probe that throws counts as no free core
             }
         }
         probes_.clear();

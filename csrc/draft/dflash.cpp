@@ -207,7 +207,7 @@ class DFlashModel : public DraftModel {
     RecentMax recent_cells_;
 };
 
-// Returns the graph that computes the K/V of n features in all layers; inputs are not normed.
+// Returns the graph that computes n features' K/V in all layers, without the layers' input norms.
 CachedGraph & DFlashModel::injection(int64_t n) const {
     BatchShape shape;
     shape.kind = GraphKind::INJECT;

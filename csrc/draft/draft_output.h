@@ -14,8 +14,8 @@ struct Draft {
     std::vector<float> sums;        // sums of a target's rows of logits, [n_out], to find NaN
 };
 
-// Adds the outputs of a draft to a graph: logits [n_vocab, n_draft], the selection of the
-// shape.n_top best on the device (0: the host selects), and log-sum-exp or probabilities.
+// Adds outputs to the graph of a draft: logits [n_vocab, n_draft], the cached.shape.n_top best of
+// each row (0: the host selects), and log-sum-exp (CPU) or probabilities (other devices).
 void add_draft_output(CachedGraph & cached, ggml_tensor * logits);
 
 // Reads the k best candidates of each row, the lower token first on ties; shape.n_top is k or 0.

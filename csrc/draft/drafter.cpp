@@ -7,7 +7,7 @@
 
 namespace dfl {
 
-// Throws if drafter and target differ in tokens or merges. Special ids differ in a published pair.
+// Throws if tokens or merges of drafter and target differ. Special ids may: a published pair's do.
 static void check_tokenizers(const GgufFile & drafter, const GgufFile & target) {
     for (const char * key : {schema::KEY_TOKENIZER_TOKENS, schema::KEY_TOKENIZER_MERGES}) {
         if (!drafter.has(key) || !target.has(key)) {

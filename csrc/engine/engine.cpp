@@ -118,7 +118,8 @@ void Engine::attach_drafters() {
     }
 }
 
-// Returns the rows of the feature ring: a largest pass, and spare rows to make catch_up() rare.
+// Returns the rows of the feature ring: those of a largest pass, and spare rows, so that a pass
+// rarely waits for drafters to compute K/V from features and so free rows.
 int64_t Engine::n_ring_rows(int64_t n_verify) const {
     constexpr int64_t more_rows = 64, more_of_each = 4;
     return max_appended() + n_verify + more_rows + more_of_each * (params_.n_parallel - 1);
@@ -221,7 +222,7 @@ void Engine::reserve_verify_graphs(int64_t n) {
     }
     select_top(largest, can_select_top(DFL_MAX_TOP) ? DFL_MAX_TOP : 0);
     graphs_.get(largest, [&](CachedGraph & cached) { build_forward(cached); });
-    if (params_.n_parallel > 1) { // also the largest graph that mixes verifies with prompt chunks
+    if (params_.n_parallel > 1) { // builds the largest graph of verifies beside prompt chunks too
         largest.n_rows = max_masked_rows(n);
         largest.n_out =
             std::min(largest.n_rows - 1, sizes_.mixed_verify_rows(n + params_.n_parallel));
@@ -253,7 +254,7 @@ void Engine::reserve_verify(int64_t n) {
     }
     forget_rows();
     for (const auto & draft : drafts_) {
-        draft->catch_up(); // reads pending features from the ring before it is replaced
+        draft->catch_up(); // computes K/V of pending features, which the old ring holds
         draft->reserve_rows(n);
     }
     if (ring_) {
@@ -314,7 +315,7 @@ std::vector<MemoryUse> Engine::memory() const {
     const Backend * cpu = devices_.cpu();
     const ArenaBytes arena = graphs_.arena_bytes();
     std::vector<MemoryUse> uses;
-    // Adds a record of `bytes` bytes, of which cpu_split are on the CPU beside the main device.
+    // Records a use of `bytes` bytes of memory: cpu_split on the CPU, the rest on the main device.
     const auto add = [&](const char * name, uint64_t bytes, uint64_t cpu_split) {
         if (bytes > cpu_split) {
             uses.push_back({name, devices_.main().name(), bytes - cpu_split});

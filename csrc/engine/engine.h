@@ -56,7 +56,7 @@ struct CacheGroup {
 // Receives done and total tokens of a prefill; returns true to stop the prefill.
 using PrefillProgress = std::function<bool(int64_t done, int64_t total)>;
 
-// The accepted path of a pending verify: n nodes, root first. nodes NULL: the first n nodes.
+// The accepted path of a pending verify: indices of n nodes, root first; NULL: the first n nodes.
 struct Path {
     Sequence * sequence;
     const int32_t * nodes;
@@ -103,7 +103,7 @@ class Engine {
     // Drafts the k best candidates for each position of each request, as dfl_engine_draft() does.
     Draft draft(int64_t drafter, const std::vector<DraftRequest> & requests, int64_t k);
     int32_t n_parallel() const { return params_.n_parallel; }
-    // Returns the largest number of rows of a pass that either appends or verifies, never both.
+    // Returns the largest number of rows of a pass that only appends rows or only verifies rows.
     int64_t max_rows() const;
     int64_t mask_words() const { return (model_->hparams().n_vocab + 31) / 32; }
 
@@ -129,7 +129,7 @@ class Engine {
     int32_t register_sequence(Sequence * sequence);
     void unregister_sequence(const Sequence * sequence);
 
-    // Throws DFL_STATUS_ARGUMENT for unknown ids, or if after + n tokens exceed the context.
+    // Throws DFL_STATUS_ARGUMENT for unknown tokens or if `after` + n tokens exceed the context.
     void check_ids(const int32_t * tokens, int64_t n, int64_t after) const;
 
     // Returns all K/V groups: the target's, of which the first keeps all positions, then drafters'.
@@ -145,7 +145,7 @@ class Engine {
     // more cells are free or no block is left. False if n_bytes of host memory are too few for
     // that.
     bool offload(int64_t n_cells, uint64_t n_bytes);
-    // Returns the number of host bytes of all prefixes. K/V blocks count their bytes in it.
+    // Returns the counter of host bytes of all prefixes, which their blocks and states update.
     uint64_t & prefix_bytes() { return prefix_bytes_; }
     // Computes drafter K/V of a sequence's pending features. No logits are readable afterwards.
     void catch_up(int32_t slot);
@@ -195,8 +195,8 @@ class Engine {
     void update_attended_cells();
     BatchShape shape_of(const Pass & pass) const;
     CachedGraph & compute(Pass & pass);
-    // Marks the finite rows of a pass. The last layer's input of a row stands for its keys, values
-    // and states, since NaN and infinities propagate, and its first logit for all its logits.
+    // Marks the rows of a pass without NaN and infinities. These propagate, so two numbers of a row
+    // are enough to test: the sum of the last layer's input, and the first logit.
     static void find_finite_rows(const CachedGraph & cached, Pass & pass);
     void set_inputs(CachedGraph & cached, const Pass & pass);
     void forget_rows();
@@ -210,7 +210,7 @@ class Engine {
     CachedGraph & promote_graph(int64_t n_steps, int64_t n_lanes, bool in_place);
     // Advances recurrent states along at most MAX_STEPS nodes of each path, from node `first` on.
     void promote_steps(const std::vector<AcceptedPath> & paths, int64_t first);
-    // Returns the rows in conv_updates of the d_conv - 1 last convolution inputs after n nodes.
+    // Returns rows of conv_updates: the last d_conv - 1 convolution inputs after n nodes of `path`.
     std::vector<int32_t> last_inputs(const PassEntry & pending, const std::vector<int32_t> & path,
                                      int64_t n) const;
 

@@ -245,7 +245,8 @@ void Engine::take_feature_rows(Pass & pass) {
     }
 }
 
-// Returns the start of the first n free rows between ranges (first, length) of taken rows.
+// Returns the first of n adjacent free rows of node_updates or conv_updates. taken: ranges (first
+// row, number of rows) that pending verifies occupy.
 static int64_t first_gap(std::vector<std::pair<int64_t, int64_t>> taken, int64_t n, int64_t size) {
     std::sort(taken.begin(), taken.end());
     int64_t at = 0;

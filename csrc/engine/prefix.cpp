@@ -272,7 +272,7 @@ std::vector<Sequence::BlockSource> Sequence::block_sources(size_t cache) const {
         }
         if (one.block == nullptr && end - at == PAGE && engine_->shares_pages(cache)) {
             one.page = index < static_cast<int64_t>(shared.size()) ? shared[index] : TO_BE_SHARED;
-            // A snapshot of another sequence that shares the page may have made a block of it.
+            // Another sequence that shares the page may have made it a K/V block by a snapshot.
             const auto by_page = group.blocks_by_page().find(one.page);
             if (by_page != group.blocks_by_page().end()) {
                 one.block = by_page->second->shared_from_this();

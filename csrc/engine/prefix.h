@@ -51,7 +51,7 @@ class Prefix {
     // base, a longer prefix of the same text, holds too are shared with it; base may be NULL.
     Prefix(std::shared_ptr<Engine> engine, std::vector<int32_t> tokens,
            const std::vector<int64_t> & n_rows, const Prefix * base);
-    // Creates a copy of a prefix whose parts() leave out the blocks that base holds too.
+    // Creates a copy of a prefix to write to a file without the blocks that prefix `base` has too.
     Prefix(const Prefix & of, const Prefix & base);
     ~Prefix() { keep_in_cells(false); }
     Prefix(const Prefix &) = delete;
@@ -69,7 +69,7 @@ class Prefix {
 
     // Returns the number of free cells that an empty sequence takes to restore the first n tokens.
     int64_t cells_needed(int64_t n) const;
-    // Keeps the blocks in cells if `keeps`; else Engine::offload() may move them, as by default.
+    // Keeps the blocks in cells if `keeps`; by default Engine::offload() may move them to the host.
     void keep_in_cells(bool keeps);
 
     const std::vector<Part> & parts() const { return parts_; }
@@ -84,7 +84,8 @@ class Prefix {
     std::shared_ptr<Engine> engine_; // the engine must outlive the blocks
     std::vector<int32_t> tokens_;
     std::vector<CacheBlocks> blocks_;
-    std::vector<CacheBlocks> own_; // blocks of each K/V group that parts() includes
+    // K/V blocks of each K/V group that a file of this prefix holds, without those of a base.
+    std::vector<CacheBlocks> own_;
     bool keeps_in_cells_ = false;
     std::shared_ptr<PrefixState> state_;
     std::vector<Part> parts_;

@@ -150,7 +150,8 @@ void Sequence::check_finite(int64_t row, bool is_finite) {
 bool Sequence::find_argmax(int64_t row, int32_t & token) {
     const int64_t n_vocab = engine_->model().hparams().n_vocab;
     if (last_->argmax != nullptr) {
-        if (last_->best.empty()) { // reads all rows at once, since each read waits for the device
+        if (last_->best.empty()) {
+            // Reads the best tokens of all rows at once, since each read waits for the device.
             last_->best.resize(ggml_nelements(last_->argmax));
             engine_->main().read(last_->argmax, last_->best.data(), 0, ggml_nbytes(last_->argmax));
         }

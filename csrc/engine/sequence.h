@@ -35,11 +35,11 @@ class Sequence {
     // Throws DFL_STATUS_ARGUMENT for a row that is not readable. For a row with NaN or +inf,
     // empties the sequence, zeroes its caches and throws DFL_STATUS_COMPUTE.
     void check_row(int64_t row);
-    // Throws as check_row() does if a row of the last append is not finite, readable or not.
+    // Throws DFL_STATUS_COMPUTE if a row of the last append, readable or not, has NaN or +inf.
     void check_append();
-    // Returns the token with a row's largest logit. Throws as check_row() does.
+    // Returns a row's most probable token. Throws if the row is not finite or not readable.
     int32_t argmax(int64_t row);
-    // Copies the logits of a row to dst, [n_vocab]. Throws as check_row() does.
+    // Copies logits of a row to dst, [n_vocab]. Throws if the row is not finite or not readable.
     void logits(int64_t row, float * dst);
     // Samples the token for a position from a row. mask: bits of allowed tokens; NULL: all. False
     // if the row is not finite or no token is left. Throws DFL_STATUS_ARGUMENT for an empty mask.

@@ -22,11 +22,15 @@ namespace dfl {
 
 // Largest logits of each row, selected by the graph.
 struct TopOutputs {
-    TopRows rows;                          // where each row's n_top largest logits are, unordered
-    ggml_tensor * logits = nullptr;        // selected logits, f32 [1, n_top, rows]
-    ggml_tensor * probabilities = nullptr; // of the selected tokens; of all tokens if n_top is 0
-    ggml_tensor * log_sum_exp = nullptr;   // CPU: log-sum-exp of each row instead of probabilities
-    ggml_tensor * sums = nullptr;          // sums of all logits of each row: NaN if one is NaN
+    // Indices of each row's n_top largest logits, unordered.
+    TopRows rows;
+    // Selected logits, f32 [1, n_top, rows].
+    ggml_tensor * logits = nullptr;
+    // Probabilities of the tokens of the selected logits; of all tokens if n_top is 0.
+    ggml_tensor * probabilities = nullptr;
+    // Log-sum-exp of the logits of each row, which the CPU computes in place of probabilities.
+    ggml_tensor * log_sum_exp = nullptr;
+    ggml_tensor * sums = nullptr; // sums of all logits of each row: NaN if one is NaN
 };
 
 struct CachedGraph {

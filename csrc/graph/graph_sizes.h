@@ -41,7 +41,7 @@ class GraphSizes {
 
     // Returns the padded row count of a verify of n rows. ggml's quantised CPU kernels take 4 rows
     // at a time: beyond 4, a remainder of 2 or 3 rows costs no less than 4. Our own CPU kernels
-    // take any number. GPUs: beyond 16 rows a multiple of 8 or more, as their kernels take rows.
+    // take any number. GPUs: beyond 16 rows a multiple of 8 or more, which kernels take at once.
     int64_t verify_rows(int64_t n, const Weights & weights) const;
     // Returns the padded row count of a pass with n_single one-row appends and these prompt chunks.
     int64_t append_rows(int64_t n_single, const std::vector<int64_t> & chunks) const;
@@ -59,7 +59,7 @@ class GraphSizes {
     // Returns the padded row count of a drafter's pass; drafters read few weights.
     int64_t draft_rows(int64_t n) const;
     // Returns the padded number of cells that a pass attends to, given the end of the used cells
-    // (`high`) and the size of the cache. Without masks the number is only a limit.
+    // (`high`) and the size of the cache. Without masks the number only bounds the visible cells.
     int64_t cells(int64_t high, int64_t size, bool has_masks) const;
     // Returns the padded number of attended cells: the recent maximum if there are several
     // sequences.

@@ -11,7 +11,7 @@ namespace dfl {
 
 // Prompt chunks of up to 32 rows share a batch, as do longer chunks of similar length.
 static constexpr int64_t SHORT_CHUNK = 32;
-// Up to 4 chunks get 4 lanes with room for all rows: their number and lengths need no new graph.
+// Up to 4 prompt chunks get 4 lanes with room for all rows: the graph depends on their sum only.
 static constexpr int64_t FEW_CHUNKS = 4;
 
 bool has_fused_delta_rule(const RecurrentCache & cache, const RecurrentShape & shape) {
@@ -30,7 +30,8 @@ bool has_fused_delta_rule(const RecurrentCache & cache, const RecurrentShape & s
 static int64_t length_class(int64_t n_rows) { return doubled(n_rows, SHORT_CHUNK); }
 
 int64_t max_recurrent_batches(int64_t n_ubatch) {
-    int64_t n = 3; // a batch of single rows, one of the shortest chunks, one of verifies
+    // Counts three batches of a pass: single rows, the shortest prompt chunks, and verifies.
+    int64_t n = 3;
     for (int64_t length = SHORT_CHUNK; length < n_ubatch; length *= 2) {
         ++n;
     }

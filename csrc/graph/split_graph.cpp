@@ -66,7 +66,7 @@ static size_t n_tensors(ggml_cgraph * graph) {
 }
 
 void set_graph_id(Devices & devices, ggml_cgraph * graph) {
-    // ggml gives a graph its number only when its scheduler splits the graph.
+    // The split serves only to number the graph, which ggml does nowhere else.
     ggml_backend_t backends[] = {devices.main().get(), devices.cpu()->get()};
     const ggml_backend_sched_ptr scheduler(ggml_backend_sched_new(
         backends, nullptr, 2, n_tensors(graph), /*parallel =*/false, /*op_offload =*/false));

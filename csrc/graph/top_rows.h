@@ -15,11 +15,12 @@ struct TopRows {
         int64_t width;        // number of values of one block
     };
     std::vector<Level> levels;
-    ggml_tensor * last = nullptr; // k values as indices into the last level's blocks, [k, n_rows]
+    // Indices of the k largest values within the last level's blocks, or the row: [k, n_rows].
+    ggml_tensor * last = nullptr;
 
     // Returns the selected values of each row, f32 [1, k, n_rows]; values: [n, n_rows].
     ggml_tensor * gather(ggml_context * ctx, ggml_tensor * values) const;
-    // Returns the index in its row of selected value i < k * n_rows. blocks, last: host copies.
+    // Returns the column in [0, n) of selected value i < k * n_rows. blocks, last: host copies.
     int64_t index_of(const std::vector<std::vector<int32_t>> & blocks,
                      const std::vector<int32_t> & last, int64_t i) const;
 };

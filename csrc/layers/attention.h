@@ -35,7 +35,7 @@ void store_kv(GraphContext & g, int il, const HeadRows & rows);
 // Stores keys and values unless rows.k is NULL. Returns attention, [head_dim * n_head, n_rows].
 ggml_tensor * attend(GraphContext & g, int il, const HeadRows & rows);
 
-// Returns the output projection of the result of attend(), times Hparams::value_scale, plus `add`.
+// Returns (output weight x attended) * Hparams::value_scale + add. attended: result of attention.
 ggml_tensor * project_output(GraphContext & g, int il, const Rows & attended, ggml_tensor * add);
 
 // Builds the usual attention sublayer: projections, optional head norms, rope, attention, output.

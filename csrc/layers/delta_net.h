@@ -10,10 +10,10 @@ namespace dfl {
 // Source: reference forward of transformers' Qwen3_5GatedDeltaNet, with value heads in tiled order.
 ggml_tensor * delta_net(GraphContext & g, int il, const Rows & x, ggml_tensor * add);
 
-// Advances one device's committed states along accepted paths of recurrent[0].n_rows nodes.
+// Advances one device's states along accepted paths, padded to shape.recurrent[0].n_rows nodes.
 void promote(GraphContext & g, const RecurrentPart & part, const PromoteInputs & in);
 
-// Upper bound of the graph nodes, views included, of a fused batch in a layer (observed: 40).
+// Upper bound of a layer's graph nodes, with views, in a fused recurrent batch (observed: 40).
 constexpr size_t RECURRENT_BATCH_NODES = 64;
 // Rows of one chunk when appended rows are computed in tree form.
 constexpr int64_t TREE_FORM_CHUNK = 64;

@@ -56,7 +56,8 @@ ggml_tensor * queries_keys(GraphContext & g, ggml_tensor * unit, int64_t first, 
 }
 
 // Returns exp(G_i - G_j) beta_j for each node i and ancestor j, else 0: [n (j), 2n (i), n_v,
-// lanes]. Only the half for queries includes j = i. Sets growth to exp(G_i), [2n, 1, n_v, lanes].
+// lanes]. G_i: sum of log decays from the root to node i. Only the n rows for queries include j =
+// i. Sets growth to exp(G_i), [2n, 1, n_v, lanes].
 static ggml_tensor * decays(GraphContext & g, const DeltaRuleInputs & in, const TreeMasks & masks,
                             ggml_tensor ** growth) {
     ggml_context * c = g.ctx;
@@ -116,7 +117,7 @@ DeltaRule delta_rule(GraphContext & g, const DeltaRuleInputs & in) {
     ggml_tensor * growth = nullptr;
     ggml_tensor * decay = decays(g, in, masks, &growth);
     ggml_tensor * keys = rows(g, in.qk, n, n);
-    // decay times (k_j q_i) for queries, then times (k_j k_i) for keys: [n (j), 2n (i), n_v, lanes]
+    // Products (k_j q_i) for queries, (k_j k_i) for keys, times decay: [n (j), 2n (i), n_v, lanes].
     ggml_tensor * system = ggml_mul(c, decay, ggml_mul_mat(c, keys, in.qk));
     ggml_tensor * from_state = ggml_mul_mat(c, in.qk, in.state);
     from_state = ggml_mul(c, from_state, growth);
@@ -127,7 +128,8 @@ DeltaRule delta_rule(GraphContext & g, const DeltaRuleInputs & in) {
     ggml_tensor * out = ggml_mul_mat(c, rows(g, system, 0, n), w);
     out = ggml_add(c, out, columns(g, from_state, 0, n));
 
-    // S <- exp(G) S + sum_j exp(G - G_j) beta_j k_j w_j, where G is the last node's sum of decays.
+    // State after the last node: S <- exp(G) S + sum_j exp(G - G_j) beta_j k_j w_j. G, G_j: sums of
+    // log decays up to the last node and node j; w: solution of the triangular system.
     ggml_tensor * last = ggml_view_4d(c, decay, n, 1, n_v, lanes, decay->nb[1], decay->nb[2],
                                       decay->nb[3], (n - 1) * decay->nb[1]);
     ggml_tensor * keys_by_node = ggml_cont(c, ggml_permute(c, keys, 1, 0, 2, 3));

@@ -39,7 +39,7 @@ constexpr size_t tree_form_nodes(int64_t n, int64_t chunk) {
 
 DeltaRule delta_rule(GraphContext & g, const DeltaRuleInputs & in);
 
-// Returns rows [first, first + n) of unit_queries_keys() in the layout of DeltaRuleInputs::qk.
+// Returns rows [first, first + n) of normalised heads in the layout of DeltaRuleInputs::qk.
 ggml_tensor * queries_keys(GraphContext & g, ggml_tensor * unit, int64_t first, int64_t n);
 // Scales key heads to length 1 and query heads to length 1 / sqrt(d). qk: [d, 2 * n_k_heads, rows,
 // lanes], any strides; the result is contiguous.

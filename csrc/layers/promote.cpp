@@ -67,8 +67,8 @@ ggml_tensor * layer_of(GraphContext & g, ggml_tensor * cache, int64_t layer, int
 
 void add(GraphContext & g, ggml_tensor * node) { ggml_build_forward_expand(g.graph, node); }
 
-// Returns the first n columns of `rows`. The columns are equal, one for each recurrent layer of all
-// devices; n: number of recurrent layers on this device.
+// Returns the first n columns of `rows`, indices of update rows. The columns are equal, one for
+// each recurrent layer of all devices; n: number of recurrent layers on this device.
 ggml_tensor * of_layers(GraphContext & g, ggml_tensor * rows, int64_t n) {
     return n == rows->ne[1] ? rows : ggml_view_2d(g.ctx, rows, rows->ne[0], n, rows->nb[1], 0);
 }

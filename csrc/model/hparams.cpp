@@ -25,8 +25,8 @@ double number_or(const GgufFile & file, const char * key, double by_default) {
     return value == 0.0 ? by_default : value;
 }
 
-// Source: llama.cpp, llama_context::llama_context; other keys: transformers,
-// modeling_rope_utils.py, _compute_yarn_parameters.
+// Reads the scaling of rope. Source: llama.cpp, llama_context::llama_context; other keys:
+// transformers, modeling_rope_utils.py, _compute_yarn_parameters.
 void read_rope_scaling(const GgufFile & file, int64_t n_ctx_train, RopeShape & rope) {
     const std::string scaling = file.text(schema::KEY_ROPE_SCALING_TYPE).value_or("linear");
     DFL_CHECK(scaling == "linear" || scaling == "none" || scaling == "yarn", DFL_STATUS_UNSUPPORTED,
@@ -54,7 +54,7 @@ void read_rope_scaling(const GgufFile & file, int64_t n_ctx_train, RopeShape & r
     rope.ext_factor = ext >= 0.0 ? static_cast<float>(ext) : scaling == "yarn" ? 1.0f : 0.0f;
     const bool ramps = rope.ext_factor != 0.0f;
 
-    // ggml's YaRN multiplies by 1 + 0.1 ln(factor); Hugging Face's attention_factor replaces that.
+    // ggml's YaRN multiplies by 1 + 0.1 ln(factor), which Hugging Face's attention_factor replaces.
     const double own = ramps ? 1.0 + 0.1 * std::log(factor) : 1.0;
     DFL_CHECK(own > 0.0, DFL_STATUS_FILE, "%s: %s is %g, must be above 4.6e-5 for yarn",
               file.path().c_str(), file.key(schema::KEY_ROPE_SCALING_FACTOR).c_str(), factor);
@@ -91,7 +91,7 @@ void ramp_by_factors(RopeShape & rope) {
     rope.ext_factor = 0.0f;
 }
 
-// Returns the key `sliding` if the layer slides and the file has it, else `all`.
+// Returns the name of metadata key `sliding` if the layer slides and the file has it, else `all`.
 const char * key_for(const GgufFile & file, bool slides, const char * sliding, const char * all) {
     return slides && file.has(sliding) ? sliding : all;
 }

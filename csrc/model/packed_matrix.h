@@ -24,7 +24,7 @@ struct PackedMatrix {
     }
     int64_t n_file_rows() const { return file_rows != 0 ? file_rows : n_out; }
     int64_t n_tiles() const { return (n_out + product->tile - 1) / product->tile; }
-    // Packs rows stored as in ggml, n_file_rows() of each matrix.
+    // Packs the weights `rows`, in ggml's layout, with n_file_rows() rows for each matrix.
     void pack(const void * rows, int n_threads) const;
 };
 

@@ -49,7 +49,8 @@ class Sampler {
     // True if the sampled token is the largest logit among tokens that are not banned.
     bool is_argmax() const { return params_.temperature == 0.0 && !changes_logits(); }
     bool is_banned(int32_t token) const;
-    // Returns the number of logits that sample_from() needs; 0 if sample_from() cannot be used.
+    // Returns how many of a row's largest logits sample_from() needs. 0: sample_from() cannot be
+    // used with greedy decoding, without top-k, or with biases or penalties.
     int64_t n_best() const;
 
     // Error message for a row from which no token can be sampled; NULL if one can be sampled.
@@ -58,7 +59,7 @@ class Sampler {
     // Throws DFL_STATUS_ARGUMENT if the history has token ids outside the vocabulary.
     Fault sample(float * row, int64_t n, TokenHistory history, int64_t position,
                  SampledToken & sampled) const;
-    // Samples from the n_best() or more largest logits of a row, best first.
+    // Samples the token of a position from a row's n largest logits, best first; n >= n_best().
     Fault sample_from(const Candidate * best, int64_t n, int64_t position,
                       SampledToken & sampled) const;
     // Appends the candidates that may be sampled, best first; without cutoffs all tokens, by id.

@@ -9,11 +9,12 @@ namespace dfl {
 struct CalibrationParams {
     static constexpr int64_t N = 5; // number of weights at each depth
 
-    const double * prior;     // [N]: prior of depth 1; other priors: weights of the depth before
+    const double * prior; // [N]: prior of depth 1; the weights of depth i - 1 are the prior of i
     const double * precision; // [N]: diagonal of the information matrix before any outcome
-    const double * pull;      // [N]: strength of the pull towards the prior
+    const double * pull;      // [N]: strength of the pull of the weights towards their prior
     const double *lower, *upper;
-    double forgetting; // share of the information that an outcome resets to `precision`
+    // Fraction by which each draft outcome moves the information matrix back to `precision`.
+    double forgetting;
 };
 
 // Updates weights [n][N] and information matrices [n][N][N] of depths 1 to n by one draft outcome,

@@ -13,7 +13,8 @@ namespace {
 constexpr int MAX_LINKS = 16;
 // Largest number of a state's edges that are searched for alternative next tokens.
 constexpr int MAX_EDGES = 8;
-// Outcomes after which an outcome weighs 1/e (MEMORY), and outcomes that a prior weighs.
+// Acceptance rates of guesses: number of outcomes after which an older outcome weighs 1/e (MEMORY),
+// and number of outcomes that a prior weighs.
 constexpr double MEMORY = 64.0, PRIOR_WEIGHT = 4.0;
 // Tokens that must agree to follow a match (MIN_MATCH), to leave it for a match elsewhere, and to
 // resume it (MIN_RESUMED). Matches of MAX_RESUMED tokens need no RESUMED guess.
@@ -160,8 +161,9 @@ double SuffixIndex::log_prob(const Guess & guess) const {
     return std::log(outcome.accepted / outcome.tried);
 }
 
-// Returns guesses after a state (its last continuation, the target's substitution, and others), or
-// after a shorter suffix if nothing followed. length: tokens of the match, drafted ones included.
+// Returns guesses of the token after a match that ends in an automaton state: its latest
+// continuation, the target's substitution for that, and others. If nothing followed the match, a
+// shorter suffix serves. length: tokens of the match, drafted tokens included.
 SuffixIndex::Guesses SuffixIndex::guesses(int32_t state, int32_t length) const {
     const std::vector<int32_t> & stream = automaton_.stream();
     Guesses result;

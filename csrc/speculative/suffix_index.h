@@ -111,7 +111,7 @@ class SuffixIndex {
     struct Guesses {
         std::array<Guess, MAX_GUESSES> all;
         int n = 0;
-        uint64_t context = 0; // hash of 3 tokens after the match's last occurrence
+        uint64_t context = 0; // hash of the 3 tokens after the match: key of substitutions_
         int32_t token = -1;
     };
     // A match that is followed: position of its next token (0: none) and length in tokens.

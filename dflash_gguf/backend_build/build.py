@@ -27,7 +27,7 @@ add_subdirectory({sources} ggml)
 # Pairs of K and V types that get CUDA attention kernels for one or two rows; each pair adds 12 s
 # of compiling. K and V of other pairs are converted to float16 at every step.
 KV_TYPES = "f16-f16;bf16-bf16;q8_0-q8_0;q8_0-q4_0;q5_1-q5_1;q5_0-q4_0;q4_0-q4_0"
-# Functions of libcuda that the module calls; without a driver a stub with them is linked.
+# Functions of libcuda that the CUDA module calls; without a driver a stub with them is linked.
 DRIVER_FUNCTIONS = [
     "DeviceGet",
     "DeviceGetAttribute",
@@ -44,7 +44,7 @@ DRIVER_FUNCTIONS = [
 
 
 def module_path(kind: str, cache: Path = DEFAULT_CACHE, arch: str = "") -> Path:
-    """Returns a module's path, built or not. Error for CUDA if `arch` is "" and no GPU is found."""
+    """Returns a backend module's path, built or not. Error for CUDA without `arch` or a GPU."""
     gpus = f"-{(arch or _architectures()).replace(';', '+')}" if kind == "cuda" else ""
     return cache / f"backend-{kind}-{installed_version()}{gpus}" / f"libggml-{kind}.so"
 
@@ -67,7 +67,7 @@ def build(
     again: bool = False,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Path:
-    """Builds a module unless it is cached. Returns its path.
+    """Builds a backend module unless it is cached. Returns the module's path.
 
     jobs: parallel compilers, 0: one per core. arch: CUDA architectures, "": those of local GPUs.
     again: True to rebuild a cached module. tell: called with a message before compiling. Error for

@@ -90,7 +90,7 @@ def _tell(sentence: str) -> None:
 
 
 def _list(cache: Path) -> int:
-    """Prints all devices, then each built module or the error of loading it."""
+    """Prints all devices, then each built backend module or the error of loading it."""
     modules = built_modules(cache)
     failed = {}
     for module in modules:

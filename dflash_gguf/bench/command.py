@@ -207,7 +207,7 @@ def _run(args: argparse.Namespace) -> int:
 def _pairs(
     args: argparse.Namespace, prompts: Sequence[Prompt], names: str
 ) -> Iterator[tuple[Decoder, str, list[tuple[str, list[int]]], list[Setting]]]:
-    """Loads each target with its drafter; yields decoder, name, named prompts and settings."""
+    """Loads each target with its drafter; yields decoder, both files' names, prompts, settings."""
     for target, drafter in [_files(names) for names in args.pair]:
         n_ctx_train = training_context(str(target)) if args.n_ctx == 0 else None
         options = load_config(args, n_ctx_train)
@@ -241,7 +241,7 @@ def _diagnose(args: argparse.Namespace, prompts: Sequence[Prompt]) -> int:
     for target, drafter in map(_files, args.pair):
         n_ctx_train = training_context(str(target))
         options = load_config(args, n_ctx_train)
-        if options.n_ctx is None:  # a small context, as every trial allocates an engine
+        if options.n_ctx is None:  # a small context: each tried choice allocates an engine
             options = replace(options, n_ctx=min(diagnose.N_CTX, n_ctx_train or diagnose.N_CTX))
         if (sentence := mismatch(target, drafter)) is not None:
             print(f"warning: {sentence}", file=sys.stderr)

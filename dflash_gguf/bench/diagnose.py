@@ -43,7 +43,7 @@ MEANINGS: dict[str, str] = {
     "file says",
     "draft_unwindowed": "the drafter was trained without the sliding window that the file has",
 }
-"""Sentence for the user about a drafter's file, by the option whose change helps."""
+"""Sentence for the user about a drafter's file, by the --draft option that improves acceptance."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Trial:
         return " ".join(_flag(name, value) for name, value in self.changes.items())
 
     def beats(self, other: Trial) -> bool:
-        """True if this trial expects more accepted tokens than the other one, beyond chance."""
+        """True if this trial expects more accepted tokens than the other trial, beyond chance."""
         gain = self.expected - other.expected
         error = float(gain.std()) / len(gain) ** 0.5
         return bool(gain.mean() > max(MIN_GAIN * other.score, N_ERRORS * error))
@@ -173,7 +173,7 @@ def _flag(name: str, value: object) -> str:
 def _changes(
     drafter: Drafter, config: LoadConfig, made: dict[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """Yields changes of one choice each that are not in `made`. drafter: has its file's choices."""
+    """Yields changes of one more choice each. made: changes so far. drafter: without changes."""
     now = {name: made.get(name, getattr(config, name)) for name in MEANINGS}
     for name, value in (
         ("draft_tap_shift", now["draft_tap_shift"] + 1),

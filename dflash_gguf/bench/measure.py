@@ -28,7 +28,7 @@ def measure(
     sequence.engine.reserve_verify(max(sizes) + 1)
     start, first = sequence.snapshot(), last
     for _ in range(N_FIRST + N_TIMES):
-        sequence.attach(start, start.n_tokens)  # rewinds, as costs depend on the context length
+        sequence.attach(start, start.n_tokens)  # rewinds to the prompt: costs depend on the length
         last = first
         done = Round(sequence.position, n_tokens=1)
         started = time.perf_counter()

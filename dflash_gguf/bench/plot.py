@@ -17,7 +17,7 @@ def require() -> None:
 
 
 def draw(entries: Sequence[dict[str, Any]], path: str) -> None:
-    """Plots tokens per second and per round by number of candidates, a row for each pair."""
+    """Plots tokens per second and per round by number of candidates; a row for each model pair."""
     pairs = list(dict.fromkeys(entry["pair"] for entry in entries))
     figure, axes = _panels(len(pairs), 2, (11, 4 * len(pairs)))
     for (left, right), pair in zip(axes, pairs, strict=True):

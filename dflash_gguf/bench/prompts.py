@@ -26,7 +26,7 @@ class Prompt:
     ) -> list[int]:
         """Returns the prompt's token ids.
 
-        instruction: first line of a chat turn; None: no chat. think: as `Decoder.chat_prompt`.
+        instruction: first line of a chat turn; None: no chat. think: turns thinking on or off.
         """
         if self.text is None:
             return list(self.tokens)

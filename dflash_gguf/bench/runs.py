@@ -24,7 +24,7 @@ class BenchmarkRun:
     prompt: str
     setting: str
     number: int
-    """Number of the prompt among all prompts of all --runs."""
+    """Index of the prompt in the list that repeats all prompts --runs times."""
     result: Result
     n_equal: int | None
 
@@ -64,7 +64,7 @@ def compare(
         first = number % len(settings)
         results = {}
         for setting in (*settings[first:], *settings[:first]):
-            decoder.forget_texts()  # else the suffix index would propose the previous answer
+            decoder.forget_texts()  # else the suffix index proposes the previous setting's answer
             results[str(setting)] = decoder.generate(tokens, config, **setting.fields)
         plain = results.get("none")
         for setting_name in map(str, settings):

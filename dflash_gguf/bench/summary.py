@@ -97,7 +97,7 @@ def _rounds(runs: Sequence[BenchmarkRun]) -> dict[str, int]:
 
 
 def table(entries: Sequence[dict[str, Any]]) -> str:
-    """Formats the summaries that `by_setting` returned as a Markdown table."""
+    """Formats summaries by model pair and setting as a Markdown table."""
     lines = [
         "| setting | tok/s | ratio to plain | tokens a round | accepted | ms a round "
         "| of it draft, verify |",

@@ -167,7 +167,7 @@ def bodies(
 def load(
     server: ServerClient, requests: Sequence[tuple[str, dict[str, Any]]], n_at_once: int
 ) -> Level:
-    """Sends n_at_once requests in parallel; repeats the list to send at least 2 * n_at_once."""
+    """Sends requests, n_at_once in parallel; repeats them if there are fewer than 2 * n_at_once."""
     n = max(len(requests), 2 * n_at_once)
     began = time.perf_counter()
     with ThreadPoolExecutor(n_at_once) as pool:

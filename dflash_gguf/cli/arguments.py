@@ -30,7 +30,7 @@ IGNORED: tuple[tuple[tuple[str, ...], bool, str], ...] = (
     (("--warmup",), False, "the first pass is slow once"),
     (("--no-warmup",), False, "there is no warm-up"),
 )
-"""Flags of llama-cli alone that are accepted and ignored, as in llama_flags."""
+"""Flags of llama-cli alone without effect here: names, whether a value follows, reason."""
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
 
 
@@ -309,7 +309,7 @@ def prompt_text(args: argparse.Namespace) -> str:
 
 
 def decoded(data: bytes, source: str) -> str:
-    """Decodes UTF-8; ValueError names the source of other bytes."""
+    """Decodes UTF-8; ValueError for other bytes begins with `source`, such as a path."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -44,7 +44,7 @@ from .terminal import Bar, Thoughts, comparison, figures
 CLEAR = "/clear"
 """Message that makes a chat (-i) forget all earlier messages."""
 MAX_PAIRS, COMPARE_S = 6, 30.0
-"""Pairs of answers that --compare times, and the seconds after which no further pair begins."""
+"""Most pairs (drafted, plain) that --compare times, and seconds after which no pair begins."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -91,7 +91,7 @@ def loaded(decoder: Decoder) -> None:
 
 
 def draft_max_note(decoder: Decoder, config: DecodeConfig) -> list[str]:
-    """Returns a sentence if the drafter's block is shorter than --draft-max, as llama.cpp cuts."""
+    """Returns a note if --draft-max exceeds the drafter's maximum and is cut, as in llama.cpp."""
     longest, wanted = decoder.sequence.max_draft, config.draft_max or 0
     if not 0 < longest < wanted:
         return []
@@ -184,7 +184,7 @@ def _save_prompt_cache(
 
 
 def list_devices(module: str | None = None) -> int:
-    """Prints the devices, with those of a backend module; returns the exit code."""
+    """Loads a backend module, if one is given, and prints all devices; returns the exit code."""
     if module is not None:
         load_backend(module)
     for device in devices():

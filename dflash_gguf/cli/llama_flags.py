@@ -49,7 +49,7 @@ REFUSED: tuple[tuple[tuple[str, ...], str], ...] = (
 def add_llama_flags(
     p: argparse.ArgumentParser, more: Iterable[tuple[tuple[str, ...], bool, str]] = ()
 ) -> None:
-    """Adds the flags of IGNORED, `more` ignored flags of one command, and those of REFUSED."""
+    """Adds the llama.cpp flags that are ignored (also `more` of one command) or refused."""
     group = p.add_argument_group("flags of llama.cpp that do nothing here")
     for flags, has_value, why in (*IGNORED, *more):
         nargs = 0 if not has_value else "?" if "-fa" in flags else None

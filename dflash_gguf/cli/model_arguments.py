@@ -34,7 +34,7 @@ class _Parser(argparse.ArgumentParser):
         word, _, rest = message.partition(" ")
         for action in self._actions:
             flags = [flag for flag in action.option_strings if flag.startswith("--")]
-            if action.dest == word and flags:  # the name of a setting in Python
+            if action.dest == word and flags:  # replaces a Python field's name by its flag
                 message = f"{flags[0]} {rest}"
         self.exit(2, f"error: {message}; see {self.prog} --help\n")
 
@@ -111,7 +111,7 @@ def load_config(args: argparse.Namespace, n_ctx_train: int | None) -> LoadConfig
 
 
 def number_or(words: tuple[str, ...]) -> Callable[[str], int | None]:
-    """Returns a parser that converts text to an integer, and each of the words to None."""
+    """Returns a parser of integers that also accepts some words, each of which means None."""
 
     def read(text: str) -> int | None:
         if text in words:

@@ -25,7 +25,7 @@ class Bar:
     """A progress bar on stderr, shown only in a terminal; a progress callback of (done, total)."""
 
     def __init__(self, what: str, stream: TextIO | None = None, unit: str | None = None) -> None:
-        """unit: name of the counted things, to show a rate; None for no rate."""
+        """unit: unit of the progress ("tokens"), to show a rate per second; None for no rate."""
         self._what = what
         self._unit = unit
         self._started = time.monotonic()

@@ -93,7 +93,7 @@ class Batch:
 
 
 def decode_entry(state: RequestState, *, verifies: bool) -> ScheduledEntry:
-    """Builds a request's entry: a verify if it has a tree or `verifies`, else an append."""
+    """Builds a request's entry: a verify if it has a tree or verifies is True, else an append."""
     tree = state.tree
     if tree is None and not verifies:
         return ScheduledEntry(state, BatchEntry(state.sequence, state.history[-1:]))

@@ -10,7 +10,7 @@ MAX_DECODE_SLOWDOWN = 1.86
 """Maximum mean duration of decoding rounds during a prefill, relative to rounds without prefill.
 Four requests on 2 CPU cores keep half of their speed with this value."""
 MIN_CHUNK, MIN_QUICK_CHUNK = CHUNKS[0], 128
-"""Minimum tokens of a prefill chunk; MIN_QUICK_CHUNK if that many tokens take at most QUICK_S."""
+"""Minimum tokens of a prefill chunk: the second number if that many take at most QUICK_S."""
 QUICK_S = 0.2
 """Acceptable pause of streams in seconds for a prefill chunk of MIN_QUICK_CHUNK tokens."""
 MAX_MIXED_ROUNDS = 16
@@ -26,7 +26,7 @@ class PrefillBudget:
     def __init__(self) -> None:
         # _alone: seconds of a round without prefill. _row: seconds that a prompt token adds.
         # _n_mixed: consecutive rounds with prefill. _saved_s: seconds that chunks may still add to
-        # rounds. _run_sizes: chunk sizes with a graph. _weight: prefilling requests a decoding one.
+        # rounds. _run_sizes: chunk sizes with a graph. _weight: factor of the allowed slowdown.
         self._alone = RunningMedian()
         self._row = RunningMedian()
         self._n_mixed = 0
@@ -61,7 +61,7 @@ class PrefillBudget:
         alone_s = self._alone.value
         more_s = max(seconds - alone_s, 0.0) if n_filled else 0.0
         granted_s = self._weight * (MAX_DECODE_SLOWDOWN - 1.0) * alone_s
-        is_first = n_filled not in self._run_sizes  # a first run also builds the graph
+        is_first = n_filled not in self._run_sizes  # the first chunk of a size builds a graph
         charged_s = min(more_s, n_filled * self._row.value) if is_first else more_s
         saved_s = min(self._saved_s + granted_s - charged_s, max(alone_s, granted_s))
         self._saved_s = max(saved_s, -MAX_WAITING_ROUNDS * granted_s)

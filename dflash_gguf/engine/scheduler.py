@@ -258,7 +258,7 @@ class Scheduler:
     def _preempt(self, state: RequestState) -> None:
         """Takes the sequence from a request, which will start again from its cached prefix."""
         sequence, state.sequence = state.sequence, None
-        state.notes.clear()  # proposers' notes are about the lost sequence
+        state.notes.clear()  # drops data of proposers about the lost sequence
         self._prefix_cache.release(sequence)
 
     def _make_room(self, states: list[RequestState]) -> None:
@@ -409,7 +409,7 @@ class Scheduler:
             if n == 0:
                 continue
             stop = position + n
-            # n_remaining 0 makes the pass keep the drafter's features, which a snapshot needs.
+            # n_remaining 0, the prompt's end, makes the pass keep features, which a snapshot needs.
             n_remaining = 0 if stop in state.prefix_hit.snapshot_positions else end - stop
             rows = BatchEntry(state.sequence, state.history[position:stop], n_remaining=n_remaining)
             samples = stop == end
@@ -451,7 +451,7 @@ class Scheduler:
 
         def choose(index: int) -> int:
             token = next(tokens, None)
-            if token is None:  # sampling failed: logits() or sample() raises why
+            if token is None:  # sampling failed: sample this row again, to raise the reason
                 row = rows.logits(index)
                 token = state.sampler.sample(row, state.history, len(state.history)).token
             if state.request.config.n_probs is not None:

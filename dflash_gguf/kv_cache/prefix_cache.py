@@ -92,7 +92,7 @@ class PrefixHit(NamedTuple):
     """Positions in the rest of the prompt where prefill chunks end, for a snapshot at each."""
 
     def with_snapshot(self, position: int) -> PrefixHit:
-        """Returns the hit with one more snapshot position; unchanged if it had no positions yet."""
+        """Returns the prefix hit with one more snapshot position; a hit without any needs none."""
         if not self.snapshot_positions or position in self.snapshot_positions:
             return self
         return self._replace(snapshot_positions=tuple(sorted((*self.snapshot_positions, position))))

@@ -222,7 +222,7 @@ def _get(file: BinaryIO, data: Bytes) -> Bytes:
 
 
 def _parts(prefix: Prefix) -> list[PrefixTensor]:
-    """Returns a prefix's tensors, named after its length in tokens."""
+    """Returns a prefix's tensors; their names begin with the prefix's length in tokens."""
     return [part._replace(name=f"{prefix.n_tokens}.{part.name}") for part in prefix.parts()]
 
 

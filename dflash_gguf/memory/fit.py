@@ -80,7 +80,7 @@ def _pairs(constraints: FitConstraints) -> list[tuple[str, str]]:
 
 
 def candidates(constraints: FitConstraints) -> Iterator[tuple[LoadConfig, int]]:
-    """Yields settings without n_ctx and verify rows, best first: small buffers before 4-bit K/V."""
+    """Yields configs (no n_ctx) and verify rows, best first: 4-bit K/V are tried last."""
     pairs, parts = _pairs(constraints), list(dict.fromkeys(_small_parts(constraints)))
     gentle, rough = pairs[:2], pairs[2:]
     for some in (gentle, rough):
@@ -99,7 +99,7 @@ def candidates(constraints: FitConstraints) -> Iterator[tuple[LoadConfig, int]]:
 
 
 def fits(plan: Plan) -> bool:
-    """True if a plan needs at most USABLE of the free memory in every place."""
+    """True if a plan needs at most USABLE of the free memory on the host and on the device."""
     return all(needed <= USABLE * free for _, needed, free in plan.places)
 
 

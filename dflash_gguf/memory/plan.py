@@ -142,7 +142,7 @@ class Planner:
         config: LoadConfig,
         vram: int | None = None,
     ) -> None:
-        """Reads the headers. vram: bytes of the GPU to plan for. Error for unloadable files."""
+        """Reads model headers. vram: bytes of the GPU to plan for. Error for unloadable files."""
         self._vram = vram
         self.config = config
         hypothetical = vram is not None and not _has_gpu(config)

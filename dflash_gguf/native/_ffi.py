@@ -60,7 +60,7 @@ def ggml_library() -> Path:
 
 
 def lib() -> Any:
-    """Returns libdflash; Error if its ABI or ggml version is not the one it was built for."""
+    """Returns libdflash; Error unless it has this package's ABI and was built for this ggml."""
     with _opening:  # lru_cache alone would let several threads open the library
         return _open()
 
@@ -73,7 +73,7 @@ def value(function: str, *args: Any) -> int:
 def _declarations() -> str:
     header = _installed_file("dflash.h").read_text(encoding="utf-8")
     lines = [x for x in header.splitlines() if not x.startswith("#") and 'extern "C"' not in x]
-    # The lone closing brace belongs to `extern "C" {`, which was removed above.
+    # The lone closing brace belongs to `extern "C" {`, a line of dflash.h that is left out too.
     return "\n".join(x for x in lines if x.strip() != "}")
 
 

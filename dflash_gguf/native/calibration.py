@@ -42,10 +42,11 @@ class CalibrationParams:
         curvatures: Floats,
         counts: abc.Sequence[int],
     ) -> None:
-        """Takes one Newton step for each outcome. All arrays are float64 and contiguous.
+        """Takes one Newton step for each draft's outcome. All arrays are float64 and contiguous.
 
-        weights [n_depths, 5] and information [n_depths, 5, 5] are changed. Outcome i has counts[i]
-        depths; gradients [sum(counts), 5] and curvatures [sum(counts), 5, 5] have a row for each.
+        Changes weights [n_depths, 5] and information matrices [n_depths, 5, 5]. Draft i has
+        counts[i] depths; gradients [sum(counts), 5] and curvatures [sum(counts), 5, 5] of the
+        log-likelihood have a row for each.
         Error if counts[i] exceeds n_depths; nothing has changed then.
         """
         into = (

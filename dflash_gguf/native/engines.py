@@ -199,7 +199,7 @@ class Engine:
             if item.all_logits is not None:
                 keep.append(ffi.from_buffer("float[]", item.all_logits, True))
                 to.all_logits = keep[-1]
-        if progress is None:  # creating a C callback would slow down short rounds
+        if progress is None:  # creating a C callback for nothing slows down rounds
             call("engine_run", self._handle, params, len(items), ffi.NULL, ffi.NULL)
         else:
             with c_callback(progress) as callback:

@@ -26,7 +26,7 @@ def files_of(path: str) -> list[str]:
 
 
 def stamps(path: str) -> list[tuple[int, int, int, int]]:
-    """Returns device, number, size and time of each file of a model that is there."""
+    """Returns device, inode, size and modification time of each existing file of a model."""
     found = [os.stat(part) for part in files_of(path) if os.path.exists(part)]
     return [(x.st_dev, x.st_ino, x.st_size, x.st_mtime_ns) for x in found]
 

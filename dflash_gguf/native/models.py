@@ -54,13 +54,13 @@ def _placements(kind: str, handle: Any, n: int) -> dict[str, int]:
 
 
 def _load_file(kind: str, path: str, *args: Any) -> tuple[Any, str]:
-    """Returns a handle and the identity of the content, which may be replaced under its path."""
+    """Loads a model file. Returns its C handle and identity; Error if it was replaced meanwhile."""
     before = stamps(path)
     try:
         for part in files_of(path):
             check_file(part)
     except OSError:
-        pass  # left to the core
+        pass  # the load below reports an unreadable file
     except ValueError as error:
         raise Error(str(error)) from None
     handle = create(kind, f"{kind}_load", os.fsencode(path), *args)

@@ -24,7 +24,7 @@ class BreakEven:
     trees: abc.Sequence[float] = ()
 
     def limited(self, max_tokens: float) -> BreakEven:
-        """Returns a copy with infinite minimums where they exceed max_tokens, to rule them out."""
+        """Returns the break-even, infinite above max_tokens, to rule out passes of these sizes."""
         if not self.sizes or max(self.chains[-1], self.trees[-1]) <= max_tokens:
             return self
         chains, trees = (

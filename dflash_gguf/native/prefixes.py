@@ -77,13 +77,13 @@ class Prefix:
         return parts
 
     def without(self, base: Prefix) -> Prefix:
-        """Returns a copy whose `parts` leave out K/V blocks that base, a longer prefix, holds."""
+        """Returns a copy whose tensors leave out K/V blocks that base, a longer prefix, holds."""
         return Prefix(create("prefix", "prefix_without", self.handle, base.handle), self.n_tokens)
 
     def read(self, part: int, out: NDArray[np.uint8]) -> None:
-        """Copies the bytes of a part (index in `parts`) to `out`, uint8 [n_bytes]."""
+        """Copies a tensor of the prefix to `out`, uint8 [n_bytes]. part: index in `parts()`."""
         call("prefix_read", self.handle, part, ffi.from_buffer("uint8_t[]", out, True))
 
     def write(self, part: int, data: NDArray[np.uint8]) -> None:
-        """Sets a part of a prefix of `Engine.create_prefix`. data: uint8 [n_bytes]."""
+        """Sets tensor `part` of a prefix of `Engine.create_prefix`. data: uint8 [n_bytes]."""
         call("prefix_write", self.handle, part, ffi.from_buffer("uint8_t[]", data))

@@ -33,7 +33,7 @@ class SuffixIndex:
     def append(self, tokens: abc.Sequence[int], *, is_chosen: bool = False) -> int:
         """Appends tokens. Returns the length of the longest suffix that also occurs earlier.
 
-        is_chosen: True for tokens of the target, which update `outcomes`. Error for a negative id.
+        is_chosen: True for the target's tokens, by which candidates are scored. Error for a bad id.
         """
         ids, length = ffi.new("int32_t[]", tokens), new("int64_t *")
         call("suffix_index_append", self.handle, ids, len(tokens), is_chosen, length)
@@ -50,14 +50,14 @@ class SuffixIndex:
 
     @property
     def outcomes(self) -> NDArray[np.float64]:
-        """Numbers of tried and of accepted candidates, by class of evidence, float64 [n, 2]."""
+        """Counts of tried and accepted candidates by kind and length of match, float64 [n, 2]."""
         outcomes = np.empty((lib().DFL_SUFFIX_OUTCOMES, 2))
         call("suffix_index_get_outcomes", self.handle, ffi.from_buffer("double[]", outcomes))
         return outcomes
 
     @outcomes.setter
     def outcomes(self, values: NDArray[np.float64]) -> None:
-        """Sets tried and accepted counts, float64 [n, 2]; Error unless 0 < accepted <= tried."""
+        """Sets counts of tried and accepted candidates; Error unless 0 < accepted <= tried."""
         values = np.ascontiguousarray(values, dtype=np.float64)
         if values.shape != (lib().DFL_SUFFIX_OUTCOMES, 2):
             raise ValueError(f"outcomes have the shape {list(values.shape)}, must be [classes, 2]")

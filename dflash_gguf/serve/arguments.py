@@ -67,11 +67,11 @@ IGNORED: tuple[tuple[tuple[str, ...], bool, str], ...] = (
     (("--no-webui", "--no-ui"), False, "there is no web page"),
     (("--remap-developer-role",), False, "the role developer becomes system always"),
 )
-"""Flags of llama-server alone that are accepted and ignored, as in cli.llama_flags."""
+"""Flags of llama-server alone without effect here: names, whether a value follows, reason."""
 
 
 def parser(*, raises: bool = False) -> argparse.ArgumentParser:
-    """Returns the parser of the command line of dflash-serve. raises: as in new_parser."""
+    """Returns dflash-serve's command-line parser. raises: ValueError in place of exit code 2."""
     p = new_parser("dflash-serve", DESCRIPTION, EPILOG, raises=raises)
     _add_models(p)
     _add_http(p)

@@ -93,7 +93,7 @@ def _run(words: Sequence[str]) -> int:
 
 
 def _hosts(args: argparse.Namespace) -> list[str]:
-    """Returns the hosts to listen on. ValueError if one is public and no flag decides on keys."""
+    """Returns the hosts to listen on. ValueError for a public one if no flag is about API keys."""
     texts = [host for text in args.host or ["127.0.0.1"] for host in listed(text) or [""]]
     hosts = checked_hosts(texts)
     open_hosts = [host for host in hosts if not is_local(host)]

@@ -189,7 +189,7 @@ class EngineClient:
             raise NotReadyError(self.refusal or "the model was unloaded")
 
     async def wait_checked(self) -> None:
-        """Waits until files and plan were found sound. Raises NotReadyError if they are not."""
+        """Waits for the check of files and memory plan. Raises NotReadyError if they are unfit."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._is_checked or self.refusal)
         if not self._is_checked:
@@ -340,7 +340,7 @@ class EngineClient:
         elif isinstance(message, (SlotDone, Failed)) and message.id in self._asked:
             self._asked[message.id].set_result(message)
         elif not isinstance(message, (Refused, SlotDone)):
-            if message.id not in self._by_run:  # end_requests has ended this run
+            if message.id not in self._by_run:  # a message of an ended answer
                 return
             request, run = self._by_run[message.id]
             if isinstance(message, Started):

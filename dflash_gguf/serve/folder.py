@@ -53,7 +53,7 @@ def check(path: Path) -> GgufHeader:
 
 
 def models_in_folder(folder: str | os.PathLike[str], leave_out: LEFT_OUT) -> list[FoundModel]:
-    """Returns the models of a folder and its subfolders; names bad files to leave_out.
+    """Returns the models of a folder and its subfolders; calls leave_out for each bad file.
 
     A drafter drafts for the models of its subfolder.
     """

@@ -100,7 +100,7 @@ def translate(body: dict[str, Any], own: Collection[str]) -> list[str]:
             )
         body[ours] = value
         if name == "repetition_penalty" and value != 1 and body.get("repeat_last_n") is None:
-            body["repeat_last_n"] = -1  # vLLM's penalty looks back on the whole text
+            body["repeat_last_n"] = -1  # vLLM penalises tokens of the whole text
     unknown = []
     for name, value in body.items():
         if name in own or value is None:

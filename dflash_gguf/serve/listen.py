@@ -47,7 +47,7 @@ class Connection(H11Protocol):
         connected = transport.get_extra_info("socket")
         if connected is not None and connected.family in (socket.AF_INET, socket.AF_INET6):
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux only; other systems have no limit
+            if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux alone has a time limit for unread data
                 milliseconds = min(int(1e3 * self.timeout_s), (1 << 31) - 1)
                 connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
         self._wait_for_head()

@@ -21,7 +21,7 @@ class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
 class Load(Message, frozen=True):
     """First message to the engine: load a model. config: fields of the default DecodeConfig.
 
-    waits: True to check files and plan first, and to load the model after a `Proceed`.
+    waits: True to check the files and the memory plan first, and to load after a `Proceed`.
     """
 
     model: str
@@ -83,7 +83,7 @@ class SlotDone(Message, frozen=True):
 
 
 class Checked(Message, frozen=True):
-    """Message from the engine: files and plan are sound, and it waits for a `Proceed`."""
+    """Message from the engine, which waits for a `Proceed`: files and memory plan are sound."""
 
 
 class Loading(Message, frozen=True):

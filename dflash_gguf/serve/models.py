@@ -22,10 +22,10 @@ from .settings import Settings
 class ServedModel:
     """A model that the server offers.
 
-    names: aliases; responses use the first. args: its flags; settings and prompts_of, which makes
-    its prompt builder, follow from them. preset: the flags that --models-preset gives it.
-    last_ready: description by its last engine. is_asleep: True after --sleep-idle-seconds, until it
-    is loaded again.
+    names: aliases; responses use the first. args: the model's flags, from which follow settings
+    and prompts_of (makes the prompt builder). preset: the flags that --models-preset gives it.
+    last_ready: the description that the model's last engine process sent. is_asleep: True after
+    --sleep-idle-seconds, until the model is loaded again.
     """
 
     names: list[str]
@@ -71,7 +71,7 @@ class ModelRegistry:
         new_engine: Callable[[ServedModel], EngineClient],
         max_loaded: int = 1,
     ) -> None:
-        """max_loaded: 0 for no limit."""
+        """max_loaded: most models that are loaded at once, 0 for no limit."""
         self.all = list(models)
         self._new_engine = new_engine
         self._max_loaded = max_loaded or len(self.all)
@@ -143,7 +143,7 @@ class ModelRegistry:
     async def look(self, name: str | None) -> tuple[ServedModel, Ready, PromptBuilder]:
         """Returns a model, its description and its prompt builder; not counted as a use.
 
-        Raises as `take`, which loads the model if it was never loaded.
+        A model that was never loaded is loaded. Raises BadRequestError or NotReadyError.
         """
         model = self.find(name)
         ready = model.engine.ready if model.engine else model.last_ready
@@ -153,9 +153,9 @@ class ModelRegistry:
         return model, ready, model.prompt_builder
 
     async def _load(self, model: ServedModel) -> None:
-        """Loads a model. Others are unloaded for it only once its files and plan are sound.
+        """Loads a model; unloads others only once the model's files and memory plan are sound.
 
-        If it then fails nevertheless, the unloaded models are loaded again in the background.
+        If the load fails nevertheless, the unloaded models are loaded again in the background.
         """
         loaded = [one for one in self.all if one.engine is not None and one is not model]
         loaded.sort(key=lambda one: one.last_used or 0.0)

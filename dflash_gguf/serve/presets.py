@@ -33,7 +33,7 @@ class Preset:
 
 
 def read_presets(path: str) -> dict[str, Preset]:
-    """Returns the presets by model name; ALL is always there. ValueError for bad content."""
+    """Returns presets by model name; ALL, that of [*], is always there. ValueError if malformed."""
     ini = configparser.RawConfigParser(
         default_section=ALL, delimiters=("=",), inline_comment_prefixes=(";", "#")
     )
@@ -45,7 +45,7 @@ def read_presets(path: str) -> dict[str, Preset]:
         raise ValueError(f"{path}: is not valid UTF-8") from None
     except configparser.Error as error:
         raise ValueError(f"{path}: {' '.join(str(error).split())}") from None
-    ini.remove_section(" ")  # drops keys before the first section: version = 1
+    ini.remove_section(" ")  # drops keys before the first section, such as version
     sections: dict[str, dict[str, str]] = {ALL: dict(ini.defaults())}
     sections |= {name: dict(ini.items(name)) for name in ini.sections()}
     return {name: _preset(path, name, values) for name, values in sections.items()}
@@ -75,7 +75,7 @@ def _preset(path: str, section: str, values: dict[str, str]) -> Preset:
 
 
 def _action(p: argparse.ArgumentParser, key: str) -> tuple[argparse.Action, str]:
-    """Returns the action of a key and its longest flag. ValueError for a key that is none."""
+    """Returns a preset key's argparse action and longest flag. ValueError for an unknown key."""
     names = (ENVIRONMENT.get(key), f"--{key}", f"-{key}")
     for group in p._action_groups:
         for action in group._group_actions:

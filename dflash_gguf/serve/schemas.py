@@ -184,7 +184,7 @@ B = TypeVar("B", bound=msgspec.Struct)
 
 
 def read(data: bytes, kind: type[B]) -> tuple[B, list[str]]:
-    """Returns a parsed request body and the names of unknown fields, as `translate` does.
+    """Returns a parsed request body, its synonyms renamed, and the names of unknown fields.
 
     Raises BadRequestError or ValueError, which name the wrong field.
     """
@@ -207,7 +207,7 @@ def read(data: bytes, kind: type[B]) -> tuple[B, list[str]]:
 
 
 def _unfit_text(data: bytes) -> str | None:
-    """Returns why a body that is not valid JSON is not even valid text; None if it is."""
+    """Returns why a malformed JSON body is not even valid text; None if its text is valid."""
     try:
         text = data.decode()
     except UnicodeDecodeError as error:

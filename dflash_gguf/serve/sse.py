@@ -161,7 +161,7 @@ class GenerationResponse(Response):
         return data
 
     def _take(self, request: Submission, event: Event) -> CompletionChoice | None:
-        """Adds an event to the CompletionChoice of its run; returns None for events without run."""
+        """Returns an event's CompletionChoice, the event added; None for events of no answer."""
         if isinstance(event, ClientGone):
             raise _GoneError
         if isinstance(event, Failed):

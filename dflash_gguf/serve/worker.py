@@ -142,7 +142,7 @@ class Worker:
     def _flush(self) -> None:
         messages, self._unsaid = self._unsaid, []
         if messages:
-            with contextlib.suppress(OSError):  # if the socket is closed, `_wait` ends `run`
+            with contextlib.suppress(OSError):  # the reading thread notices a closed socket
                 self._channel.write(*messages)
 
     def _wait(self) -> bool:
@@ -314,7 +314,7 @@ def ready(decoder: Decoder, n_parallel: int, notes: list[str]) -> Ready:
 
 def main(descriptor: int) -> int:
     """Runs the engine on an inherited socket until it is closed; returns the exit code."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # a closed socket ends the process instead
+    for number in (signal.SIGINT, signal.SIGTERM):  # ignored: the HTTP process ends this one
         signal.signal(number, signal.SIG_IGN)
     channel = Channel(socket.socket(fileno=descriptor))
     request = channel.read()

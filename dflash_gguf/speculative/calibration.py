@@ -31,14 +31,14 @@ Floats = NDArray[np.float64]
 MEMORY = 64
 """Number of later outcomes at a depth that reduce the weight of an outcome to 1/e."""
 PRIORS = {False: (1.0, 0.0, 0.0, 0.0, 0.0), True: (1.0, 0.0, 0.5, 1.0, 0.0)}
-"""Prior calibration weights a to e of depth 1, by whether the target samples; each deeper depth
-starts from the weights of the depth before."""
+"""Prior weights of log q, constant, noise, cut-off and best candidate in a calibration at depth 1,
+by whether the target samples; each deeper depth starts from the weights of the depth before."""
 PRECISION = (6.0, 2.0, 6.0, 2.0, 2.0)
-"""Prior precision of the calibration weights a to e, as if about ten outcomes had been seen."""
+"""Prior precision of a calibration's five weights, as if about ten outcomes had been seen."""
 PULL = 0.2
-"""Strength of the permanent pull of the weights towards their prior, as a fraction of PRECISION."""
+"""Permanent pull of calibration weights towards their prior, as a fraction of PRECISION."""
 BOUNDS = np.array([[0.02, -6.0, 0.0, 0.0, -6.0], [4.0, 6.0, 4.0, 8.0, 6.0]])
-"""Lower and upper bounds of the calibration weights a to e."""
+"""Bounds of the calibration weights of log q, constant, noise, cut-off and best candidate."""
 TOP1_PRIOR = 0.6, 2.0
 """Prior acceptance rate of top-1 candidates, and its weight in outcomes."""
 MIN_PROB = 1e-300
@@ -60,7 +60,7 @@ class Calibration:
         )
 
     def weights(self, n: int) -> Floats:
-        """Returns the weights a to e of depths 1 to n, float64 [n, 5]; unseen depths included."""
+        """Returns calibration weights of depths 1 to n, float64 [n, 5]; unseen depths included."""
         return self._of_depths(np.arange(n))
 
     def log_probs(self, features: Features) -> Floats:
@@ -116,7 +116,7 @@ class Calibration:
             self._information = np.concatenate([self._information, [np.diag(PRECISION)]])
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the learned weights and information as JSON-serialisable values."""
+        """Returns learned weights and their information matrices as JSON-serialisable values."""
         return {
             "is_sampled": self._is_sampled,
             "weights": self._weights.tolist(),
@@ -163,7 +163,7 @@ class Top1Acceptance:
         return paths
 
     def log_paths(self, n: int) -> list[float]:
-        """Returns the natural logarithms of the path probabilities `paths(n)`."""
+        """Returns log-probabilities that the first i = 1 to n candidates are all accepted."""
         return [math.log(max(path, MIN_PROB)) for path in self.paths(n)]
 
     def to_dict(self) -> list[list[float]]:
@@ -229,7 +229,7 @@ def sampling_class_of(config: DecodeConfig) -> str:
 
 
 class Features:
-    """Inputs of a calibration, float64 [n, k + 1, 5]: k candidates and the rest, at n positions."""
+    """Inputs of a calibration for n positions, [n, k + 1, 5]: k candidates, all other tokens."""
 
     def __init__(
         self,
@@ -247,7 +247,7 @@ class Features:
         """
         n, k = log_q.shape
         self.depths: NDArray[np.intp] = np.arange(n) if depths is None else depths
-        self.log_probs: Floats | None = None  # calibrated log-probabilities, [n, k + 1]
+        self.log_probs: Floats | None = None  # calibrated log-probs of candidates and other tokens
         self.values = np.zeros((n, k + 1, 5))
         rest = 1.0 - np.exp(log_q).sum(axis=1)
         self.values[:, :k, 0] = np.maximum(log_q, MIN_LOG_PROB)

@@ -26,8 +26,8 @@ Requests = Sequence[SpeculativeState]
 Proposers = Sequence[Proposer]
 
 SHARE = 0.01
-"""Share of the running time that a proposer may lose compared with plain decoding, and that
-decisions may take. A round of n sequences divides this share by sqrt(n), as drafts gain less."""
+"""Share of the running time that a proposer may lose compared with plain decoding; decisions may
+take as much. A round of n sequences divides this share by sqrt(n), as drafts gain less."""
 CREDIT = 0.64
 """Initial balance of a proposer's loss budget, in plain rounds."""
 SAVED, OWED = 24.0, 2.0
@@ -92,7 +92,7 @@ class FixedController(Controller):
         self.longest = min(size, longest)
 
     def plan(self, done: Round, requests: Requests, proposers: Proposers) -> DraftPlan | None:  # noqa: ARG002
-        """Returns the fixed plan for the first proposer; None if `least` tokens do not fit."""
+        """Returns the draft plan for the first proposer; None if too few positions are left."""
         limit = max(request.limit for request in requests)
         if not proposers or min(limit, self.longest) < self._least:
             return None
@@ -206,7 +206,7 @@ class AutoController(Controller):
         self._has_decided = False
 
     def break_even(self, done: Round) -> BreakEven:
-        """Returns the decided break-even; NO_THRESHOLD if a draft pays for the pass anyway."""
+        """Returns lookup candidates' break-even; NO_THRESHOLD if a draft pays for the pass."""
         decision = self._decisions.get((done.n_sequences, done.n_asked), Decision())
         return NO_THRESHOLD if decision.plan else decision.break_even
 
@@ -368,7 +368,7 @@ class AutoController(Controller):
             plain_s, seconds = costs.plain_s(done.position, n), done.seconds
             if done.is_timing_shared:
                 seconds = costs.expected_s(done)
-            elif not costs.is_warm(done):  # first run of a batch shape: limit its graph building
+            elif not costs.is_warm(done):  # a first run builds graphs: book twice the time at most
                 seconds = min(seconds, 2.0 * costs.expected_s(done))
             self._book(done, seconds / plain_s)
             keep = 1.0 - 1.0 / MEMORY
@@ -406,6 +406,6 @@ def _share(done: Round) -> float:
 
 
 def _preference(option: tuple[float, float, DraftPlan]) -> float:
-    """Returns a draft's tokens per second, times 1 + SHARE for trees, which train calibration."""
+    """Returns a draft's tokens per second; trees get 1 % more, as they train the calibration."""
     tokens, seconds, plan = option
     return tokens / seconds * (1.0 + SHARE * (plan.shape == TREE))

@@ -179,7 +179,7 @@ class CostModel:
         self.sample.add(done.sample_s / max(done.n_tokens, 1))
 
     def expected_s(self, done: Round) -> float:
-        """Returns the expected seconds of a round with these counts and no prefill in its pass."""
+        """Returns the expected seconds of a round with the rows of `done` and no prefill."""
         draft_s = 0.0
         if done.n_positions:
             draft_s = self.draft_s(done.proposer, done.n_draft_rows, done.is_top1)
@@ -187,7 +187,7 @@ class CostModel:
         return draft_s + pass_s + done.n_tokens * self.sample.value
 
     def draft_s(self, proposer: str, n_rows: int, is_top1: bool) -> float:
-        """Returns the seconds of a draft; an unmeasured kind (top-1, ranked) takes the other's."""
+        """Returns a draft's seconds; an unmeasured kind (top-1, ranked) takes the other kind's."""
         for kind in (_draft_kind(proposer, is_top1), _draft_kind(proposer, not is_top1)):
             if self._times[kind]:
                 return self._curve(kind, 0).at(n_rows)
@@ -232,7 +232,7 @@ class CostModel:
         curve = self._curves.get((kind, bucket))
         if curve is None:
             plain, times = self._times["plain"].get(1, {}), self._times[kind]
-            if kind == "chains":  # plain passes stand for longer chains
+            if kind == "chains":  # a chain longer than any measured takes a plain pass's time
                 most, all_plain = max(times, default=1), self._times["plain"].items()
                 times = {**times, **{n: of for n, of in all_plain if n == 1 or n > most}}
             points = []

@@ -146,7 +146,7 @@ class SpeculativeRuntime:
             sequence.prefill(tokens[:N_PROMPT]).argmax()
             n_rows = min(n_rows, self._engine.max_verify)
             measure(costs, n_rows, drafters[0] if drafters else None, run, MEASURE_S)
-        except Error:  # the first request will raise the error
+        except Error:  # measuring is optional; the first request raises this error
             self.state.costs = CostModel()
         finally:
             sequence.reset()

@@ -79,7 +79,7 @@ class Tree:
             path.append(node)
 
     def accepted(self, chosen: Iterable[int]) -> list[int]:
-        """Returns the accepted path of nodes, root first. chosen: the target's token after each."""
+        """Returns the accepted path, root first. chosen: target's tokens after the path's nodes."""
         tokens = iter(chosen)
         return self.follow(lambda _: next(tokens, -1), lambda _: False)[0]
 
@@ -127,7 +127,7 @@ def merged(trees: Sequence[Tree]) -> Tree:
                 probs.append(prob)
             elif prob > probs[at]:
                 probs[at] = prob
-    # Parents precede their children here, and a stable sort keeps that order on ties.
+    # Nodes were added after their parents, and a stable sort keeps that order on ties.
     order = sorted(range(len(tokens)), key=lambda node: -probs[node])
     number = {node: i for i, node in enumerate(order)}
     number[-1] = -1

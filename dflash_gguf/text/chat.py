@@ -169,9 +169,9 @@ def check_template(template: str) -> None:
 def check_tools_shown(
     messages: Sequence[Message], text: str, text_of: Callable[[Sequence[Message]], str]
 ) -> None:
-    """Raises ValueError if a template drops tool calls or results: its text is the same without.
+    """Raises ValueError if a template drops tool calls or results: same prompt without them.
 
-    text: prompt that the template makes of the messages. text_of: makes one of other messages.
+    text: prompt that the template makes of the messages. text_of: makes it of other messages.
     """
     no_calls = [{k: v for k, v in one.items() if k != "tool_calls"} for one in messages]
     no_results = [

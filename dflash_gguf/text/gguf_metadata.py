@@ -54,7 +54,7 @@ class MetadataEntry:
 
     @property
     def type_name(self) -> str:
-        """Name of the type for messages, such as "uint32" or "array of string"."""
+        """Name of the value's type for error messages, such as "uint32" or "array of string"."""
         name = TYPE_NAMES[self.item_type]
         return f"array of {name}" if self.type == ARRAY else name
 

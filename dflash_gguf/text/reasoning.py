@@ -27,7 +27,7 @@ class Splitter(Protocol):
         """Adds text. Returns the parts that are certain; the start of a mark is held back."""
 
     def finish(self) -> list[OutputPart]:
-        """Returns the text that `push` held back as parts; called at the end of the answer."""
+        """Returns the held back text as parts of the output; called at the end of the answer."""
 
 
 MARKS = {

@@ -318,7 +318,7 @@ def _longest_run(text: str) -> int:
 
 
 def _with_stack(run: Callable[[], list[int]], n_run: int) -> list[int]:
-    """Calls `run` in a thread whose stack suffices for a recursion over `n_run` characters."""
+    """Tokenizes by `run` in a thread with stack for a recursion over n_run characters."""
     if n_run > 2 * MAX_RUN:
         raise ValueError(
             f"the text holds {n_run // 2} characters without a word boundary, "
@@ -365,10 +365,10 @@ def _load(vocabulary: Vocabulary, name: str) -> Any:
 
 @contextmanager
 def _file_of(data: bytes) -> Iterator[str]:
-    """Yields a path to bytes; on Linux in anonymous memory, as no folder may be writable."""
+    """Yields the path of a file with `data`; on Linux in memory, as no folder may be writable."""
     try:
         descriptor, path = os.memfd_create("dflash-vocabulary"), None
-    except (AttributeError, OSError):  # another system, or a sandbox
+    except (AttributeError, OSError):  # memory files are missing on other systems and in sandboxes
         try:
             descriptor, path = tempfile.mkstemp(prefix="dflash-", suffix=".gguf")
         except OSError as error:

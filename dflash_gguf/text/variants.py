@@ -130,7 +130,7 @@ def _fine_tuned(names: list[Name], ancestors: list[Name]) -> Evidence | None:
 
 
 def _unmarked(names: list[Name], others: list[Name]) -> Evidence | None:
-    """Judges a name without a mark by the marked name of the same model: Qwen3-8B, Qwen3-8B-Base.
+    """Judges names that tell no variant by names that do: Qwen3-8B beside Qwen3-8B-Base.
 
     A drafter's name may leave out that its model is an instruct model, as most are.
     """

@@ -136,7 +136,7 @@ def force(engine: Any, text: list[int]) -> None:
 
 
 def copied_share(prompt: Sequence[int], answer: Sequence[int]) -> float:
-    """Returns the share of an answer's tokens that lie in spans of SPAN tokens from the prompt."""
+    """Returns the share of an answer's tokens in runs of SPAN tokens that the prompt has, too."""
     spans = {tuple(prompt[at : at + SPAN]) for at in range(len(prompt) - SPAN + 1)}
     is_copied = [False] * len(answer)
     for at in range(len(answer) - SPAN + 1):

@@ -1,8 +1,8 @@
 """Builds llama.cpp's tools and peer-rounds (peer/rounds.cpp), for tests and benchmarks.
 
-Compiles only the programs, from the sources in llama-cpp-python's sdist, and links the libraries
-of the installed wheel, so that both engines run the same kernels. The last line is the programs'
-folder.
+Compiles only these executables, from the sources in llama-cpp-python's sdist, and links the
+libraries of the installed wheel, so that both engines run the same kernels. The last line is the
+folder of the executables.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SERVER_DIRS = ("tools/ui", "tools/server")
 
 
 def build(targets: Sequence[str] = DEFAULT_TARGETS, cache: Path = DEFAULT_CACHE) -> Path:
-    """Compiles missing programs; returns their folder. Several processes may call this at once."""
+    """Compiles missing llama.cpp tools; returns their folder. Processes may call this at once."""
     site_packages = _site_packages()
     library = site_packages / "lib" / "libllama-common.so"
     if not library.is_file():
@@ -65,7 +65,7 @@ def _site_packages() -> Path:
 
 
 def _fingerprint(library: Path) -> str:
-    """Returns a hash of the library that the programs are linked to, and of peer-rounds' source."""
+    """Returns a hash of llama.cpp's library and peer-rounds' source: the tools depend on both."""
     stat = library.stat()
     facts = hashlib.sha256(f"{library} {stat.st_size} {stat.st_mtime_ns}".encode())
     for file in sorted(PEER.iterdir()):

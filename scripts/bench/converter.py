@@ -133,7 +133,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "checkpoint"
         folder.mkdir()
-        # A child makes the checkpoint: converters' peak memory includes this process's at the fork.
+        # Makes the checkpoint in a child: a converter's peak counts this process's memory at fork.
         maker = multiprocessing.get_context("spawn").Process(target=make_checkpoint, args=(folder,))
         maker.start()
         maker.join()

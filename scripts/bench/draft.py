@@ -40,7 +40,7 @@ INSTRUCTION = "Complete the following Python function.\n\n"
 ACCEPTED = (2, 4, 8)
 LENGTHS = (1, 2, 3, 5, 7, 11, 15)
 N_TRIED = 3
-"""Number of prompts on which part b tries each draft length."""
+"""Number of prompts for choosing each engine's fastest draft length, with --part b."""
 PROSE = (
     "Why is the sky blue?",
     "Write a short story about a lighthouse keeper who finds a letter.",
@@ -90,7 +90,7 @@ def _tables(
 
 
 def _add_beyond(figures: Figures, bare_draft: float) -> None:
-    """Splits our draft time in `draft` and `inject` (features' K/V); adds time beyond passes."""
+    """Splits our engine's draft time: `inject` is K/V of features. Adds time outside of passes."""
     ours = figures["ours"]
     ours["inject"] = round(ours["draft"] - bare_draft, 3)
     ours["draft"] = round(bare_draft, 3)
@@ -176,7 +176,7 @@ def _answers(
 
 
 def _tried(args: argparse.Namespace, prompts: Sequence[list[int]], way: Way) -> float:
-    """Returns tokens per second of one way to decode on a few prompts, after a warm-up."""
+    """Returns tokens per second of one engine and draft length on a few prompts."""
     step = max(len(prompts) // N_TRIED, 1)
     way(prompts[0], 16)
     runs = [way(prompt, args.max_tokens // 2) for prompt in prompts[::step]]
@@ -189,7 +189,7 @@ def _tried_peer(args: argparse.Namespace, prompts: Sequence[list[int]], n_draft:
 
 
 def _rates(runs: Sequence[Run], plain: Sequence[Run]) -> Figures:
-    """Returns tokens per second, tokens a round (tau), and the ratio to plain decoding."""
+    """Returns tokens per second, tokens a round (tau), and the speed divided by plain speed."""
     by_plain = ratio(*([run.n_tokens / run.seconds for run in x] for x in (runs, plain)))
     n_tokens = sum(run.n_tokens for run in runs)
     return {
@@ -239,7 +239,7 @@ def _peer(args: argparse.Namespace, n_draft: int) -> Peer:
 
 @dataclass(slots=True)
 class Tally:
-    """Counts over all answers. equal: rounds in which both engines accept equally many."""
+    """Counts of answers and rounds. equal: rounds with as many accepted tokens in both engines."""
 
     answers: int = 0
     equal_texts: int = 0

@@ -98,7 +98,7 @@ class Theirs:
         cache_types: tuple[str, str] = ("f16", "f16"),
         repack: bool = True,
     ) -> None:
-        """n_gpu_layers: -1 for all. repack: rearrange weights if `can_repack` allows it."""
+        """n_gpu_layers: -1 for all. repack: rearrange quantised weights, unless the CPU has AMX."""
         model_params = llama_cpp.llama_model_default_params()
         model_params.n_gpu_layers = n_gpu_layers
         model_params.use_extra_bufts = repack and can_repack()

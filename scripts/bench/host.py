@@ -338,7 +338,8 @@ class NullClock(CoreClock):
 
     def after(self, name: str, values: Any, result: Any) -> Any:
         """Waits after a pass or draft; replaces sampled tokens by accepted candidates."""
-        if name in ("run", "draft"):  # without waits, most passes would be prefill
+        # If the null GPU's passes took no time, most would compute prompts.
+        if name in ("run", "draft"):
             started = time.perf_counter()
             time.sleep(self._waits(name, values))
             self.waited += time.perf_counter() - started

@@ -149,7 +149,7 @@ def compare(args: argparse.Namespace) -> None:
         found = allocated.pop((item.name, item.where), 0)
         print(f"{item.name:40} {item.where:6} {item.bytes:14,} {found:14,}")
     needed = plan.needed_bytes
-    if not on_gpu:  # nothing is answered, so the prefix cache is empty
+    if not on_gpu:  # excludes the planned prefix cache, which no answer fills
         needed -= sum(x.bytes for x in plan.items if x.name.startswith("prompts to"))
     if on_gpu:
         print(f"{'planned in all, and drop of free GPU memory':47} {needed:14,} {held:14,}")

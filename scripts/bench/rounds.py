@@ -102,7 +102,7 @@ class Peer:
         text: Sequence[int] | None = None,
         accept: int | None = None,
     ) -> PeerAnswer:
-        """Answers a prompt. text, accept: forced tokens, and forced acceptance; see rounds.cpp."""
+        """Answers a prompt. text: forced answer. accept: drafted tokens that each round accepts."""
         job: dict[str, Any] = {"prompt": list(prompt), "n_predict": n_predict}
         if text is not None:
             job["text"] = list(text)
@@ -131,7 +131,7 @@ Milliseconds = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Forced:
-    """Rounds for both engines. text: tokens that the target is forced to choose as its answer.
+    """Input of equal rounds in both engines. text: answer that the target is forced to choose.
 
     n_draft, accept: drafted and accepted tokens of each round.
     """

@@ -86,7 +86,8 @@ def _pieces(
     random: np.random.Generator,
 ) -> Iterator[Piece]:
     pools = Pools(random)
-    for plan, start in zip(plans, starts, strict=False):  # the extra start is the file's end
+    # `starts` has one offset more than tensors: the end of the file.
+    for plan, start in zip(plans, starts, strict=False):
         kind = types[plan.name]
         if kind == "f32" and is_small(plan.name, plan.shape):
             yield start, small_values(plan.name, plan.shape, random)

@@ -29,7 +29,7 @@ def invented_vocabulary(meta: Metadata, n_vocab: int) -> None:
 
 
 def copied_vocabulary(meta: Metadata, target: Path) -> None:
-    """Copies the target's vocabulary; without a mask token there, the last token becomes it."""
+    """Copies the target's vocabulary; the last token becomes the mask token if there is none."""
     with GgufMetadata(target) as file:
         for name, entry in file.entries.items():
             if not name.startswith("tokenizer.") or name == Key.TOKENIZER_CHAT_TEMPLATE:

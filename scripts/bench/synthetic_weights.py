@@ -39,7 +39,7 @@ def random_pool(type_name: str, random: np.random.Generator) -> NDArray[np.uint8
             scale = np.array([factor * WEIGHT_SCALE], np.float16).view(np.uint8)
             pool[:, offset : offset + 2] = scale
         return pool
-    if type_name == "mxfp4":  # standard deviation of values: 2.8 * 2 ** (exponent byte - 127)
+    if type_name == "mxfp4":  # MXFP4's standard deviation: 2.8 * 2 ** (exponent byte - 127)
         pool = random.integers(0, 256, (n_blocks, size), dtype=np.uint8)
         pool[:, 0] = 127 - 7
         return pool
@@ -55,7 +55,7 @@ def rope_divisors(n: int) -> NDArray[np.float32]:
 
 
 def is_small(name: str, sizes: tuple[int, ...]) -> bool:
-    """True for vectors, convolutions and routers, which get random values, not pooled blocks."""
+    """True for vectors, convolutions and routers; only larger tensors share random blocks."""
     return len(sizes) == 1 or name.endswith(("ssm_conv1d.weight", "ffn_gate_inp.weight"))
 
 

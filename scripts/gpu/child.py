@@ -1,4 +1,4 @@
-"""Runs a part in a child process under a time limit, and finds its error in stderr."""
+"""Runs a part of the GPU measurement in a child process under a time limit."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ process groups of their own."""
 
 
 def report(name: str, lines: Iterator[Figures]) -> None:
-    """Prints the lines of a part as JSON; an error ends this process with a message."""
+    """Prints measured figures as JSON lines; an error ends this process with a message."""
     try:
         for figures in lines:
             print(json.dumps({"part": name, **figures}), flush=True)

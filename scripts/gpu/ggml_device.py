@@ -76,7 +76,7 @@ def copied_gb_per_s(device: str, n_bytes: int, n_runs: int = 9) -> float:
 
 
 class GraphCounter:
-    """Counts log lines about captured graphs within a with block, by the names of GRAPH_LINES."""
+    """Counts ggml's log lines about captured graphs in a with block, by the report's fields."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()

@@ -119,7 +119,7 @@ EXPORT CUresult cuMemMap(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHand
 }
 
 EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle) {
-    return CUDA_SUCCESS; // cuMemUnmap has freed the memory
+    return CUDA_SUCCESS; // frees nothing, as cuMemUnmap has freed the memory
 }
 
 EXPORT CUresult cuMemSetAccess(CUdeviceptr, size_t, const CUmemAccessDesc *, size_t) {

@@ -27,7 +27,7 @@ class Features:
         self.rows = stored.view(-1, width)
 
     def tokens(self, chosen: Sequence[int], room: int = 0) -> Tensor:
-        """Returns token ids of the chosen answers [answers, longest + room], with 0s at the end."""
+        """Returns token ids of answers [answers, longest answer + room], each padded with 0."""
         longest = max(len(self.answers[i].tokens) for i in chosen) + room
         tokens = torch.zeros(len(chosen), longest, dtype=torch.int64)
         for row, i in enumerate(chosen):
@@ -35,7 +35,7 @@ class Features:
         return tokens
 
     def batch(self, chosen: Sequence[int], room: int = 0) -> tuple[Tensor, Tensor]:
-        """Returns token ids, and features [answers, longest + room, width], both padded with 0."""
+        """Returns token ids, features [answers, longest answer + room, width], padded with 0."""
         tokens = self.tokens(chosen, room)
         features = torch.zeros(*tokens.shape, self.rows.shape[1])
         for row, i in enumerate(chosen):

@@ -44,7 +44,7 @@ class Workers:
         torch.set_num_threads(before)
 
     def gradients(self, pieces: Sequence[Piece], loss: Loss[Piece], scale: float) -> Tensor:
-        """Sets `.grad` of all parameters for the summed loss times `scale`; returns summed logs."""
+        """Sets `.grad` to that of the loss of all pieces times `scale`; returns the summed log."""
 
         def share(first: int) -> tuple[list[Tensor], Tensor]:
             total: list[Tensor] = []

@@ -74,7 +74,8 @@ struct SegmentRange {
 };
 
 struct CellAttentionKernel {
-    // Returns the scratch size in floats; n_pending: largest number of pending cells of a sequence.
+    // Returns floats of scratch for attend(), segment(). n_pending: most pending cells of a
+    // sequence.
     int64_t (*scratch_size)(int64_t head_dim, int64_t n_pending);
     // Returns the number of floats of a query's partial result of one segment.
     int64_t (*part_size)(int64_t head_dim);

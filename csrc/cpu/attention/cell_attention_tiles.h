@@ -63,7 +63,7 @@ struct CellAttentionTiles {
         const int64_t width = Values::padded(head_dim), stride = BLOCK * (1 + n_tiles(n_pending));
         const int64_t of_queries = MAX_QUERIES * (head_dim + 2 * width + 4);
         return of_queries + stride * width + (BLOCK + n_pending + T + 1) * width +
-               QUERIES * stride + n_pending * PER_POINTER + 16 * 16; // 256 floats: to align buffers
+               QUERIES * stride + n_pending * PER_POINTER + 16 * 16; // 256 floats: alignment gaps
     }
 
     static int64_t part_size(int64_t head_dim) { return Values::padded(head_dim) + 2; }
@@ -168,7 +168,8 @@ struct CellAttentionTiles {
         bool v_in_place;
     };
 
-    // Offsets in a block that a query sees: in spans [first, own), in pending cells [own, end).
+    // Positions of a block that a query sees, counted from the block's start: [first, own) are in
+    // spans, [own, end) in pending cells.
     struct Places {
         int64_t first, own, end;
         bool empty() const { return first >= end; }
@@ -182,7 +183,7 @@ struct CellAttentionTiles {
         return {place(range.first, block), place(range.spans_end, block), place(range.end, block)};
     }
 
-    // Fills `block`, which starts at `position`, with the cells of spans at positions [low, last).
+    // Fills `block` (BLOCK positions from `position` on) with span cells at positions [low, last).
     static void find_block(const CellAttention & work, int64_t position, int64_t low, int64_t last,
                            Block & block, size_t & span) {
         block.position = position;
@@ -319,7 +320,8 @@ struct CellAttentionTiles {
         });
     }
 
-    // Returns the index in VisibleCells::pending of the cell that a row sees at a block's offset.
+    // Returns the index in VisibleCells::pending of the pending cell that a row sees at position
+    // block.position + place.
     static int64_t pending_cell(const CellAttention & work, const VisibleRange & range,
                                 const Block & block, int64_t place) {
         return work.visible->paths[range.path + block.position + place - range.spans_end];
@@ -331,8 +333,8 @@ struct CellAttentionTiles {
         const char *k_cells[BLOCK], *v_cells[BLOCK];
         Fetch k, v;
 
-        // Adds a block's cells, from position `first` of the block on, to the cells to prefetch, of
-        // which there are at most BLOCK. Returns the number of positions added.
+        // Adds the block's cells, from its position `first` (counted from the block's start) on, to
+        // the cells to prefetch, at most BLOCK in all. Returns the number of positions added.
         int64_t add(const Block & block, int64_t first) {
             const int64_t here = std::min(BLOCK - n, block.end - first);
             if (!block.has_gaps) {
@@ -365,7 +367,7 @@ struct CellAttentionTiles {
         return {kept_type(work.k, s, n_queries), v, s.d == s.width && work.v.type == v};
     }
 
-    // Attends the n queries in s.q to positions [from, to); writes their partial results to s.part.
+    // Attends n queries in s.q to positions [from, to); writes a partial result of each to s.part.
     static void attend_range(const CellAttention & work, int64_t first, int64_t n, int64_t from,
                              int64_t to, const Scratch & s) {
         const int64_t first_row = first / work.n_group, last_row = (first + n - 1) / work.n_group;
@@ -383,7 +385,7 @@ struct CellAttentionTiles {
         const int64_t last = std::min(high, spans_end), stop = std::min(high, to);
         size_t span = 0;
         Block blocks[2], after;
-        int64_t n_after = -1; // prefetched positions of `after`, the next attention's first block
+        int64_t n_after = -1; // positions prefetched for the thread's next attention; -1: none yet
         int64_t at = std::max(low, from) / BLOCK * BLOCK;
         if (at < stop) {
             find_block(work, at, low, last, blocks[0], span);

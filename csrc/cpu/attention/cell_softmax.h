@@ -45,7 +45,8 @@ struct CellSoftmax {
         return V::largest(largest);
     }
 
-    // Turns scores [first, end) into softmax weights; rescales total and sum if the maximum grows.
+    // Turns scores [first, end) into softmax weights. If the maximum grows, rescales `total`, the
+    // sum of weights, and `sum`, the weighted sum of values.
     static void weigh(float * scores, int64_t first, int64_t end, float largest, float & maximum,
                       float & total, float * sum, int64_t width) {
         if (largest > maximum) {

@@ -16,7 +16,7 @@ struct Brain {
     uint16_t bits;
 };
 
-// Calls body with a value of the C++ type for a cache type: Half, Brain, or float.
+// Calls body with a value whose C++ type stands for a K/V cache type: Half, Brain or float.
 template <class Body>
 inline void with_type(ggml_type type, Body && body) {
     switch (type) {

@@ -11,7 +11,7 @@ namespace {
 // Visible positions [first, end) of a row: in spans up to `spans_end`, then in pending cells.
 struct VisibleRange {
     int64_t first, spans_end, end;
-    int64_t path; // index in VisibleCells::paths of the row's ancestor at spans_end
+    int64_t path; // index in VisibleCells::paths of the row's ancestor at position spans_end
 };
 
 inline VisibleRange visible_range(const CellAttention & work, int64_t row) {

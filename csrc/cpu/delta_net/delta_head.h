@@ -13,7 +13,8 @@ struct DeltaConvolution {
     const float * past; // committed inputs: d_conv - 1 rows of [d], past_row floats apart
     const float * u;    // new inputs: n rows of [d], u_row floats apart
     int64_t past_row, u_row;
-    // Inputs under the taps of each row, [n, d_conv], as indices in (past ++ u); NULL: a chain.
+    // Inputs under each row's taps, [n, d_conv], as indices in `past` followed by `u`; NULL: a
+    // chain.
     const int32_t * taps;
     const float * kernel; // weights of the convolution, [d_conv, d]
     float * out;          // result: n rows of [d], out_row floats apart

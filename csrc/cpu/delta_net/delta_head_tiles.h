@@ -95,7 +95,7 @@ struct DeltaHeadTiles {
         for (int64_t i = 0; i < DELTA_GATES; i += T) {
             const F x = V::add(V::load(work.x + i), V::spread(work.bias));
             const F softplus = V::add(V::max(x, V::zero()), log_1_plus(falling(x)));
-            // V::exp takes only values that are not above 0: `a` is negative.
+            // V::exp needs an exponent <= 0, which a * softplus is, because `a` is negative.
             V::store(work.decay + i, V::exp(V::mul(V::spread(work.a), softplus)));
             const F y = V::load(work.y + i), e = falling(y);
             V::store(work.beta + i, V::divide(V::where_negative(y, e, one), V::add(one, e)));
@@ -103,7 +103,7 @@ struct DeltaHeadTiles {
     }
 
     static int64_t scratch_size(int64_t d, int64_t n) {
-        return T * d * n; // each node has T rows of the state, of d floats each
+        return T * d * n; // room for T rows of each node's state, d floats each
     }
 
     template <int N>

@@ -1,5 +1,6 @@
 // Delta rule scan of many nodes, on a transposed state: a vector holds one key's weights for T
-// values. Sums need no slow additions across lanes, and have the order and bits of DeltaScanRows.
+// values. Sums need no slow additions across lanes. They are added in the order of DeltaScanRows,
+// so that both scans give the same bits.
 #pragma once
 
 #include "cpu/delta_net/delta_head.h"
@@ -61,7 +62,8 @@ struct DeltaScanLanes {
                           V::mul(change.decay, V::load(slice + i * T)));
     }
 
-    // Multiplies a slice of the state with k and q over half the keys; adds like V::sums().
+    // Multiplies a slice of the state with k and q for half of the T keys of each vector, and adds
+    // the products in the order in which V::sums() adds a vector's lanes.
     template <bool CHANGES, bool ANSWERS>
     static Products half_products(float * slice, const Change & change, const float * k,
                                   const float * q, int sum, int half) {
@@ -88,7 +90,8 @@ struct DeltaScanLanes {
         return {V::sum_of_half(key), V::sum_of_half(query)};
     }
 
-    // Multiplies a slice of the state with k and q. CHANGES: applies `change` to the slice first.
+    // Multiplies a slice of the state with k and q. CHANGES: applies the last node's `change`
+    // first.
     template <bool CHANGES, bool ANSWERS>
     static Products products(float * slice, const Change & change, const float * k,
                              const float * q) {
@@ -110,7 +113,8 @@ struct DeltaScanLanes {
         }
     }
 
-    // Computes T values of node i, from `value` on. `on`: the parent state's products with k and q.
+    // Returns node i's update of T state rows (values), from `value` on, and writes their outputs
+    // if ANSWERS. `on`: products of the parent's state with k and q.
     template <bool ANSWERS>
     static Change node(const DeltaScan & work, int64_t i, int64_t value, const Products & on) {
         const F decay = V::spread(work.decay[i * work.gate_row]);

@@ -43,7 +43,8 @@ struct Blocks256 {
         return minima;
     }
 
-    // Adds the products of a block's part I with x[r] to total[r], in units of the block's scale.
+    // Adds products of a block's part I with input row r to total[r], in units of the block's
+    // scale.
     template <int I, int R>
     static void add_part(F (&total)[R], F (&minima)[R], const uint8_t * block,
                          const uint8_t * scales, const Rows<R> & x) {

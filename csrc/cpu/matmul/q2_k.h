@@ -77,7 +77,7 @@ struct Q23K : Blocks256<V, Q23K<V, THREE>, 16> {
         return low;
     }
 
-    // Factor of Block256::biases: a bias is BIASES times the sum of 16 quantised inputs.
+    // Factor in Block256::biases: each is BIASES times the sum of 16 quantised inputs of a row.
     static constexpr int32_t BIASES = -32;
 
     template <int I>
@@ -90,7 +90,8 @@ struct Q23K : Blocks256<V, Q23K<V, THREE>, 16> {
             sum, [&](int k) { return weights<I>(block, k); }, x, 16 * I);
     }
 
-    // Adds part I's minimum times x's bias, in units of the scale of minima: an exact integer.
+    // Adds part I's minimum times the part's bias in x (BIASES times the sum of its inputs), in
+    // units of the scale of minima: an exact integer.
     template <int I>
     static F add_minimum(F minima, const uint8_t * scales, const Block256 & x) {
         return THREE ? minima

@@ -1,7 +1,7 @@
 // Q4_K and Q5_K: 256 weights of 4 or 5 bits in 8 parts with a 6-bit scale and minimum each. In a
-// tile of T outputs, a block has Scales6; the nibbles in ggml's order, [32][T][4] bytes, of which
-// the first eight each follow [T][4] bytes of Q5_K's fifth bits; the block's scale, [T]; and its
-// scale of minima, [T].
+// tile of T outputs, a block has the parts' scales and minima (Scales6); the nibbles in ggml's
+// order, [32][T][4] bytes, of which the first eight each follow [T][4] bytes of Q5_K's fifth bits;
+// the block's scale, [T]; and its scale of minima, [T].
 #pragma once
 
 #include "cpu/matmul/blocks_256.h"
@@ -20,7 +20,7 @@ struct Q45K : Blocks256<V, Q45K<V, FIVE>, 8> {
     static constexpr int SCALE_BYTES = 16 * T; // bytes of a block's unpacked scales and minima
     static constexpr bool MINIMA = true;
 
-    // Returns the offset in a tile's block of a row's i-th 4 bytes: fifth bits, then nibbles.
+    // Returns the offset in a tile's block of an output's i-th 4 bytes: fifth bits, then nibbles.
     static constexpr int four_at(int i) {
         const bool is_paired = i < 2 * HIGH;
         return FOURS_AT + 4 * T * (is_paired ? i % 8 * 2 + i / 8 : i);

@@ -15,8 +15,8 @@ struct Q6_K : Blocks256<V, Q6_K<V>, 16> {
     static constexpr int T = V::T, HALVES_AT = 208 * T;
     static constexpr int ROW_BLOCK = 210, TILE_BLOCK = 212 * T;
 
-    // low_at(i), high_at(i): offset in a tile's block of a row's i-th 4 bytes of nibbles, of upper
-    // bits. Each half of a block has 8 pairs of both, then 8 more groups of nibbles.
+    // Return the offset in a tile's block of an output's i-th 4 bytes of nibbles (low_at) or upper
+    // bits (high_at). A half block has 8 pairs of nibbles and upper bits, then 8 groups of nibbles.
     static constexpr int low_at(int i) {
         return four_at(i / 16, i % 16 < 8 ? 2 * (i % 16) : i % 16 + 8);
     }

@@ -80,7 +80,7 @@ inline int64_t quantize_32(const float * x, float scale, int8_t * q) {
     return _mm_cvtsi128_si32(s);
 }
 
-// Quantises 32 values; *d: scale before rounding to F16, NaN if a value is. Returns the sum of q.
+// Quantises 32 values to q and returns the sum of q. *d: scale in F32; NaN if a value is NaN.
 inline int64_t quantize_block_32(const float * x, int8_t * q, float * d) {
     const float top = largest_magnitude<32>(x);
     *d = top / 127.0f;

@@ -8,7 +8,7 @@ namespace {
 
 // Scales and minima of a tile of T outputs, 12 bytes for each output. Unpacked they are 16 * T
 // bytes: scales [8][T], then minima [4][T][2]. Packed, two vectors hold the low 4 bits of the four
-// quarters, a third vector holds the upper 2 bits.
+// quarters of these bytes, a third vector their upper 2 bits.
 template <class V>
 struct Scales6 {
     static constexpr int T = V::T, QUARTER = 4 * T;

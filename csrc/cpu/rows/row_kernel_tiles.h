@@ -107,8 +107,8 @@ struct RowTiles {
         const F size = V::where_negative(x, V::sub(V::zero(), x), x), one = V::spread(1.0f);
         const F e = V::exp(V::mul(size, V::spread(-2.0f)));
         const F far = V::divide(V::sub(one, e), V::add(one, e));
-        // Near 0 the quotient (1 - e) / (1 + e) loses digits, so for |x| < bound tanh(x) comes from
-        // a polynomial fitted to (tanh(x) / x - 1) / x^2.
+        // tanh(|x|) = (1 - e) / (1 + e) with e = exp(-2 |x|) loses digits near 0, so for |x| <
+        // bound tanh(x) comes from a polynomial fitted to (tanh(x) / x - 1) / x^2.
         constexpr float bound = 0.6f;
         const F square = V::mul(x, x);
         F p = V::spread(-0.0062763877f);
@@ -181,7 +181,7 @@ struct RowTiles {
 
     static bool maxima(const float * x, int64_t n, float * max) {
         const int64_t whole = n / BLOCK * BLOCK;
-        int n_not_finite = 0; // counted, as a loop with an early exit would not be vectorised
+        int n_not_finite = 0; // counts NaN and +inf: a loop that stops early is not vectorised
         for (int64_t i = 0; i < whole; i += BLOCK) {
             max[i / BLOCK] = largest(x + i, BLOCK);
             for (int64_t j = i; j < i + BLOCK; ++j) {
@@ -200,7 +200,7 @@ struct RowTiles {
     }
 
     static double sum_exp(const float * x, int64_t n, float max) {
-        constexpr int64_t part = 64 * T; // values per float sum, to limit rounding errors
+        constexpr int64_t part = 64 * T; // values summed as floats before a double adds the sum
         double total = 0.0;
         for (int64_t from = 0; from < n; from += part) {
             const int64_t end = std::min(n, from + part), whole = from + (end - from) / T * T;

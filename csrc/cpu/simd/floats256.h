@@ -15,7 +15,7 @@ struct Floats256 {
     static constexpr int T = 8;
     static constexpr int WIDE = 2; // number of vectors that attention multiplies at once
     static constexpr bool HAS_REGISTERS = true; // the vector type is one CPU register
-    static constexpr int PRODUCT_ROWS = 3;      // rows of x whose 4 sums each fit in registers
+    static constexpr int PRODUCT_ROWS = 3;      // rows of x whose 4 outputs each fit in registers
     using F = __m256;
 
     static F zero() { return _mm256_setzero_ps(); }
@@ -81,7 +81,8 @@ struct Floats256 {
         _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
     }
 
-    // Returns the lane that sums() adds as the m-th of a half of a vector.
+    // sums() adds the lanes of a vector as two partial sums. Returns the lane that is term m of
+    // partial sum `half` (0 or 1).
     static constexpr int lane_of_half(int half, int m) { return 4 * half + m; }
     static F sum_of_half(const F (&x)[4]) { return add(add(x[0], x[1]), add(x[2], x[3])); }
 
@@ -97,7 +98,8 @@ struct Floats256 {
             r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
             r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
         }
-        // Half transposed: 128-bit lane l of r[4 i + j] has column 4 l + j of rows 4 i to 4 i + 3.
+        // The 8 x 8 matrix is transposed in 4 x 4 blocks so far: 128-bit lane l of r[4 i + j] has
+        // column 4 l + j of rows 4 i to 4 i + 3.
         for (int j = 0; j < 4; ++j) {
             t[j] = _mm256_permute2f128_ps(r[j], r[4 + j], 0x20);
             t[4 + j] = _mm256_permute2f128_ps(r[j], r[4 + j], 0x31);

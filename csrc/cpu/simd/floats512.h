@@ -122,7 +122,8 @@ struct Floats512 {
             r[i + 2] = _mm256_unpacklo_epi32(t[i + 1], t[i + 3]);
             r[i + 3] = _mm256_unpackhi_epi32(t[i + 1], t[i + 3]);
         }
-        // Half transposed: 128-bit lane l of t[8 i + j] has column 8 l + j of rows 8 i to 8 i + 7.
+        // The 16 x 16 matrix is transposed in 8 x 8 blocks in t: 128-bit lane l of t[8 i + j] has
+        // column 8 l + j of rows 8 i to 8 i + 7.
         for (int i = 0; i < 16; i += 8) {
             for (int j = 0; j < 4; ++j) {
                 t[i + 2 * j] = _mm256_unpacklo_epi64(r[i + j], r[i + 4 + j]);

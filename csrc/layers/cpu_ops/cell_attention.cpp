@@ -66,7 +66,8 @@ class Attend : public CpuNode {
     // queries.
     struct Share {
         int64_t first_part;
-        int64_t n; // number of segments of each K/V head if `splits`, else of parts of queries
+        // Number of cell segments of each K/V head if `splits`, else of groups of queries.
+        int64_t n;
         int64_t first_segment;
         bool splits;
         int64_t room; // index of the sequence's first partial result within a K/V head
@@ -77,7 +78,7 @@ class Attend : public CpuNode {
         bool is_long;
     };
 
-    // Divides the pass into parts. Each thread computes the same plan, without synchronisation.
+    // Divides attention into parts of queries or of cell segments. Each thread makes the same plan.
     const Plan & make_plan(Plan & plan, const ggml_tensor * dst, int64_t nth) const {
         plan.shares.clear();
         plan.n_parts = 0;
@@ -91,7 +92,7 @@ class Attend : public CpuNode {
             const cpu::SegmentRange range =
                 cpu::visible_segments(work_of(dst, rows, 0), 0, n_queries);
             const int64_t n_segments = range.end - range.first, n_needed = n_segments * n_queries;
-            // Threads divide segments, which differ in size, only if there are few queries.
+            // Heads are divided into segments, which differ in size, only if there are few queries.
             const bool has_few_queries = n_queries <= cpu::MAX_QUERIES &&
                                          n_queries * shape_.n_head_kv < nth * cpu::MAX_QUERIES;
             const bool splits = n_segments > 1 && has_few_queries && room + n_needed <= n_parts_;
@@ -206,7 +207,7 @@ class Attend : public CpuNode {
         }
     }
 
-    // Number of multiplications in attention from which on idle threads take over parts of others.
+    // Multiplications of a pass's attention from which on idle threads take over work of others.
     static constexpr int64_t LONG = 1 << 22;
 
     // Returns the number of parts of queries: few, as each part rearranges its heads' keys again.

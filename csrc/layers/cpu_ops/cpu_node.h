@@ -18,9 +18,8 @@ class WorkShares {
   public:
     explicit WorkShares(int n_threads) : own_(n_threads) {}
 
-    // Calls body(part) for thread ith's share of the parts [0, n), the same in every run. If
-    // `is_long`, threads that have finished take over parts of others, so that a slow core delays
-    // no run.
+    // Calls body(i) for thread ith's share of the work items i in [0, n) of a node, the same in
+    // every run. If `is_long`, threads that have finished take over items of slower threads.
     template <class Body>
     void share_out(int64_t n, bool is_long, int ith, int nth, Body && body) {
         if (!is_long) {
@@ -31,7 +30,7 @@ class WorkShares {
         }
         const int turn = own_[ith].turn;
         own_[ith].turn = 1 - turn;
-        // Clears the counter of this thread's parts that the next node will use.
+        // Clears the counter that the next node will use for the work items taken from this thread.
         own_[ith].taken[1 - turn].store(0, std::memory_order_relaxed);
         for (int i = 0; i < nth; ++i) {
             const int64_t of = (ith + i) % nth, first = n * of / nth, end = n * (of + 1) / nth;
@@ -52,7 +51,7 @@ class WorkShares {
 
   private:
     struct alignas(128) Own { // cores fetch cache lines in pairs: 128 bytes avoid false sharing
-        std::atomic<int64_t> taken[2] = {}; // taken parts of the thread, for this node and the next
+        std::atomic<int64_t> taken[2] = {}; // work items taken in this node, and in the next
         int turn = 0;
     };
 
@@ -71,7 +70,7 @@ class CpuNode {
     void use(WorkShares & shares) { shares_ = &shares; }
 
   protected:
-    // Distributes parts as WorkShares::share_out() does. All threads call share_out() once a run.
+    // Calls body(i) for thread ith's work items in [0, n). All threads call share_out() once a run.
     template <class Body>
     void share_out(int64_t n, bool is_long, int ith, int nth, Body && body) {
         shares_->share_out(n, is_long, ith, nth, body);

@@ -17,8 +17,8 @@ struct ExpertChoice {
     float weight;
 };
 
-// Most rows of an expert multiplied at once, to bound scratch and keep weights of a step in L2
-// cache.
+// Largest number of rows in one product with an expert, to bound scratch and keep the weights of a
+// step of columns in L2 cache.
 constexpr int64_t MAX_ROWS = 96;
 
 // Node of route(). src: logits. dst: ExpertChoice [n_used, n_rows].
@@ -80,7 +80,7 @@ class Groups {
         const int32_t * active; // experts that rows have chosen, ascending
         int64_t n_active;
         const int32_t * first; // index in `pairs` of each expert's first pair, then n_pairs
-        const int32_t * pairs; // row * n_used + place of the expert among choices of the row
+        const int32_t * pairs; // row * n_used + i stands for the i-th choice of a row
 
         int64_t n_of(int64_t expert) const { return first[expert + 1] - first[expert]; }
     };
@@ -99,7 +99,7 @@ class Groups {
                 active[n_active++] = static_cast<int32_t>(expert);
             }
             sum += first[expert];
-            first[expert] = sum; // end of the expert's pairs; the next loop makes it their start
+            first[expert] = sum; // end of the expert's pairs; the next loop lowers it to the start
         }
         first[n_expert_] = sum;
         for (int64_t i = n_pairs_ - 1; i >= 0; --i) {
@@ -221,8 +221,8 @@ class SumExperts : public CpuNode {
         const int64_t tiles = down_.n_tiles(), tile = down_.product->tile;
         const auto expert_bytes = static_cast<int64_t>(down_.expert_bytes());
         const int64_t bytes = sorted.n_active * expert_bytes;
-        // Parts read at least min_bytes of an expert, for prefetching to pay, unless threads would
-        // idle.
+        // Each part of the columns has at least min_bytes of an expert's weights, for prefetching
+        // to pay, unless threads would be idle.
         constexpr int64_t min_bytes = 1 << 16;
         const int64_t max_parts = std::max<int64_t>(nth, expert_bytes / min_bytes);
         const int64_t parts = std::min(packed_parts(bytes, tiles, nth), max_parts);
@@ -241,7 +241,7 @@ class SumExperts : public CpuNode {
   private:
     static constexpr int64_t WIDTH = 256;
 
-    // Sets columns [first, last) of all rows to the ExpertSumTerms, before the experts are added.
+    // Sets columns [first, last) to residual plus shared expert, before routed experts are added.
     void start(const ggml_tensor * dst, int64_t first, int64_t last, float * to) const {
         const ggml_tensor *shared = dst->src[2], *score = dst->src[3];
         const ggml_tensor * added = dst->src[shared_ ? 4 : 2];

@@ -9,7 +9,7 @@ namespace dfl {
 // Computes gate <- act(gate) * up. Every activation is rewritten for the kernel's x * sigmoid(x).
 static void activate(Activation kind, float * gate, float * up, int64_t n) {
     if (kind == Activation::GELU) {
-        // GELU by tanh is g * sigmoid(z) with z = ratio * g = 2 sqrt(2 / pi) (g + 0.044715 g^3).
+        // GELU by tanh is g * sigmoid(z), z = 2 sqrt(2 / pi) (g + 0.044715 g^3) = ratio * g.
         for (int64_t i = 0; i < n; ++i) {
             const float ratio = 1.5957691216f * (1.0f + 0.044715f * gate[i] * gate[i]);
             gate[i] *= ratio;
@@ -25,7 +25,7 @@ static void activate(Activation kind, float * gate, float * up, int64_t n) {
     cpu::row_kernel()->swiglu(gate, up, n, gate);
 }
 
-// Returns the columns of a step: whole quantisation blocks, and enough to outweigh a kernel call.
+// Returns the columns that a step gates: whole quantisation blocks, and enough to outweigh a call.
 static int64_t step_for(const cpu::PackedProduct & down) {
     constexpr int64_t enough = 64;
     return std::max<int64_t>(enough, down.block);

@@ -17,7 +17,7 @@ class GatedSteps {
     int64_t row_size() const;
     // Returns the bytes of scratch that one thread needs for n_rows rows.
     int64_t scratch_size(int64_t n_rows) const;
-    // Computes the columns of a step for one expert. x, to: n_rows quantised rows, in and out.
+    // Computes a step of act(gate x) * up x of an expert. x, to: n_rows quantised rows in and out.
     void run(int64_t step, int64_t expert, const char * x, int64_t n_rows, char * scratch,
              char * to) const;
 

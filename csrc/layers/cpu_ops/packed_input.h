@@ -47,11 +47,11 @@ class PackedInput {
 void finish_outputs(const Linear & l, int64_t expert, int64_t first, int64_t n, float * y,
                     int64_t n_rows, int64_t stride);
 
-// True if a product reads enough bytes of weights for threads to take over parts of others. For
-// fewer bytes, taking parts costs as much time as it saves.
+// True if a product reads enough bytes of weights for idle threads to take over work of others. For
+// fewer bytes, that costs as much time as it saves.
 inline bool is_long_product(int64_t bytes) { return bytes >= 1 << 20; }
 
-// Returns the number of parts (at most n_units) with which threads finish at about the same time.
+// Returns into how many parts, at most n_units, to divide a product so that threads end together.
 inline int64_t packed_parts(int64_t bytes, int64_t n_units, int nth) {
     constexpr int64_t parts_per_thread = 16, min_bytes = 1 << 16;
     if (nth == 1 || !is_long_product(bytes)) {

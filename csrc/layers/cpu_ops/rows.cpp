@@ -48,7 +48,7 @@ static bool lies_as_rows(const ggml_tensor * x) {
     return x->type == GGML_TYPE_F32 && ggml_is_matrix(x) && x->nb[0] == sizeof(float);
 }
 
-// True if make_row() can norm or gate these rows. Graphs with another device lack its scratch.
+// True if our products can norm or gate these rows; graphs with another device lack scratch for it.
 static bool can_make(const GraphContext & g, const Rows & rows) {
     const int64_t lanes = cpu::row_kernel()->lanes;
     const int64_t part = rows.kind == Rows::Kind::GATED ? rows.operand->ne[0] : rows.width();

@@ -35,7 +35,7 @@ Rows gated_heads(ggml_tensor * x, ggml_tensor * gate);
 // Gathers rows into a tensor [n, n_rows] with ggml's operations; equal arguments share the tensor.
 ggml_tensor * tensor_of(GraphContext & g, const Rows & rows);
 
-// Returns `rows` if products can norm or gate them while reading, else the tensor of tensor_of().
+// Returns `rows` if products can norm or gate them while reading, else a tensor of the results.
 Rows readable(GraphContext & g, const Rows & rows);
 
 // Norms or gates row `row` into scratch, width() floats, or returns a plain row in place. x, with:

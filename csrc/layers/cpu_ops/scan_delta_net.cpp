@@ -50,10 +50,11 @@ class Prepare : public CpuNode {
     }
 
   private:
-    // Number of head values to prepare from which on idle threads take over parts of others.
+    // Number of values to convolve from which on idle threads take over work of busy threads.
     static constexpr int64_t LONG_ROWS = 1 << 17;
 
-    // Returns the i-th head in the order of Scan: a query head, its key head, its value heads.
+    // Returns the i-th head to convolve: a query head, its key head, then its value heads. The
+    // delta rule has the same order, so that a core mostly reads rows it wrote.
     int64_t head_at(int64_t i) const {
         const RecurrentShape & shape = layer_.shape;
         const int64_t of_key = 2 + shape.values_a_key(), key = i / of_key, place = i % of_key;
@@ -129,7 +130,7 @@ class Prepare : public CpuNode {
     void set_gates(ggml_tensor * dst, const RecurrentRows & rows, int64_t head) const {
         const RecurrentShape & shape = layer_.shape;
         const int64_t n = rows.n, n_v = shape.n_v_heads;
-        // Columns of the head in the products for beta (y) and for the decay (x).
+        // Columns of a value head: y_at in the product for beta, x_at in the product for the decay.
         int64_t y_at = head, x_at = head;
         if (layer_.w.beta_alpha) {
             const int64_t of_key = shape.values_a_key();
@@ -170,7 +171,8 @@ class Prepare : public CpuNode {
     DeltaLayer layer_;
 };
 
-// CPU node of delta rule, norm and gate. src: rows of Prepare, gates. dst: result, thread scratch.
+// CPU node of delta rule, norm and gate. src: q, k, v, exp(g) and beta from node Prepare, then
+// output gates. dst: result, thread scratch.
 class Scan : public CpuNode {
   public:
     Scan(const cpu::DeltaHeadKernel & kernel, const DeltaLayer & layer)
@@ -198,7 +200,7 @@ class Scan : public CpuNode {
     }
 
   private:
-    // Number of updates of state values from which on idle threads take over parts of others.
+    // Number of state value updates from which on idle threads take over work of busy threads.
     static constexpr int64_t LONG_SCAN = 1 << 21;
 
     // Returns the i-th value head. Heads of a key are adjacent, so that a core reads rows it
@@ -226,7 +228,8 @@ class Scan : public CpuNode {
         for (int64_t i = 0; i < std::min(n, FETCHED_ROWS); ++i) {
             fetch_early(row_of(gate, rows_of_sequence.first + i) + head * d, d);
         }
-        // Chunks pass the state on in the cache, which a verify must not change: it has one chunk.
+        // Chunks pass on the state through the cache; verifies, which must not change it, are one
+        // chunk.
         const int64_t chunk = rows_of_sequence.is_verify ? n : CHUNK;
         for (int64_t first = 0; first < n; first += chunk) {
             const float * row = row_of(rows, rows_of_sequence.first + first);

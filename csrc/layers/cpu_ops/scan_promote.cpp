@@ -28,7 +28,7 @@ class Promote : public CpuNode {
     void compute(ggml_tensor * dst, int ith, int nth) override {
         const int64_t heads = shape_.n_v_heads, parts = heads * cache_.n_layers;
         float * scratch = static_cast<float *>(dst->data) + ith * scratch_size(shape_);
-        // Number of updates of state values from which on idle threads take over parts of others.
+        // Number of state value updates from which on idle threads take over work of busy threads.
         constexpr int64_t long_scan = 1 << 21;
         int64_t n_nodes = 0;
         for (const AcceptedPath & path : accepted_) {

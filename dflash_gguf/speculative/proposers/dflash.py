@@ -73,7 +73,7 @@ class DFlash(Proposer):
             self._scale_trial.begin()
         drafts = draft_for_all(requests, [self._width(request) for request in requests])
         trees: dict[SpeculativeState, Tree] = {}
-        # Requests and drafts by ranking class; the key None holds top-1 drafts.
+        # Requests and drafts by sampling settings, to be ranked together; None: top-1 drafts.
         groups: dict[object, list[tuple[SpeculativeState, Draft]]] = {}
         for request, draft in zip(requests, drafts, strict=True):
             ranking_class = None if request.shape == TOP1 else _ranking_class(request.scorer)
@@ -105,7 +105,7 @@ class DFlash(Proposer):
             if self._scale_trial is not None and self._scale_trial.observe(
                 n_common(best, list(chosen))
             ):
-                # The scale is decided: half of the drafts so far had the rejected scale.
+                # Forget all outcomes: half of the drafts had the rejected embedding scale.
                 self.calibrations, self._outcomes = Calibrations(), []
 
     def expected_path_probs(self, scorer: DraftScorer) -> Sequence[float]:
@@ -141,7 +141,7 @@ class DFlash(Proposer):
         return Tree.chain([request.history[-1], *tokens], [0.0, *probs])
 
     def _ranked(self, drafts: Sequence[tuple[SpeculativeState, Draft]]) -> list[PositionCandidates]:
-        """Ranks candidates of several requests at once; their ranking class must be the same."""
+        """Ranks candidates of several requests with equal sampling settings at once."""
         scorers = [request.scorer for request, _ in drafts]
         scorer, counts = scorers[0], [len(draft.tokens) for _, draft in drafts]
         ends = list(itertools.accumulate(counts, initial=0))

@@ -36,7 +36,7 @@ class ScaleTrial:
         return True
 
     def choose(self, choice: object) -> None:
-        """Decides the scale: 0 or 1, as `choice` was in an earlier process; ValueError if not."""
+        """Decides the embedding scale. choice: index in the two scales; ValueError if not 0, 1."""
         if choice not in (0, 1):
             raise ValueError(f"scale {choice!r} is not 0 or 1")
         self.choice = int(bool(choice))

@@ -124,15 +124,15 @@ class Proposer:
         """Forgets the remembered text of a sequence."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns learned values, which `learn` restores in a later process."""
+        """Returns the proposer's learned values, to be restored in a later process."""
         return {}
 
     def learn(self, stored: Mapping[str, Any]) -> None:
-        """Restores `to_dict`. Errors, without any change: KeyError, TypeError or ValueError."""
+        """Restores learned values. KeyError, TypeError or ValueError, without change, if bad."""
 
 
 def draft_for_all(requests: Sequence[SpeculativeState], widths: Sequence[int]) -> list[Draft]:
-    """Drafts for all requests, widths[i] candidates a position, in as few passes as possible."""
+    """Drafts in as few passes as possible, for request i widths[i] candidates a position."""
     if len(requests) == 1:
         (request,), (width,) = requests, widths
         return [request.sequence.draft(request.history[-1], request.n_positions, width)]

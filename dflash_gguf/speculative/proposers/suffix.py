@@ -24,7 +24,7 @@ _NO_CANDIDATES = Tree.of([-1])
 
 
 class _Memory:
-    """The suffix index of a sequence; `n` tokens of `history` were appended to the index."""
+    """The suffix index of a sequence. n: tokens of `history` that are in the index."""
 
     def __init__(self, max_tokens: int, scope: Hashable) -> None:
         self.index = SuffixIndex(max_tokens)

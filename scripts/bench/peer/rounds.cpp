@@ -163,7 +163,7 @@ class Peer {
         common_speculative_get_draft_params(spec_.get(), 0) = {
             true, params_.speculative.draft.n_max, (llama_pos)seen.size(), last, &seen, &draft};
         common_speculative_draft(spec_.get());
-        forget_from(dft_, seen.size()); // Removes mask tokens' K/V.
+        forget_from(dft_, seen.size()); // Removes the draft's mask tokens from the drafter's K/V.
         // A draft leaves room for the target's own token within n_predict.
         const size_t left = job.n_predict - answer.tokens.size();
         draft.resize(std::min(draft.size(), left - 1));

@@ -10,7 +10,8 @@ struct VectorAvx2 : Vector256 {
     static constexpr int64_t FETCH_AHEAD = 16384; // distance in bytes of weight prefetches
     static constexpr int32_t SIGNED_OFFSET = 0;
 
-    // AVX2 version of Vector512::dot; 16-bit sums of products are widened before an overflow.
+    // Adds products of 4 * N inputs to sum[r], like Vector512::dot. AVX2 adds products in 16 bits,
+    // which are widened before they overflow.
     template <int N, int LARGEST, int R, class Weights>
     static void dot(I (&sum)[R], Weights weights, const Rows<R> & x, int64_t at) {
         constexpr int FIT = 32767 / (LARGEST * 254);
@@ -31,9 +32,9 @@ struct VectorAvx2 : Vector256 {
         });
     }
 
-    // AVX2 version of Vector512::dot_signed. Two products fit in 16 bits only if the unsigned
-    // factor is at most 128, so that factor is the weight's magnitude, and x gets the weight's
-    // sign.
+    // Adds products of 4 * N inputs with signed weights to sum[r]. Two products fit in 16 bits only
+    // if the unsigned factor is at most 128, so that factor is the weight's magnitude, and x gets
+    // the weight's sign.
     template <int N, int R, class Weights>
     static void dot_signed(I (&sum)[R], Weights weights, const Rows<R> & x, int64_t at) {
         for_each<N>([&](auto k) {
