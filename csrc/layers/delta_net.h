@@ -13,7 +13,8 @@ ggml_tensor * delta_net(GraphContext & g, int il, const Rows & x, ggml_tensor * 
 // Advances one device's states along accepted paths, padded to shape.recurrent[0].n_rows nodes.
 void promote(GraphContext & g, const RecurrentPart & part, const PromoteInputs & in);
 
-// Upper bound of a layer's graph nodes, with views, in a fused recurrent batch (observed: 40).
+// Upper bound of the graph nodes, with views, that one layer adds for a recurrent batch that ggml
+// computes by its fused delta-net operation (observed: 40).
 constexpr size_t RECURRENT_BATCH_NODES = 64;
 // Rows of one chunk when appended rows are computed in tree form.
 constexpr int64_t TREE_FORM_CHUNK = 64;

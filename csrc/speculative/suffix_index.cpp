@@ -255,7 +255,8 @@ SuffixIndex::Match SuffixIndex::find_resumption() const {
     return best;
 }
 
-// Returns guesses after the longest match in all texts, in this text, and of the followed match.
+// Returns the tokens that followed earlier occurrences of the suffix: the longest match in all
+// texts, the longest in the current text, and the match that the text has been repeating so far.
 SuffixIndex::Guesses SuffixIndex::guesses() const {
     const std::vector<int32_t> & stream = automaton_.stream();
     const int32_t match = automaton_.match(), here = match_in_text();

@@ -208,6 +208,9 @@ LoadConfig.__doc__ = "\n".join(
 
 
 def c_options(struct: str, config: LoadConfig) -> dict[str, Any]:
-    """Converts the options that a C struct has as fields; keep the dict as long as the struct."""
+    """Returns the values of a C struct's fields, by name, that are options of a LoadConfig.
+
+    The caller must keep the dict while the struct is used: the struct points into strings in it.
+    """
     names = OPTIONS.keys() & fields_of(struct)
     return {name: OPTIONS[name].in_c(getattr(config, name)) for name in names}

@@ -209,7 +209,8 @@ def length(header: bytes) -> int:
     n = int.from_bytes(header, "little")
     if n > MAX_FRAME:
         raise ValueError(
-            f"a message of the server's processes has {n} bytes, the limit is {MAX_FRAME}"
+            f"the request or its answer takes {n} bytes between the server's processes, the limit "
+            f"is {MAX_FRAME}: send fewer prompts, or ask for fewer log-probabilities"
         )
     return n
 

@@ -368,7 +368,7 @@ def _file_of(data: bytes) -> Iterator[str]:
     """Yields the path of a file with `data`; on Linux in memory, as no folder may be writable."""
     try:
         descriptor, path = os.memfd_create("dflash-vocabulary"), None
-    except (AttributeError, OSError):  # memory files are missing on other systems and in sandboxes
+    except (AttributeError, OSError):  # only Linux has memfd_create, and sandboxes refuse it
         try:
             descriptor, path = tempfile.mkstemp(prefix="dflash-", suffix=".gguf")
         except OSError as error:
