@@ -455,7 +455,9 @@ def _template(files: _Files) -> str | dict[str, str] | None:
         found = {} if found is None else {"default": found}
     if isinstance(found, dict):
         found |= {path.stem: _text_of(path) for path in more}
-    texts = (*found, *found.values()) if isinstance(found, dict) else (found or "",)
+    if found is None:
+        return None
+    texts = (*found, *found.values()) if isinstance(found, dict) else (found,)
     if not all(isinstance(text, str) for text in texts):
         raise ConvertError(
             f"{files.directory}: chat_template is {found!r:.80}, a text or a list of names and "
