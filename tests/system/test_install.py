@@ -132,6 +132,7 @@ def test_a_core_of_other_versions_is_refused(
     assert compiler, "no C compiler"
     package = tmp_path / "dflash_gguf"
     shutil.copytree(source / "dflash_gguf", package)
+    shutil.copytree(source / "convert", package / "convert")
     shutil.copy(source / "csrc" / "dflash.h", package)
     (tmp_path / "fake.c").write_text(
         textwrap.dedent(f"""
