@@ -159,6 +159,19 @@ void CellMasks::fill(const MaskRule & rule, const CellTable & table, const MaskR
     }
 }
 
+// Returns memory for n mask values, which keep their values until the next update.
+ggml_fp16_t * CellMasks::stage(int64_t n) {
+    if (n_staged_ == staged_.size()) {
+        staged_.push_back({nullptr, 0});
+    }
+    Staged & staged = staged_[n_staged_++];
+    if (staged.size < n) {
+        staged = {nullptr, n + n / 2}; // with room for a few more cells a row
+        staged.values.reset(new ggml_fp16_t[staged.size]);
+    }
+    return staged.values.get();
+}
+
 void CellMasks::write(const MaskBuffer & mask, const CellTable & table, const MaskRows & rows,
                       Span span, int64_t first_row, int64_t end_row) {
     const int64_t n = span.end - span.first, n_rows = end_row - first_row;
@@ -169,8 +182,7 @@ void CellMasks::write(const MaskBuffer & mask, const CellTable & table, const Ma
     ggml_fp16_t * at = nullptr;
     int64_t stride = n;
     if (!is_host) {
-        staged_.emplace_back(n * n_rows);
-        at = staged_.back().data();
+        at = stage(n * n_rows);
     } else {
         at = static_cast<ggml_fp16_t *>(mask.tensor->data) + first_row * n_kv_ + span.first;
         stride = n_kv_;
@@ -189,7 +201,7 @@ void CellMasks::write(const MaskBuffer & mask, const CellTable & table, const Ma
 
 void CellMasks::update(CellTable & table, const MaskRows & rows, int64_t n_kv) {
     const auto n_rows = static_cast<int64_t>(rows.positions.size());
-    staged_.clear();
+    n_staged_ = 0;
     log_changes(table, table.take_changes());
     if (n_kv != n_kv_) {
         written_.clear();

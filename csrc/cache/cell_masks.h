@@ -8,6 +8,7 @@
 #include "model/hparams.h"
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 namespace dfl {
@@ -79,6 +80,7 @@ class CellMasks {
                                     int64_t n_unchanged) const;
     void fill(const MaskRule & rule, const CellTable & table, const MaskRows & rows, int64_t i,
               Span span, ggml_fp16_t * to) const;
+    ggml_fp16_t * stage(int64_t n);
     void write(const MaskBuffer & mask, const CellTable & table, const MaskRows & rows, Span span,
                int64_t first_row, int64_t end_row);
 
@@ -94,7 +96,14 @@ class CellMasks {
     // Cell of each sequence and position, or -1. Entries may be outdated.
     std::vector<std::vector<int32_t>> cell_at_;
     // Mask values of the last update, kept because some devices copy them only when a graph starts.
-    std::vector<std::vector<ggml_fp16_t>> staged_;
+    // Later updates reuse the memory: the system takes longer to clear new pages than a prefill
+    // takes to fill them.
+    struct Staged {
+        std::unique_ptr<ggml_fp16_t[]> values;
+        int64_t size;
+    };
+    std::vector<Staged> staged_;
+    size_t n_staged_ = 0; // number of entries of staged_ in use
     uint64_t bytes_written_ = 0;
 };
 

@@ -140,7 +140,7 @@ class GraphPool {
     ggml_gallocr_ptr arena_;
     std::unique_ptr<InputBlock> block_; // graph inputs; NULL: the host writes inputs in place
     std::list<CachedGraph> cached_;     // cached graphs, most recently used first
-    int64_t n_built_ = 0, largest_n_nodes_ = 0;
+    int64_t n_built_ = 0, largest_n_nodes_ = 0, n_uncaptured_runs_ = 0;
     std::map<GraphKind, ArenaBytes> needed_; // memory of the largest graph of each kind
     uint64_t pool_bytes_ = 0;
 };
