@@ -69,12 +69,12 @@ BACKGROUND: Mapping[str, Callable[[Setting], Iterator[Figures]]] = {
 }
 PARTS = {
     "device": Part(facts.measure, 8),
-    "correct": Part(AGREEMENT, 35),
-    "chain": Part(beside.chain, 40, needs=("files", "tools")),
+    "correct": Part(AGREEMENT, 20),
+    "chain": Part(beside.chain, 60, needs=("files", "tools")),
     "plain": Part(beside.plain, 30, needs=("files",)),
-    "sweep": Part(sweep.measure, 35, needs=("files",)),
+    "sweep": Part(sweep.measure, 45, needs=("files",)),
     "memory": Part(memory.measure, 100, needs=("files",)),
-    "prefill": Part(beside.prefill, 50, needs=("files",)),
+    "prefill": Part(beside.prefill, 60, needs=("files",)),
     "correct-no-tf32": Part(AGREEMENT, 0, environment={"NVIDIA_TF32_OVERRIDE": "0"}),
     "correct-no-graphs": Part(AGREEMENT, 0, environment={"GGML_CUDA_DISABLE_GRAPHS": "1"}),
 }
