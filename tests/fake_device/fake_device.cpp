@@ -19,12 +19,16 @@
 #include <sstream>
 #include <string>
 #include <sys/mman.h>
+#include <unistd.h>
 
 namespace {
 
+// Memory of a buffer, mapped twice: `base` is open to kernels only, copies go through `copies`.
 struct Memory {
-    void * base;
+    char * base;
+    char * copies;
     size_t size;
+    char * at(const void * data) const { return copies + (static_cast<const char *>(data) - base); }
 };
 
 struct Device {
@@ -53,7 +57,7 @@ bool lacks(const char * operation) {
     return false;
 }
 
-// Makes the device's memory accessible during its lifetime, as a driver would.
+// Makes the device's memory accessible to kernels during its lifetime.
 class Opened {
   public:
     Opened() : lock_(mutex) { protect(PROT_READ | PROT_WRITE); }
@@ -76,13 +80,13 @@ void free_buffer(ggml_backend_buffer_t buffer) {
     fake.used -= memory->size;
     memories.erase(memory);
     munmap(memory->base, memory->size);
+    munmap(memory->copies, memory->size);
     delete memory;
 }
 void * get_base(ggml_backend_buffer_t buffer) { return memory_of(buffer).base; }
-void memset_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, uint8_t value, size_t offset,
+void memset_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor, uint8_t value, size_t offset,
                    size_t size) {
-    Opened opened;
-    std::memset(static_cast<char *>(tensor->data) + offset, value, size);
+    std::memset(memory_of(buffer).at(tensor->data) + offset, value, size);
 }
 std::atomic<uint64_t> kv_bytes; // bytes of K and V copied between host and device
 void count_bytes(const ggml_tensor * tensor, size_t size) {
@@ -90,21 +94,18 @@ void count_bytes(const ggml_tensor * tensor, size_t size) {
         kv_bytes += size;
     }
 }
-void set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void * data, size_t offset,
-                size_t size) {
-    Opened opened;
+void set_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor, const void * data,
+                size_t offset, size_t size) {
     count_bytes(tensor, size);
-    std::memcpy(static_cast<char *>(tensor->data) + offset, data, size);
+    std::memcpy(memory_of(buffer).at(tensor->data) + offset, data, size);
 }
-void get_tensor(ggml_backend_buffer_t, const ggml_tensor * tensor, void * data, size_t offset,
-                size_t size) {
-    Opened opened;
+void get_tensor(ggml_backend_buffer_t buffer, const ggml_tensor * tensor, void * data,
+                size_t offset, size_t size) {
     count_bytes(tensor, size);
-    std::memcpy(data, static_cast<const char *>(tensor->data) + offset, size);
+    std::memcpy(data, memory_of(buffer).at(tensor->data) + offset, size);
 }
 void clear(ggml_backend_buffer_t buffer, uint8_t value) {
-    Opened opened;
-    std::memset(memory_of(buffer).base, value, buffer->size);
+    std::memset(memory_of(buffer).copies, value, buffer->size);
 }
 
 const char * buft_name(ggml_backend_buffer_type_t) { return "Fake0"; }
@@ -117,11 +118,17 @@ ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t buft, size_t size)
     if (fake.used + whole > total()) {
         return nullptr;
     }
-    void * base = mmap(nullptr, whole, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (base == MAP_FAILED) {
+    const int file = memfd_create("device", 0);
+    if (file < 0 || ftruncate(file, static_cast<off_t>(whole)) != 0) {
         return nullptr;
     }
-    auto * memory = new Memory{base, whole};
+    void * base = mmap(nullptr, whole, PROT_NONE, MAP_SHARED, file, 0);
+    void * copies = mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    close(file);
+    if (base == MAP_FAILED || copies == MAP_FAILED) {
+        return nullptr;
+    }
+    auto * memory = new Memory{static_cast<char *>(base), static_cast<char *>(copies), whole};
     memories.insert(memory);
     fake.used += whole;
     ggml_backend_buffer_i iface = {};

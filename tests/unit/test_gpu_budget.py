@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from bench_gpu import PARTS
+from bench_gpu import LIMIT, PARTS
 from gpu.budget import share
 
 
@@ -30,4 +30,5 @@ def test_parts_without_weight_get_what_is_left_then() -> None:
 def test_parts_without_weight_are_the_last() -> None:
     weights = [part.weight for part in PARTS.values()]
     assert weights == sorted(weights, key=lambda weight: weight == 0)
-    assert sum(weights) < 300  # seconds left of an 8-minute run after a 3-minute build
+    build_s = 190  # measured in core seconds; on 16 cores, estimated
+    assert sum(weights) + build_s < LIMIT
