@@ -362,7 +362,7 @@ class App:
 
     async def props(self, request: Request) -> Response:
         """Answers GET /props with the model, its chat template and the default settings."""
-        model, ready, prompt_builder = await self._models.look(request.query_params.get("model"))
+        model, ready, prompt_builder = self._models.look(request.query_params.get("model"))
         decode = model.settings.decode
         seed = decode.seed if decode.seed is not None else (1 << 32) - 1
         return _json(
@@ -373,7 +373,7 @@ class App:
                     "params": settings_of(decode, seed, []),
                 },
                 "total_slots": ready.n_parallel,
-                "model_path": str(model.path),
+                "model_path": model.path.name,
                 "model_alias": model.name,
                 "chat_template": prompt_builder.template_text,
                 "modalities": {"vision": False, "audio": False},
@@ -391,7 +391,7 @@ class App:
         """
         if not self._settings.has_slots:
             return error_answer(501, "/slots is switched off: start the server with --slots")
-        model, ready, _ = await self._models.look(request.query_params.get("model"))
+        model, ready, _ = self._models.look(request.query_params.get("model"))
         slots = model.engine.slots if model.engine else [Slot()] * ready.n_parallel
         if request.query_params.get("fail_on_no_slot") and all(slot.run for slot in slots):
             return error_answer(

@@ -164,8 +164,15 @@ def _add_http(p: argparse.ArgumentParser) -> None:
         "--cors-origins",
         default="localhost",
         metavar="A,B",
-        help="origins whose web pages may send requests: localhost, * for all, or a list "
-        "(default: localhost)",
+        help="origins whose web pages may send requests: localhost (pages of this machine and of "
+        "installed programs), * for all, null, or a list (default: localhost)",
+    )
+    group.add_argument(
+        "--allowed-hosts",
+        default="",
+        metavar="A,B",
+        help="names by which clients call this server, besides --host, IP addresses and local "
+        "names; * for all. With a key every name is allowed",
     )
     group.add_argument(
         "-to",
@@ -319,9 +326,9 @@ def settings_of(args: argparse.Namespace) -> Settings:
     args.reasoning_format = "none" if args.reasoning_format == "none" else "auto"
     origins = listed(args.cors_origins)
     for origin in origins:
-        if origin not in ("localhost", "*") and not re.fullmatch(r"[\w+.-]+://[^/]+", origin):
+        if not re.fullmatch(r"localhost|\*|null|[\w+.-]+://[^/]+", origin):
             raise ValueError(
-                f"--cors-origins holds {origin!r}, must be localhost, * or origins such as "
+                f"--cors-origins holds {origin!r}, must be localhost, *, null or origins such as "
                 "https://example.org, without a path"
             )
     return Settings(
@@ -329,6 +336,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
         keys=tuple(_keys(args)),
         shares_prefixes=args.share_prefixes,
         cors_origins=tuple(origins),
+        allowed_hosts=tuple(listed(",".join([args.allowed_hosts, *(args.host or [])]))),
         tags=tuple(listed(args.tags)),
         has_metrics=bool(args.metrics),
         has_slots=args.slots,

@@ -12,6 +12,7 @@ from .schemas import BadRequestError
 
 KINDS = {
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     408: "timeout_error",
     429: "rate_limit_error",

@@ -1,4 +1,4 @@
-"""Checks of every HTTP request: API key and origin; writes the log and catches exceptions."""
+"""Checks of every HTTP request: API key, host and origin; writes the log, catches exceptions."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import error_answer
+from .pages import PageChecks
 from .settings import Settings
 
 PUBLIC = ("/health", "/v1/health")
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 MAX_NAMED = 256
 """Most names of unknown fields that the log mentions, so that random names cannot fill memory."""
 ENDING = "the server is being shut down: send the request again when it is back"
@@ -42,6 +41,7 @@ class Guard:
         self._app = app
         self._settings = settings
         self._keys = [key.encode() for key in settings.keys]
+        self._pages = PageChecks(settings.cors_origins, settings.allowed_hosts)
         self._log = log
         self._running: set[_Running] = set()
         self._ignored: set[str] = set()
@@ -66,7 +66,8 @@ class Guard:
         began = time.monotonic()
         scope["path"] = _path(scope["path"])
         headers = Headers(scope=scope)
-        origin = self._origin(headers.get("origin"))
+        origin = headers.get("origin")
+        is_readable = bool(origin) and self._pages.may_read(origin or "")
         wanted = headers.get("access-control-request-headers")
         running = _Running(asyncio.current_task())
         self._running.add(running)
@@ -78,7 +79,7 @@ class Guard:
                     headers_sent = MutableHeaders(raw=message.setdefault("headers", []))
                     headers_sent["X-Ignored-Fields"] = ", ".join(ignored)
                     self._warn(ignored)
-                if origin is not None:
+                if origin is not None and is_readable:
                     allow(MutableHeaders(raw=message.setdefault("headers", [])), origin, wanted)
             await send(message)
 
@@ -112,13 +113,17 @@ class Guard:
         key = self._key(headers)
         is_separate = len(self._keys) > 1 and not self._settings.shares_prefixes
         scope["tenant"] = hashlib.sha256(key).hexdigest()[:16] if key and is_separate else ""
-        if self._keys and scope["path"] not in PUBLIC and key is None:
+        if scope["path"] in PUBLIC:
+            return None
+        if self._keys and key is None:
             return error_answer(
                 401,
                 "a key is needed: send Authorization: Bearer KEY or X-Api-Key: KEY",
                 headers={"WWW-Authenticate": "Bearer"},
             )
-        return None
+        # A page of another site does not know the key.
+        sentence = None if self._keys else self._pages.refusal(scope["method"], headers)
+        return None if sentence is None else error_answer(403, sentence)
 
     def _key(self, headers: Headers) -> bytes | None:
         """Returns a request's API key if it is valid; compares in constant time."""
@@ -128,18 +133,6 @@ class Guard:
             given.append(bearer.strip().encode())
         same = [key for key in self._keys for one in given if hmac.compare_digest(key, one)]
         return same[0] if same else None
-
-    def _origin(self, origin: str | None) -> str | None:
-        """Returns the Origin header if web pages of this origin may read responses, else None."""
-        if not origin:
-            return None
-        allowed = self._settings.cors_origins
-        try:
-            host = urlsplit(origin).hostname
-        except ValueError:
-            return None
-        is_allowed = "*" in allowed or origin in allowed
-        return origin if is_allowed or ("localhost" in allowed and host in LOOPBACK) else None
 
     def _write(self, scope: Scope, status: int, seconds: float) -> None:
         """Writes a line to the log; the query of the URL is left out, as it may hold secrets."""

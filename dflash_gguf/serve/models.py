@@ -56,10 +56,10 @@ class ServedModel:
 
     @property
     def flags(self) -> list[str]:
-        """The model's files and the flags of its preset, as on a command line."""
-        drafter = [] if self.drafter is None else ["--model-draft", str(self.drafter)]
+        """Names of the model's files and the flags of its preset, as on a command line."""
+        drafter = [] if self.drafter is None else ["--model-draft", self.drafter.name]
         words = [part for word in self.preset for part in word.split("=", 1)]
-        return ["--model", str(self.path), *drafter, *words]
+        return ["--model", self.path.name, *drafter, *words]
 
 
 class ModelRegistry:
@@ -140,16 +140,19 @@ class ModelRegistry:
         model.engine.touch()
         return model, model.engine, model.prompt_builder
 
-    async def look(self, name: str | None) -> tuple[ServedModel, Ready, PromptBuilder]:
+    def look(self, name: str | None) -> tuple[ServedModel, Ready, PromptBuilder]:
         """Returns a model, its description and its prompt builder; not counted as a use.
 
-        A model that was never loaded is loaded. Raises BadRequestError or NotReadyError.
+        Loads nothing. Raises BadRequestError, or NotReadyError for a model that was never loaded.
         """
         model = self.find(name)
         ready = model.engine.ready if model.engine else model.last_ready
         if ready is None or model.prompt_builder is None:
-            model, engine, prompt_builder = await self.take(name)
-            return model, engine.require_ready(), prompt_builder
+            raise NotReadyError(
+                "the model is being loaded"
+                if self.is_one or model.engine
+                else f"{model.name} is not loaded yet: a request to it loads it"
+            )
         return model, ready, model.prompt_builder
 
     async def _load(self, model: ServedModel) -> None:

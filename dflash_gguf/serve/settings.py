@@ -14,7 +14,9 @@ class Settings:
 
     keys: API keys; if there are any, each request needs one.
     shares_prefixes: True if requests with different keys reuse each other's texts.
-    cors_origins: origins whose web pages may send requests: "localhost", "*", or exact origins.
+    cors_origins: origins whose web pages may send requests: "localhost" (of this machine and of
+    installed programs), "*", or exact origins.
+    allowed_hosts: further names of this server in Host headers, "*" for any.
     decode: default sampling settings of requests.
     slot_save_path: folder for saved prefixes of slots; None switches saving off.
     n_batch: prompt tokens between two progress events.
@@ -26,6 +28,7 @@ class Settings:
     keys: tuple[str, ...] = ()
     shares_prefixes: bool = False
     cors_origins: tuple[str, ...] = ("localhost",)
+    allowed_hosts: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
     has_metrics: bool = False
     has_slots: bool = True

@@ -356,6 +356,20 @@ def test_tokens_and_texts(served: Served) -> None:
     assert data.decode() == text
 
 
+def test_pages_of_other_sites_are_refused(served: Served) -> None:
+    """unit/test_pages.py has the rules."""
+    page = {"Origin": "https://evil.example", "Sec-Fetch-Site": "cross-site"}
+    simple = {**page, "Content-Type": "text/plain"}  # sent without a preflight
+    for path in ("/completion", "/slots/0?action=erase", "/no-such-route"):
+        assert served.post(path, {"prompt": "a"}, headers=simple).status_code == 403
+    for path in ("/v1/models", "/props", "/slots", "/metrics"):
+        found = served.get(path, headers={"Host": "evil.example"})
+        assert found.status_code == 403
+        assert "--allowed-hosts" in found.json()["error"]["message"]
+        assert "Access-Control-Allow-Origin" not in served.get(path, headers=page).headers
+    assert served.get("/health", headers={"Host": "evil.example"}).status_code == 200
+
+
 def test_what_the_server_says_of_itself(served: Served) -> None:
     assert served.get("/health").json()["status"] == "ok"
     for path in ("/models", "/v1/models"):
@@ -365,7 +379,8 @@ def test_what_the_server_says_of_itself(served: Served) -> None:
     assert served.get("/v1/models/small").json()["id"] == "python"
     assert served.get("/v1/models/other").status_code == 404
     props = served.get("/props").json()
-    assert ".gguf" in props["model_path"]
+    assert props["model_path"].endswith(".gguf")
+    assert "/" not in props["model_path"]
     assert props["chat_template"] == TEMPLATE
     assert props["total_slots"] == 1
     assert props["default_generation_settings"]["params"]["seed"] == (1 << 32) - 1

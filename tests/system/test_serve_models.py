@@ -79,6 +79,8 @@ def test_presets_set_flags_of_each_model(tmp_path: Path) -> None:
     served = Served("--models", str(tmp_path), "--models-preset", str(preset), wait=False)
     try:
         served.wait_for("loaded python-tiny.* context")
+        for path in ("/props?model=a", "/slots?model=a"):  # a GET loads nothing
+            assert "a is not loaded" in served.get(path).json()["error"]["message"]
         assert states(served) == {"a": "unloaded", "fast": "loaded"}
         assert "gone.gguf: No such file" in served.log
         assert "[typo] of" in served.log
