@@ -20,6 +20,8 @@ from .foreign_fields import translate
 MAX_CHOICES = 128
 """Maximum number of prompts in a request, and of answers to each prompt."""
 MAX_STOPS = 64
+MAX_STOP_CHARACTERS = 16 << 10
+"""Most characters of all stop texts of a request. Each takes about 300 bytes while they match."""
 MAX_TOP_LOGPROBS = 20
 """Maximum of `top_logprobs` and of OpenAI's `logprobs`; `n_probs` may be larger."""
 MAX_N_PROBS = 1024
@@ -244,6 +246,10 @@ def config_of(body: Body, defaults: DecodeConfig, n_ctx: int, n_probs: int | Non
         stops = [body.stop] if isinstance(body.stop, str) else body.stop
         if len(stops) > MAX_STOPS:
             raise BadRequestError(f"stop holds {len(stops)} texts, the limit is {MAX_STOPS}")
+        if (n := sum(map(len, stops))) > MAX_STOP_CHARACTERS:
+            raise BadRequestError(
+                f"stop holds {n} characters, the limit is {MAX_STOP_CHARACTERS} in all texts"
+            )
         given["stop"] = stops
     if n_probs is not None:
         given["n_probs"] = _within("n_probs", n_probs, 0, MAX_N_PROBS)

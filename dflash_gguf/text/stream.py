@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -32,7 +33,8 @@ class StopMatcher:
     """
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
-        self._stops = sorted(stops, key=len, reverse=True)
+        self._automaton = _automaton(tuple(stops))
+        self._state = 0
         self._held = ""
         self.matched: str | None = None
 
@@ -40,22 +42,69 @@ class StopMatcher:
         """Adds text and returns the text that certainly belongs to the answer."""
         if self.matched is not None:
             return ""
-        if not self._stops:
-            return text
-        text = self._held + text
-        ends = [(text.find(stop) + len(stop), stop) for stop in self._stops if stop in text]
-        if ends:
-            end, self.matched = min(ends, key=lambda found: found[0])
-            self._held = ""
-            return text[: end - len(self.matched)]
-        n_held = max(_overlap(text, stop) for stop in self._stops)
-        self._held = text[len(text) - n_held :]
-        return text[: len(text) - n_held]
+        automaton = self._automaton
+        whole = self._held + text
+        for end, character in enumerate(text, len(self._held) + 1):
+            self._state = automaton.step(self._state, character)
+            if (stop := automaton.found[self._state]) is not None:
+                self.matched, self._held = stop, ""
+                return whole[: end - len(stop)]
+        n_sure = len(whole) - automaton.depth[self._state]
+        self._held = whole[n_sure:]
+        return whole[:n_sure]
 
     def finish(self) -> str:
         """Returns the held back text, at the end of the answer."""
         rest, self._held = self._held, ""
         return rest
+
+
+class _Automaton:
+    """Aho-Corasick automaton: finds any of several texts in time linear in the searched text.
+
+    A state stands for the longest end of the searched text that begins one of the texts. depth:
+    its length. found: the longest of the texts that ends there, or None.
+    """
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._next: list[dict[str, int]] = [{}]
+        self._shorter = [0]
+        self.depth = [0]
+        self.found: list[str | None] = [None]
+        for text in texts:
+            self._add(text)
+        # In the order of depth, as a state's links come from the shorter state's.
+        states = list(self._next[0].values())
+        for state in states:
+            for character, following in self._next[state].items():
+                states.append(following)
+                shorter = self.step(self._shorter[state], character)
+                self._shorter[following] = shorter
+                self.found[following] = self.found[following] or self.found[shorter]
+
+    def _add(self, text: str) -> None:
+        state = 0
+        for character in text:
+            if character not in self._next[state]:
+                self._next[state][character] = len(self._next)
+                self._next.append({})
+                self._shorter.append(0)
+                self.depth.append(self.depth[state] + 1)
+                self.found.append(None)
+            state = self._next[state][character]
+        self.found[state] = text
+
+    def step(self, state: int, character: str) -> int:
+        """Returns the state after a character."""
+        while state and character not in self._next[state]:
+            state = self._shorter[state]
+        return self._next[state].get(character, 0)
+
+
+@lru_cache(maxsize=16)
+def _automaton(stops: tuple[str, ...]) -> _Automaton:
+    """Returns the automaton of stop texts, which the answers of a request share."""
+    return _Automaton(stops)
 
 
 def n_common(a: Sequence[T], b: Sequence[T]) -> int:
@@ -64,10 +113,3 @@ def n_common(a: Sequence[T], b: Sequence[T]) -> int:
     if a[:n] == b[:n]:
         return n
     return next(i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Returns the length of the longest end of `text` that is a proper prefix of `stop`."""
-    return next(
-        (n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 
 import pytest
 
@@ -74,3 +75,32 @@ def test_the_answer_does_not_depend_on_the_cuts(stops: list[str]) -> None:
         if whole[1] is None:
             assert "".join(whole[0]) == text
             assert not any(stop in text for stop in stops)
+
+
+def defined(stops: list[str], text: str) -> tuple[str, str | None]:
+    """Returns the answer and its stop text by definition, trying every end in turn."""
+    for end in range(len(text) + 1):
+        found = [stop for stop in stops if text[:end].endswith(stop)]
+        if found:
+            longest = max(found, key=len)
+            return text[: end - len(longest)], longest
+    return text, None
+
+
+def test_any_stop_texts_and_any_cuts() -> None:
+    rng = random.Random(3)
+    for _ in range(3000):
+        alphabet = rng.choice(["ab", "abc", "a\u00e9 b"])
+        stops = ["".join(rng.choices(alphabet, k=rng.randint(1, 6))) for _ in range(4)]
+        pieces = ["".join(rng.choices(alphabet, k=rng.randint(0, 5))) for _ in range(6)]
+        written, matched = run(stops, pieces)
+        assert ("".join(written), matched) == defined(stops, "".join(pieces))
+
+
+def test_long_stop_texts_that_nearly_occur_take_linear_time() -> None:
+    spaces = " " * 2000
+    stops = [f"{n:02}{spaces}" for n in range(8)] + [spaces + "b"]
+    started = time.process_time()
+    written, _ = run(stops, [" " * 40] * 500)  # compared end by end: minutes
+    assert "".join(written) == " " * 20000
+    assert time.process_time() - started < 5
