@@ -23,7 +23,7 @@ from ..text.tokenizer import Tokenizer
 from .completion_choice import CompletionChoice
 from .engine_client import BusyError, EngineClient, NotReadyError, Slot
 from .errors import error_answer, error_body, error_response
-from .messages import Failed, Run
+from .messages import Ask, Failed, Prompt, Run
 from .metrics import Metrics
 from .models import ModelRegistry, ServedModel
 from .prompts import PromptBuilder
@@ -128,15 +128,22 @@ class App:
 
         scope = request.scope["tenant"]
 
-        def choices_and_format() -> tuple[list[CompletionChoice], WireFormat]:
+        def prepared() -> tuple[Ask, list[CompletionChoice], WireFormat]:
             prompts, config, format_of = prepare(body, engine, prompt_builder)
-            choices = self._choices(body, engine, prompts, config, scope)
-            return choices, format_of(self._context(body, model, prompt_builder, choices))
+            ask = self._ask(body, engine, prompts, config, scope)
+            choices = [
+                CompletionChoice(
+                    i, ask.prompts[run.prompt], config, run.prompt, engine.settings.n_batch
+                )
+                for i, run in enumerate(ask.runs)
+            ]
+            return ask, choices, format_of(self._context(body, model, prompt_builder, prompts[0]))
 
-        choices, wire_format = await _aside(choices_and_format, n_bytes)
+        ask, choices, wire_format = await _aside(prepared, n_bytes)
         return GenerationResponse(
             engine,
             wire_format,
+            ask,
             choices,
             is_stream=bool(body.stream),
             wants_progress=bool(body.return_progress),
@@ -207,51 +214,55 @@ class App:
             else config
         )
 
-    def _choices(
+    def _ask(
         self,
         body: Body,
         engine: EngineClient,
         prompts: Sequence[list[int]],
         config: DecodeConfig,
         scope: str,
-    ) -> list[CompletionChoice]:
-        """Returns n choices for each prompt; choice i of a prompt is sampled with seed + i.
+    ) -> Ask:
+        """Returns the request for n answers to each prompt; answer i has the seed `seed` + i.
 
         scope: requests of the same scope may reuse the texts.
         """
-        n, ready, settings = n_choices(body), engine.require_ready(), engine.settings
-        choices: list[CompletionChoice] = []
-        for number, prompt in enumerate(prompts):
+        n, ready, limit = n_choices(body), engine.require_ready(), self._settings.max_answers
+        if n * len(prompts) > limit:
+            raise BadRequestError(
+                f"the request asks for {n * len(prompts)} answers, n for each prompt, the limit of "
+                f"--max-answers is {limit}"
+            )
+        asked: list[Prompt] = []
+        for prompt in prompts:
             _check_prompt(prompt, ready.n_ctx, ready.n_vocab)
-            reasoning = None
-            turn_boundaries = list(prompt.turn_boundaries) if isinstance(prompt, ChatPrompt) else []
-            if isinstance(prompt, ChatPrompt) and prompt.reasoning is not None:
-                reasoning = prompt.reasoning.name, prompt.reasoning.is_open
-            for nth in range(n):
-                seed = secrets.randbits(32) if config.seed is None else config.seed + nth
-                own = replace(config, seed=seed)
-                run = Run(
-                    engine.new_id(),
-                    prompt,
-                    asdict(own),
-                    reasoning,
-                    bool(body.timings_per_token),
-                    turn_boundaries,
-                    scope,
-                )
-                choices.append(CompletionChoice(len(choices), run, own, number, settings.n_batch))
-        return choices
+            if not isinstance(prompt, ChatPrompt):
+                asked.append(Prompt(prompt))
+                continue
+            marks = prompt.reasoning
+            reasoning = None if marks is None else (marks.name, marks.is_open)
+            asked.append(Prompt(prompt, reasoning, list(prompt.turn_boundaries)))
+        runs = [
+            Run(
+                engine.new_id(),
+                index,
+                secrets.randbits(32) if config.seed is None else config.seed + nth,
+            )
+            for index in range(len(asked))
+            for nth in range(n)
+        ]
+        settings = asdict(replace(config, seed=None))
+        return Ask(runs, asked, settings, bool(body.timings_per_token), scope)
 
     def _context(
         self,
         body: Body,
         model: ServedModel,
         prompt_builder: PromptBuilder,
-        choices: Sequence[CompletionChoice],
+        tokens: Sequence[int],
     ) -> ResponseContext:
         options = body.stream_options
         is_verbose = body.verbose or (body.verbose is None and model.settings.verbose)
-        prompt = _text(prompt_builder, choices[0].run.tokens) if is_verbose else ""
+        prompt = _text(prompt_builder, tokens) if is_verbose else ""
         return ResponseContext(
             model=model.name,
             tokenizer=prompt_builder.tokenizer,
@@ -405,13 +416,13 @@ class App:
                 "speculative": ready.drafter is not None,
                 "is_processing": slot.run is not None,
             }
-            run = slot.run or slot.last
-            if run is not None and run.scope == request.scope["tenant"]:
-                limit = run.config["max_tokens"]
+            run, ask = slot.run or slot.last, slot.ask
+            if run is not None and ask is not None and ask.scope == request.scope["tenant"]:
+                limit = ask.config["max_tokens"]
                 n_left = -1 if limit is None or slot.run is None else limit - slot.n_decoded
                 entry |= {
                     "id_task": run.id,
-                    "params": settings_of(DecodeConfig(**run.config), run.config["seed"], []),
+                    "params": settings_of(DecodeConfig(**ask.config), run.seed, []),
                     "next_token": [
                         {
                             "has_next_token": slot.run is not None,

@@ -187,7 +187,15 @@ def _add_http(p: argparse.ArgumentParser) -> None:
         type=int,
         default=QUEUE,
         metavar="N",
-        help=f"requests that may wait, further ones get status 429 (default: {QUEUE})",
+        help=f"answers that may wait; while so many do, requests get status 429 (default: {QUEUE})",
+    )
+    group.add_argument(
+        "--max-answers",
+        type=int,
+        default=Settings.max_answers,
+        metavar="N",
+        help="answers that one request may ask for, n for each prompt "
+        f"(default: {Settings.max_answers})",
     )
     group.add_argument(
         "--sse-ping-interval",
@@ -305,6 +313,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
         ("--parallel", 1, MAX_PARALLEL),
         ("--models-max", 0, None),
         ("--queue", 0, None),
+        ("--max-answers", 1, None),
         ("--batch-size", 1, None),
     ):
         value = getattr(args, "n_parallel" if flag == "--parallel" else _name(flag))
@@ -344,6 +353,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
         verbose=args.verbose,
         n_batch=args.batch_size,
         timeout_s=args.timeout,
+        max_answers=args.max_answers,
         keep_alive_s=math.inf if args.sse_ping_interval == -1 else args.sse_ping_interval,
     )
 

@@ -11,7 +11,7 @@ from ..config import DecodeConfig
 from ..outputs import with_retired_names
 from ..sampling.noise import TokenLogprobs
 from ..text.reasoning import OutputPart, joined
-from .messages import Prefilled, ResultStats, Run, Stepped
+from .messages import Prefilled, Prompt, ResultStats, Stepped
 
 Event = dict[str, Any]
 
@@ -21,9 +21,9 @@ class CompletionChoice:
     """Answer to one prompt, with the tokens and text received so far."""
 
     index: int
-    run: Run
+    prompt: Prompt
     config: DecodeConfig
-    prompt: int = 0
+    prompt_index: int = 0
     """Index of the answered prompt among the request's prompts."""
     batch: int = 2048
     """Prompt tokens between two progress events of a stream."""
@@ -60,9 +60,9 @@ class CompletionChoice:
         if message.done == self._reported:
             return None
         self._reported = message.done
-        n_cached = len(self.run.tokens) - message.total
+        n_cached = len(self.prompt.tokens) - message.total
         return {
-            "total": len(self.run.tokens),
+            "total": len(self.prompt.tokens),
             "cache": n_cached,
             "processed": n_cached + message.done,
             "time_ms": round(1e3 * (time.monotonic() - self.began)) if message.done else 0,
@@ -106,9 +106,9 @@ def timings_of(stats: ResultStats) -> dict[str, Any]:
 def usage(choices: Sequence[CompletionChoice]) -> dict[str, Any]:
     """Returns OpenAI's `usage` object; a prompt with several answers counts once."""
     stats = [choice.stats for choice in choices if choice.stats is not None]
-    prompts = {choice.prompt: len(choice.run.tokens) for choice in choices}
+    prompts = {choice.prompt_index: len(choice.prompt.tokens) for choice in choices}
     cached = {
-        choice.prompt: choice.stats.n_prompt - choice.stats.n_prefilled
+        choice.prompt_index: choice.stats.n_prompt - choice.stats.n_prefilled
         for choice in reversed(choices)
         if choice.stats is not None
     }

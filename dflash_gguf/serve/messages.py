@@ -36,21 +36,37 @@ class Proceed(Message, frozen=True):
     """Message to the engine: loads the model that was checked."""
 
 
-class Run(Message, frozen=True):
-    """Message to the engine: generates one answer to a prompt.
+class Prompt(Message, frozen=True):
+    """Prompt of a request.
 
-    config: fields of a DecodeConfig. reasoning: name of the format that marks thoughts, and True if
-    the prompt has opened them; None without thoughts. wants_stats: each Stepped has statistics.
-    turn_boundaries: positions in the prompt where a later prompt may diverge. scope: requests of
-    the same scope may reuse the text.
+    reasoning: name of the format that marks thoughts, and True if the prompt has opened them; None
+    without thoughts. turn_boundaries: positions where a later prompt may diverge.
     """
 
-    id: int
     tokens: list[int]
-    config: dict[str, Any]
-    reasoning: tuple[str, bool] | None
-    wants_stats: bool
+    reasoning: tuple[str, bool] | None = None
     turn_boundaries: list[int] = []
+
+
+class Run(Message, frozen=True):
+    """One answer of an `Ask`. prompt: index of its prompt."""
+
+    id: int
+    prompt: int
+    seed: int
+
+
+class Ask(Message, frozen=True):
+    """Message to the engine: generates the answers of a request, which share its settings.
+
+    config: fields of a DecodeConfig, the seed excepted. wants_stats: each Stepped has statistics.
+    scope: requests of the same scope may reuse the texts.
+    """
+
+    runs: list[Run]
+    prompts: list[Prompt]
+    config: dict[str, Any]
+    wants_stats: bool = False
     scope: str = ""
 
 
@@ -188,7 +204,7 @@ class Failed(Message, frozen=True):
     sentence: str
 
 
-ToEngine = Load | Proceed | Run | Cancel | SlotAction
+ToEngine = Load | Proceed | Ask | Cancel | SlotAction
 FromEngine = (
     Checked | Loading | Ready | Refused | Started | Prefilled | Stepped | Ended | Failed | SlotDone
 )

@@ -207,7 +207,7 @@ class CompletionFormat(OpenAIFormat):
         yield self._chunk(choice, part) | _timings(step.stats)
 
     def _echo(self, choice: CompletionChoice) -> str:
-        return "" if self._echoes is None else self._echoes[choice.prompt]
+        return "" if self._echoes is None else self._echoes[choice.prompt_index]
 
     def _logprobs(
         self,
@@ -300,7 +300,7 @@ class LlamaServerFormat:
             "stop": False,
             "id_slot": choice.slot,
             "tokens_predicted": len(choice.tokens),
-            "tokens_evaluated": len(choice.run.tokens),
+            "tokens_evaluated": len(choice.prompt.tokens),
         }
 
     def _probabilities(
@@ -330,7 +330,7 @@ class LlamaServerFormat:
             "tokens_predicted": stats.n_tokens,
             "tokens_evaluated": stats.n_prompt,
             "generation_settings": settings_of(choice.config, stats.seed, self._stop_tokens),
-            "prompt": self._prompts[choice.prompt],
+            "prompt": self._prompts[choice.prompt_index],
             "has_new_line": "\n" in choice.text,
             "truncated": stats.stop_reason == "context",
             "stop_type": kinds.get(stats.stop_reason, "none"),

@@ -20,6 +20,7 @@ class Settings:
     decode: default sampling settings of requests.
     slot_save_path: folder for saved prefixes of slots; None switches saving off.
     n_batch: prompt tokens between two progress events.
+    max_answers: answers of one request, n for each prompt.
     timeout_s: seconds that a client may take to send a request body or to read a response.
     keep_alive_s: seconds of silence before a stream sends a keep-alive comment.
     """
@@ -38,3 +39,4 @@ class Settings:
     timeout_s: float = 600.0
     keep_alive_s: float = 10.0
     max_body_bytes: int = 64 << 20
+    max_answers: int = 256

@@ -23,7 +23,7 @@ from .engine_client import (
     Submission,
 )
 from .errors import error_body, error_response
-from .messages import Ended, Failed, Prefilled, Started, Stepped
+from .messages import Ask, Ended, Failed, Prefilled, Started, Stepped
 from .serializers import WireFormat
 
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -53,6 +53,7 @@ class GenerationResponse(Response):
         self,
         engine: EngineClient,
         wire_format: WireFormat,
+        ask: Ask,
         choices: Sequence[CompletionChoice],
         *,
         is_stream: bool,
@@ -64,6 +65,7 @@ class GenerationResponse(Response):
         self.raw_headers = []
         self._engine = engine
         self._wire_format = wire_format
+        self._ask = ask
         self._choices = choices
         self._is_stream = is_stream
         self._wants_progress = wants_progress
@@ -74,7 +76,7 @@ class GenerationResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            request = self._engine.submit([choice.run for choice in self._choices])
+            request = self._engine.submit(self._ask)
         except (BusyError, NotReadyError) as error:
             await error_response(error)(scope, receive, send)
             return

@@ -31,6 +31,7 @@ from ..native import Error, Progress, devices
 from ..text.chat import ChatPrompt
 from ..text.reasoning import Format
 from .messages import (
+    Ask,
     Cancel,
     Channel,
     Checked,
@@ -72,10 +73,16 @@ class Messages(Protocol):
 
 
 class Job:
-    """A `Run` message and the state of its request in the decoder."""
+    """One answer of an `Ask` message and the state of its request in the decoder.
 
-    def __init__(self, run: Run) -> None:
+    config: the settings that the answers of the message share.
+    """
+
+    def __init__(self, ask: Ask, run: Run, config: DecodeConfig) -> None:
+        self.ask = ask
         self.run = run
+        self.prompt = ask.prompts[run.prompt]
+        self.config = config
         self.is_cancelled = False
         self.state: RequestState | None = None
         self.slot = -1
@@ -92,7 +99,7 @@ class Worker:
         self._new: deque[Job | SlotAction] = deque()
         self._live: list[Job] = []
         self._slots = range(n_parallel)
-        # Tokens of the last prompt and answer in each slot of the server, for each `Run.scope`.
+        # Tokens of the last prompt and answer in each slot of the server, for each `Ask.scope`.
         self._texts: dict[tuple[int, str], list[int]] = {}
         self._is_over = False
         self._unsaid: list[Message] = []
@@ -121,9 +128,11 @@ class Worker:
         """Reads messages in a thread of its own, so that a cancellation is seen during a round."""
         while (message := self._channel.read()) is not None:
             with self._changed:
-                if isinstance(message, Run):
-                    job = self._jobs[message.id] = Job(message)
-                    self._new.append(job)
+                if isinstance(message, Ask):
+                    config = DecodeConfig(**message.config)
+                    jobs = [Job(message, run, config) for run in message.runs]
+                    self._jobs |= {job.run.id: job for job in jobs}
+                    self._new += jobs
                 elif isinstance(message, SlotAction):
                     self._new.append(message)
                 elif isinstance(message, Cancel) and message.id in self._jobs:
@@ -182,15 +191,15 @@ class Worker:
         return SlotDone(action.id, len(tokens), n_bytes, time.monotonic() - began)
 
     def _add(self, job: Job) -> None:
-        run = job.run
+        prompt = job.prompt
         self._live.append(job)
-        reasoning = None if run.reasoning is None else Format(*run.reasoning)
+        reasoning = None if prompt.reasoning is None else Format(*prompt.reasoning)
         try:
             job.state = self._decoder.add_request(
                 self._decoder.request(
-                    ChatPrompt(run.tokens, reasoning, run.turn_boundaries),
-                    DecodeConfig(**run.config),
-                    scope=run.scope,
+                    ChatPrompt(prompt.tokens, reasoning, prompt.turn_boundaries),
+                    replace(job.config, seed=job.run.seed),
+                    scope=job.ask.scope,
                 ),
                 cancelled=lambda: job.is_cancelled,
                 on_prefill=lambda done, total: self._prefilled(job, done, total),
@@ -212,7 +221,7 @@ class Worker:
         assert state is not None
         steps, state.steps = state.steps, []
         for step in steps:
-            stats = ResultStats.of(self._decoder.result(state)) if run.wants_stats else None
+            stats = ResultStats.of(self._decoder.result(state)) if job.ask.wants_stats else None
             tokens, parts, logprobs = list(step.tokens), list(step.parts), list(step.logprobs)
             self._say(Stepped(run.id, tokens, parts, logprobs, stats))
         if not state.is_finished:
@@ -221,7 +230,7 @@ class Worker:
             self._fail(job, state.error)
             return
         if job.slot >= 0:
-            self._texts[job.slot, run.scope] = state.history[:-1]
+            self._texts[job.slot, job.ask.scope] = state.history[:-1]
         self._remove(job)
         self._say(Ended(run.id, ResultStats.of(self._decoder.result(state))))
         self._tidy()

@@ -14,12 +14,14 @@ from dflash_gguf.config import DecodeConfig
 from dflash_gguf.native import Error
 from dflash_gguf.outputs import Result, Step
 from dflash_gguf.serve.messages import (
+    Ask,
     Cancel,
     Channel,
     Ended,
     Failed,
     FromEngine,
     Message,
+    Prompt,
     Run,
     Started,
     Stepped,
@@ -133,8 +135,8 @@ class Many:
         return Result(tokens, "", 1, 1, len(tokens), len(tokens), 0.0, 0.0, reason, "none", 0)
 
 
-def run(number: int, n_tokens: int, *, draft: str = "auto") -> Run:
-    return Run(number, [n_tokens], {"draft": draft}, None, False)
+def run(number: int, *tokens: int, draft: str = "auto") -> Ask:
+    return Ask([Run(number, 0, 1)], [Prompt(list(tokens))], {"draft": draft})
 
 
 @pytest.fixture
@@ -191,8 +193,7 @@ def test_what_a_round_says_comes_at_once(pipe: Pipe) -> None:
 
 def test_a_long_prompt_does_not_hold_back_the_others(pipe: Pipe) -> None:
     start(pipe, 2)
-    long = Run(2, [3] * 300, {"draft": "auto"}, None, False)
-    pipe.tell(run(1, 20), long)
+    pipe.tell(run(1, 20), run(2, *[3] * 300))
     pipe.wait(lambda said: len(of(said, Ended)) == 2)
     first = next(i for i, m in enumerate(pipe.said) if isinstance(m, Stepped) and m.id == 2)
     assert len(of(pipe.said[:first], Stepped, 1)) == 20

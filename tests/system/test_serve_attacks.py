@@ -1,0 +1,101 @@
+"""Requests and model files that would take the server from its other clients."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+from serving import Served, tiny
+
+SILENT_S = 1.0
+"""Seconds within which /health has to answer, whatever one client does."""
+
+
+class Watch:
+    """Asks for /health all the time; `worst` is the longest time that an answer took."""
+
+    def __init__(self, served: Served) -> None:
+        self.worst = 0.0
+        self._url = f"{served.url}/health"
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._ask)
+        self._thread.start()
+
+    def _ask(self) -> None:
+        while not self._is_over.wait(0.02):
+            began = time.monotonic()
+            httpx.get(self._url, timeout=60)
+            self.worst = max(self.worst, time.monotonic() - began)
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    found = tiny("-c", "512", "--queue", "4")
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": ["a"] * 128, "n": 128},
+        {"prompt": ["a"] * 3, "n": 86},
+        {"prompt": [[1, 2]] * 128, "n": 3, "logit_bias": {str(i): 1 for i in range(1200)}},
+    ],
+)
+@pytest.mark.parametrize("path", ["/completion", "/v1/completions"])
+def test_answers_of_one_request_are_bounded(served: Served, path: str, body: object) -> None:
+    with Watch(served) as watch:
+        found = served.post(path, body)
+    assert found.status_code == 400
+    assert "--max-answers is 256" in found.json()["error"]["message"]
+    assert watch.worst < SILENT_S
+
+
+def test_an_idle_server_takes_more_answers_than_may_wait(served: Served) -> None:
+    """They count as waiting for the requests after them."""
+    biases = {str(i): 1 for i in range(1200)}
+    body = {"prompt": ["a"] * 64, "n": 4, "n_predict": 2, "logit_bias": biases, "seed": 1}
+    with Watch(served) as watch, served.raw("/completion", **body):
+        wait_until(lambda: any(slot["is_processing"] for slot in served.get("/slots").json()))
+        busy = served.post("/completion", {"prompt": "b", "n_predict": 1})
+    assert busy.status_code == 429
+    assert "answers wait, the limit of --queue" in busy.json()["error"]["message"]
+    assert watch.worst < SILENT_S
+    wait_until(
+        lambda: served.post("/completion", {"prompt": "b", "n_predict": 1}).status_code == 200
+    )
+
+
+def test_answers_of_one_request_have_the_texts_of_single_ones(served: Served) -> None:
+    settings = {"n_predict": 8, "temperature": 1.5, "seed": 7}
+    many = served.answer("/v1/completions", prompt=["a", "def f"], n=2, max_tokens=8, **settings)
+    alone = [
+        served.answer("/completion", prompt=prompt, **settings | {"seed": 7 + nth})["content"]
+        for prompt in ("a", "def f")
+        for nth in range(2)
+    ]
+    assert [choice["text"] for choice in many["choices"]] == alone
+
+
+def test_stop_texts_are_bounded(served: Served) -> None:
+    found = served.post("/completion", {"prompt": "a", "stop": ["x" * 9000, "y" * 9000]})
+    assert found.status_code == 400
+    assert "stop holds 18000 characters, the limit is 16384" in found.json()["error"]["message"]
+
+
+def wait_until(is_true: Callable[[], bool], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
