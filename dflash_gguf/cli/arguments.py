@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ..config import DRAFT_KINDS, DRAFT_TYPES, REASONING_FORMATS, TREE_BUDGET, DecodeConfig
-from ..text.chat import check_template, template_values
+from ..text.chat import template_values
+from ..text.template_process import TemplateProcess
 from ..text.tokenizer import find_template
 from .llama_flags import add_llama_flags
 from .model_arguments import add_fit, add_options, new_parser
@@ -158,19 +159,21 @@ def template_of(args: argparse.Namespace, own: Mapping[str, str]) -> str | None:
     own: templates of the model's file by name. Errors: ValueError that names the flag for an
         unknown name, an unreadable file or a template that cannot be parsed.
     """
-    flag, choice = "--chat-template", args.chat_template
+    flag, choice, templates = "--chat-template", args.chat_template, TemplateProcess()
     try:
         if args.chat_template_file is not None:
             flag = "--chat-template-file"
             choice = decoded(Path(args.chat_template_file).read_bytes(), args.chat_template_file)
-            check_template(choice)
+            templates.check(choice)
         text = None if choice is None else find_template(choice, own)
         if text is not None:
-            check_template(text)
+            templates.check(text)
     except OSError as error:
         raise ValueError(f"{flag} {error.filename}: {error.strerror}") from None
     except ValueError as error:
         raise ValueError(f"{flag}: {error}") from None
+    finally:
+        templates.close()
     return choice if text is None or choice in own else text
 
 

@@ -139,7 +139,10 @@ class App:
             ]
             return ask, choices, format_of(self._context(body, model, prompt_builder, prompts[0]))
 
-        ask, choices, wire_format = await _aside(prepared, n_bytes)
+        if kind is ChatBody:
+            ask, choices, wire_format = await model.in_thread(prepared)
+        else:
+            ask, choices, wire_format = await _aside(prepared, n_bytes)
         return GenerationResponse(
             engine,
             wire_format,
@@ -273,9 +276,9 @@ class App:
 
     async def input_tokens(self, request: Request) -> Response:
         """Answers POST /chat/completions/input_tokens with the token count of a conversation."""
-        body, n_bytes = await self._body(request, ChatBody)
-        _, _, prompt_builder = await self._models.take(body.model)
-        prompt = await _aside(lambda: prompt_builder.chat(body), n_bytes)
+        body, _ = await self._body(request, ChatBody)
+        model, _, prompt_builder = await self._models.take(body.model)
+        prompt = await model.in_thread(lambda: prompt_builder.chat(body))
         return _json({"object": "response.input_tokens", "input_tokens": len(prompt)})
 
     async def tokenize(self, request: Request) -> Response:
@@ -307,9 +310,9 @@ class App:
 
     async def apply_template(self, request: Request) -> Response:
         """Answers POST /apply-template with the prompt text of a conversation."""
-        body, n_bytes = await self._body(request, TemplateBody)
-        _, _, prompt_builder = await self._models.take(body.model)
-        text = await _aside(lambda: prompt_builder.chat_text(body), n_bytes)
+        body, _ = await self._body(request, TemplateBody)
+        model, _, prompt_builder = await self._models.take(body.model)
+        text = await model.in_thread(lambda: prompt_builder.chat_text(body))
         return _json({"prompt": text})
 
     async def health(self, request: Request) -> Response:  # noqa: ARG002

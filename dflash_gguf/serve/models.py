@@ -6,8 +6,10 @@ import argparse
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from ..text.tokenizer import Tokenizer
 from .engine_client import EngineClient, NotReadyError
@@ -16,6 +18,10 @@ from .messages import Ready
 from .prompts import PromptBuilder
 from .schemas import BadRequestError
 from .settings import Settings
+
+N_THREADS = 4
+"""Threads of each model that prepare chats. One at a time renders; the others tokenize."""
+T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -43,6 +49,14 @@ class ServedModel:
     n_bytes: int = 0
     last_ready: Ready | None = None
     is_asleep: bool = False
+    _threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(N_THREADS))
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Runs a function that may wait for the chat template, in a thread of this model.
+
+        A template takes up to MAX_RENDER_S; requests to other models do not wait for it.
+        """
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     @property
     def name(self) -> str:
@@ -228,6 +242,9 @@ class ModelRegistry:
             engine.kill()
 
     async def close(self) -> None:
-        """Ends all engine processes."""
+        """Ends the processes of all engines and of all chat templates."""
+        for model in self.all:
+            if model.prompt_builder is not None and model.prompt_builder.tokenizer is not None:
+                model.prompt_builder.tokenizer.end_templates()
         for engine in self.engines:
             await engine.close()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import datetime
 import json
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NoReturn
 
 import jinja2
@@ -18,9 +18,6 @@ Message = Mapping[str, Any]
 
 TEXT_PARTS = ("text", "input_text", "output_text")
 SET_BY_CONVERSATION = ("messages", "tools", "documents", "add_generation_prompt")
-MAX_PROMPT_CHARACTERS = 1 << 26
-MAX_RENDER_S = 10.0
-"""Most seconds of CPU time to render a prompt, against endless templates. Most take under 1 s."""
 
 
 class ChatPrompt(list[int]):
@@ -159,7 +156,7 @@ def check_template(template: str) -> None:
     if "{%" not in template and "{{" not in template:
         raise ValueError("the chat template holds neither {% nor {{: it is not Jinja")
     try:
-        _environment().from_string(template)
+        _compiled(template)
     except jinja2.TemplateSyntaxError as error:
         raise _broken(error) from None
     except RecursionError:
@@ -213,10 +210,9 @@ def render(
 
     special_tokens: texts of special tokens by their names in templates, such as "bos_token".
     enable_thinking, tools, variables: values for the template; None for enable_thinking omits it.
-    Errors: ValueError for a template that cannot be parsed, fails, refuses the messages, exceeds
-        MAX_PROMPT_CHARACTERS or takes longer than MAX_RENDER_S.
+    Errors: ValueError for a template that cannot be parsed, fails or refuses the messages. Any
+        other exception, and no end, for a malicious one: TemplateProcess calls this function.
     """
-    environment = _environment()
     values: dict[str, Any] = {**(variables or {}), **special_tokens}
     if enable_thinking is not None:
         values["enable_thinking"] = enable_thinking
@@ -227,7 +223,7 @@ def render(
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
-        return environment.text_of(environment.from_string(template).generate(values))
+        return _compiled(template).render(values)
     except jinja2.TemplateSyntaxError as error:
         raise _broken(error) from None
     except _RefusedError as error:
@@ -238,14 +234,15 @@ def render(
         raise ValueError(f"the chat template fails: {error}{_unparsed(messages)}") from None
 
 
-def _environment() -> _Sandbox:
-    environment = _Sandbox(
+@lru_cache(maxsize=8)
+def _compiled(template: str) -> jinja2.Template:
+    environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = _strftime_now
-    return environment
+    return environment.from_string(template)
 
 
 def _broken(error: jinja2.TemplateSyntaxError) -> ValueError:
@@ -259,41 +256,6 @@ def _unparsed(messages: Sequence[Message]) -> str:
             if isinstance(call.get("function", call)["arguments"], str):
                 return f"; messages[{place}] has a tool call whose arguments are no JSON object"
     return ""
-
-
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja sandbox with a time limit, checked in methods that every turn of a loop calls."""
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        self._ends_at = time.thread_time() + MAX_RENDER_S
-
-    def text_of(self, pieces: Iterable[str]) -> str:
-        parts: list[str] = []
-        n_characters = 0
-        for piece in pieces:
-            self._check_time()
-            n_characters += len(piece)
-            if n_characters > MAX_PROMPT_CHARACTERS:
-                raise ValueError(f"it makes more than {MAX_PROMPT_CHARACTERS} characters")
-            parts.append(piece)
-        return "".join(parts)
-
-    def getattr(self, obj: Any, attribute: str) -> Any:
-        self._check_time()
-        return super().getattr(obj, attribute)
-
-    def getitem(self, obj: Any, argument: Any) -> Any:
-        self._check_time()
-        return super().getitem(obj, argument)
-
-    def call(self, context: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
-        self._check_time()
-        return super().call(context, obj, *args, **kwargs)
-
-    def _check_time(self) -> None:
-        if time.thread_time() > self._ends_at:
-            raise ValueError(f"it takes longer than {MAX_RENDER_S:g} s")
 
 
 class _RefusedError(Exception):

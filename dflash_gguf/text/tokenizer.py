@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 
 from ..convert.schema import Key
-from .chat import ChatPrompt, Message, check_tools_shown, conversation, last_asked, render
+from .chat import ChatPrompt, Message, check_tools_shown, conversation, last_asked
 from .gguf_metadata import GgufMetadata
 from .reasoning import Format, format_of
 from .stream import n_common
+from .template_process import TemplateProcess
 from .vocabulary import GPT2, NORMAL, Vocabulary, read_vocabulary
 
 _unopened: Exception | None = None
@@ -73,6 +74,7 @@ class Tokenizer:
         model = _load(vocabulary, name)
         self._free = weakref.finalize(self, llama_cpp.llama_model_free, model)
         self._vocab = llama_cpp.llama_model_get_vocab(model)
+        self._templates = TemplateProcess()
         self.stop_tokens = self._stop_tokens()
         self.suppressed_tokens = vocabulary.suppressed
 
@@ -86,7 +88,12 @@ class Tokenizer:
     def close(self) -> None:
         """Frees the tokenizer, which then raises ValueError; closing twice is harmless."""
         self._pieces.clear()
+        self.end_templates()
         self._free()
+
+    def end_templates(self) -> None:
+        """Ends the process of the chat templates; `chat_text` fails if it waits for it."""
+        self._templates.close()
 
     @property
     def n_tokens(self) -> int:
@@ -237,7 +244,7 @@ class Tokenizer:
         def text_of(messages: Sequence[Message]) -> str:
             if source is None:
                 return _builtin(template or "", messages, add_generation_prompt)
-            return render(
+            return self._templates.render(
                 source,
                 messages,
                 special_tokens=specials,

@@ -98,7 +98,11 @@ class Served:
     @property
     def engine_pid(self) -> int:
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        return int(children.read_text().split()[0])
+        return next(
+            int(child)
+            for child in children.read_text().split()
+            if b"serve.worker" in Path(f"/proc/{child}/cmdline").read_bytes()
+        )
 
     @property
     def is_idle(self) -> bool:

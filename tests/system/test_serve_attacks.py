@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -92,6 +93,31 @@ def test_stop_texts_are_bounded(served: Served) -> None:
     found = served.post("/completion", {"prompt": "a", "stop": ["x" * 9000, "y" * 9000]})
     assert found.status_code == 400
     assert "stop holds 18000 characters, the limit is 16384" in found.json()["error"]["message"]
+
+
+def test_a_template_without_end_holds_nobody_up(tmp_path: Path) -> None:
+    """system/test_template_process.py has more such templates."""
+    loop = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    (tmp_path / "loop.jinja").write_text(loop)
+    flags = ("-m", "python-tiny", "-t", "1", "-c", "256")
+    served = Served(*flags, "--chat-template-file", str(tmp_path / "loop.jinja"))
+    chat = {"messages": [{"role": "user", "content": "a"}]}
+    try:
+        with Watch(served) as watch, served.raw("/v1/chat/completions", **chat) as connection:
+            for _ in range(3):
+                time.sleep(0.3)
+                served.answer("/completion", prompt="a", n_predict=2)
+            answer = connection.recv(4096)
+            assert b"400 Bad Request" in answer
+            assert b"takes longer than 10 s" in answer
+        assert watch.worst < SILENT_S
+        with served.raw("/v1/chat/completions", **chat):
+            time.sleep(0.3)
+            began = time.monotonic()
+            assert served.close() == 0
+        assert time.monotonic() - began < 6
+    finally:
+        served.close()
 
 
 def wait_until(is_true: Callable[[], bool], seconds: float = 60.0) -> None:

@@ -26,3 +26,14 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a unit test starts a process")
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
+
+
+@pytest.fixture(autouse=True)
+def templates_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Renders chat templates in this process; system/test_template_process.py tests the other."""
+    from dflash_gguf.text import template_process
+
+    def call(_: object, name: str, *args: Any, **settings: Any) -> str:
+        return template_process.FUNCTIONS[name](*args, **settings) or ""
+
+    monkeypatch.setattr(template_process.TemplateProcess, "_call", call)
