@@ -23,7 +23,7 @@ from ..text.tokenizer import Tokenizer
 from .completion_choice import CompletionChoice
 from .engine_client import BusyError, EngineClient, NotReadyError, Slot
 from .errors import error_answer, error_body, error_response
-from .messages import Ask, Failed, Prompt, Run
+from .messages import Ask, AskedPrompt, Failed, Run
 from .metrics import Metrics
 from .models import ModelRegistry, ServedModel
 from .prompts import PromptBuilder
@@ -235,15 +235,15 @@ class App:
                 f"the request asks for {n * len(prompts)} answers, n for each prompt, the limit of "
                 f"--max-answers is {limit}"
             )
-        asked: list[Prompt] = []
+        asked: list[AskedPrompt] = []
         for prompt in prompts:
             _check_prompt(prompt, ready.n_ctx, ready.n_vocab)
             if not isinstance(prompt, ChatPrompt):
-                asked.append(Prompt(prompt))
+                asked.append(AskedPrompt(prompt))
                 continue
             marks = prompt.reasoning
             reasoning = None if marks is None else (marks.name, marks.is_open)
-            asked.append(Prompt(prompt, reasoning, list(prompt.turn_boundaries)))
+            asked.append(AskedPrompt(prompt, reasoning, list(prompt.turn_boundaries)))
         runs = [
             Run(
                 engine.new_id(),

@@ -11,7 +11,7 @@ from ..config import DecodeConfig
 from ..outputs import with_retired_names
 from ..sampling.noise import TokenLogprobs
 from ..text.reasoning import OutputPart, joined
-from .messages import Prefilled, Prompt, ResultStats, Stepped
+from .messages import AskedPrompt, Prefilled, ResultStats, Stepped
 
 Event = dict[str, Any]
 
@@ -21,7 +21,7 @@ class CompletionChoice:
     """Answer to one prompt, with the tokens and text received so far."""
 
     index: int
-    prompt: Prompt
+    prompt: AskedPrompt
     config: DecodeConfig
     prompt_index: int = 0
     """Index of the answered prompt among the request's prompts."""

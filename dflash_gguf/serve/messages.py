@@ -36,8 +36,8 @@ class Proceed(Message, frozen=True):
     """Message to the engine: loads the model that was checked."""
 
 
-class Prompt(Message, frozen=True):
-    """Prompt of a request.
+class AskedPrompt(Message, frozen=True):
+    """One prompt of an `Ask`.
 
     reasoning: name of the format that marks thoughts, and True if the prompt has opened them; None
     without thoughts. turn_boundaries: positions where a later prompt may diverge.
@@ -64,7 +64,7 @@ class Ask(Message, frozen=True):
     """
 
     runs: list[Run]
-    prompts: list[Prompt]
+    prompts: list[AskedPrompt]
     config: dict[str, Any]
     wants_stats: bool = False
     scope: str = ""

@@ -15,13 +15,13 @@ from dflash_gguf.native import Error
 from dflash_gguf.outputs import Result, Step
 from dflash_gguf.serve.messages import (
     Ask,
+    AskedPrompt,
     Cancel,
     Channel,
     Ended,
     Failed,
     FromEngine,
     Message,
-    Prompt,
     Run,
     Started,
     Stepped,
@@ -136,7 +136,7 @@ class Many:
 
 
 def run(number: int, *tokens: int, draft: str = "auto") -> Ask:
-    return Ask([Run(number, 0, 1)], [Prompt(list(tokens))], {"draft": draft})
+    return Ask([Run(number, 0, 1)], [AskedPrompt(list(tokens))], {"draft": draft})
 
 
 @pytest.fixture
