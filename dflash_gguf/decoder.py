@@ -227,11 +227,12 @@ class Decoder:
         config: DecodeConfig | None = None,
         *,
         scope: str = "",
+        client: str = "",
         **settings: Any,
     ) -> Request:
         """Returns a validated request, see `generate`; ValueError for a bad prompt or setting.
 
-        scope: see `Request.scope`.
+        scope, client: see `Request`.
         """
         config = dataclasses.replace(config or DecodeConfig(), **settings)
         tokens = tuple(self._tokens_of(prompt))
@@ -240,8 +241,8 @@ class Decoder:
             for token in getattr(config, name):
                 integer(f"a token of {name}", token, 0, self.model.n_vocab - 1)
         if isinstance(prompt, ChatPrompt):
-            return Request(tokens, config, prompt.reasoning, prompt.turn_boundaries, scope)
-        return Request(tokens, config, scope=scope)
+            return Request(tokens, config, prompt.reasoning, prompt.turn_boundaries, scope, client)
+        return Request(tokens, config, scope=scope, client=client)
 
     def add_request(
         self,

@@ -36,6 +36,8 @@ class Request:
     """Positions where a later prompt of the conversation may diverge from this prompt."""
     scope: str = ""
     """Name of the requests that may reuse this text, in cached prefixes and in drafts."""
+    client: str = ""
+    """Name of who asked: clients take turns."""
 
 
 class RequestStatus(Enum):
@@ -93,6 +95,10 @@ class RequestState(SpeculativeState):
         self.n_top = 0
         """Number of a row's best tokens that suffice for sampling; 0 if the whole row is needed."""
         self.prefill_started: float | None = None
+        self.turn_began: float | None = None
+        """Time since which the request computes what it never computed while others wait."""
+        self.n_reached = 0
+        """Tokens computed in earlier turns."""
         self._cancelled, self._on_prefill = cancelled, on_prefill
 
     @property
@@ -125,7 +131,7 @@ class RequestState(SpeculativeState):
 
     def begin(self, sequence: KvSequence, hit: PrefixHit) -> None:
         """Assigns a KV sequence that already holds a cached prefix of the request's history."""
-        self.prefix_hit = hit
+        self.prefix_hit, self.turn_began = hit, None
         if not self.n_to_prefill:
             self.n_cached, self.n_draft_context = hit.n_cached, hit.n_draft_context
             self.n_to_prefill = len(self.history) - hit.n_cached

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 
@@ -29,6 +30,9 @@ from .output_processor import VocabularyLike
 from .prefill_budget import PrefillBudget
 from .request import Request, RequestState
 from .stats import Phase
+
+TURN_S = 1.0
+"""Seconds of work after which a request gives its place to one of a client that has fewer."""
 
 
 class Scheduler:
@@ -51,6 +55,8 @@ class Scheduler:
         self._sequences: list[KvSequence] = [first]
         prefix_cache.parked = lambda: self._free
         self._batch: Batch | None = None
+        # Number of each client's last admission, for the clients of unfinished requests.
+        self._admissions: dict[str, int] = {}
         self._prefill_budget = PrefillBudget()
         # Seconds of learning from the last round that called proposers.
         self._learn_s = 0.0
@@ -198,11 +204,43 @@ class Scheduler:
             self._preempt(self.running[-1])
 
     def _admit(self, batch: Batch) -> list[RequestState]:
-        """Assigns sequences to the oldest waiting requests; returns the requests that can run."""
+        """Assigns sequences to waiting requests in turn; returns the requests that can run."""
+        self._end_turn()
         while (running := self.running) != self._states and len(running) < self.engine.n_parallel:
-            if not (waiting := self.waiting) or not self._place(waiting[0], running, batch):
+            if (state := self._next(running)) is None or not self._place(state, running, batch):
                 break
         return [state for state in running if not state.is_throttled]
+
+    def _next(self, running: list[RequestState]) -> RequestState | None:
+        """Returns the oldest waiting request of the client whose turn it is, None if none waits.
+
+        That client has the fewest running requests, and was not admitted for the longest time.
+        """
+        n_running = Counter(state.request.client for state in running)
+        return min(
+            self.waiting,
+            key=lambda x: (n_running[x.request.client], self._admissions.get(x.request.client, 0)),
+            default=None,
+        )
+
+    def _end_turn(self) -> None:
+        """Preempts a request after TURN_S if one of a client with fewer running requests waits."""
+        running = self.running
+        if len(running) < self.engine.n_parallel or not (waiting := self.waiting):
+            return
+        now = time.perf_counter()
+        n_running = Counter(state.request.client for state in running)
+        fewest = min(n_running[state.request.client] for state in waiting)
+        due: list[tuple[float, RequestState]] = []
+        for state in running:
+            # Computing again what a preemption lost is not the request's own turn.
+            if state.turn_began is None and state.sequence.position >= state.n_reached:
+                state.turn_began = now
+            has_more = n_running[state.request.client] > fewest
+            if has_more and state.turn_began is not None and now - state.turn_began >= TURN_S:
+                due.append((state.turn_began, state))
+        if due:
+            self._preempt(min(due, key=lambda x: x[0])[1])
 
     def _place(self, state: RequestState, running: list[RequestState], batch: Batch) -> bool:
         """Admits a request or fails it; returns False if this and all later requests must wait."""
@@ -222,6 +260,10 @@ class Scheduler:
             self._prefix_cache.make_room(sequence.cells_needed(n_left), claimed=sequence)
             batch.admitted.append(state)
             state.begin(sequence, hit)
+            last = max(self._admissions.values(), default=0)
+            clients = {x.request.client for x in self._states}
+            self._admissions = {x: n for x, n in self._admissions.items() if x in clients}
+            self._admissions[state.request.client] = last + 1
             if state.speculator is not None:
                 if not running:
                     state.speculator.end_back_off()
@@ -258,6 +300,7 @@ class Scheduler:
     def _preempt(self, state: RequestState) -> None:
         """Takes the sequence from a request, which will start again from its cached prefix."""
         sequence, state.sequence = state.sequence, None
+        state.n_reached = max(state.n_reached, sequence.position)
         state.notes.clear()  # drops data of proposers about the lost sequence
         self._prefix_cache.release(sequence)
 

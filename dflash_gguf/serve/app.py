@@ -126,11 +126,11 @@ class App:
         model, engine, prompt_builder = await self._models.take(body.model)
         engine.check_room()
 
-        scope = request.scope["tenant"]
+        scope, client = request.scope["tenant"], request.scope["asker"]
 
         def prepared() -> tuple[Ask, list[CompletionChoice], WireFormat]:
             prompts, config, format_of = prepare(body, engine, prompt_builder)
-            ask = self._ask(body, engine, prompts, config, scope)
+            ask = self._ask(body, engine, prompts, config, scope, client)
             choices = [
                 CompletionChoice(
                     i, ask.prompts[run.prompt], config, run.prompt, engine.settings.n_batch
@@ -224,10 +224,11 @@ class App:
         prompts: Sequence[list[int]],
         config: DecodeConfig,
         scope: str,
+        client: str,
     ) -> Ask:
         """Returns the request for n answers to each prompt; answer i has the seed `seed` + i.
 
-        scope: requests of the same scope may reuse the texts.
+        scope: requests of the same scope may reuse the texts. client: who asks.
         """
         n, ready, limit = n_choices(body), engine.require_ready(), self._settings.max_answers
         if n * len(prompts) > limit:
@@ -254,7 +255,7 @@ class App:
             for nth in range(n)
         ]
         settings = asdict(replace(config, seed=None))
-        return Ask(runs, asked, settings, bool(body.timings_per_token), scope)
+        return Ask(runs, asked, settings, bool(body.timings_per_token), scope, client)
 
     def _context(
         self,

@@ -14,6 +14,7 @@ from ..cli.llama_flags import add_llama_flags
 from ..cli.model_arguments import add_fit, add_options, load_config, new_parser
 from ..config import REASONING_FORMATS
 from ..native import MAX_PARALLEL
+from .clients import networks
 from .settings import Settings
 
 DESCRIPTION = "Answers the HTTP requests of OpenAI's and of llama-server's clients."
@@ -173,6 +174,13 @@ def _add_http(p: argparse.ArgumentParser) -> None:
         metavar="A,B",
         help="names by which clients call this server, besides --host, IP addresses and local "
         "names; * for all. With a key every name is allowed",
+    )
+    group.add_argument(
+        "--trusted-proxies",
+        default="",
+        metavar="A,B",
+        help="addresses or networks of proxies whose X-Forwarded-For names the client; clients "
+        "with the same key, else the same address, share turns",
     )
     group.add_argument(
         "-to",
@@ -346,6 +354,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
         shares_prefixes=args.share_prefixes,
         cors_origins=tuple(origins),
         allowed_hosts=tuple(listed(",".join([args.allowed_hosts, *(args.host or [])]))),
+        trusted_proxies=tuple(networks(listed(args.trusted_proxies))),
         tags=tuple(listed(args.tags)),
         has_metrics=bool(args.metrics),
         has_slots=args.slots,

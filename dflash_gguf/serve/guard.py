@@ -16,6 +16,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from .clients import address_of
 from .errors import error_answer
 from .pages import PageChecks
 from .settings import Settings
@@ -69,6 +70,7 @@ class Guard:
         origin = headers.get("origin")
         is_readable = bool(origin) and self._pages.may_read(origin or "")
         wanted = headers.get("access-control-request-headers")
+        scope["address"] = address_of(scope, headers, self._settings.trusted_proxies)
         running = _Running(asyncio.current_task())
         self._running.add(running)
 
@@ -111,8 +113,10 @@ class Guard:
         if scope["method"] == "OPTIONS":
             return Response(status_code=200)
         key = self._key(headers)
+        name = hashlib.sha256(key).hexdigest()[:16] if key else ""
         is_separate = len(self._keys) > 1 and not self._settings.shares_prefixes
-        scope["tenant"] = hashlib.sha256(key).hexdigest()[:16] if key and is_separate else ""
+        scope["tenant"] = name if is_separate else ""
+        scope["asker"] = name or scope["address"]
         if scope["path"] in PUBLIC:
             return None
         if self._keys and key is None:
@@ -137,7 +141,8 @@ class Guard:
     def _write(self, scope: Scope, status: int, seconds: float) -> None:
         """Writes a line to the log; the query of the URL is left out, as it may hold secrets."""
         about: Sequence[str] = [
-            f"{scope['method']} {_printable(scope['path'])} {status or '-'} {1e3 * seconds:.0f} ms"
+            f"{_printable(scope['address'])} {scope['method']} {_printable(scope['path'])} "
+            f"{status or '-'} {1e3 * seconds:.0f} ms"
         ]
         if (of_answer := scope.get("log")) is not None:
             about = [*about, of_answer()]

@@ -60,7 +60,7 @@ class Ask(Message, frozen=True):
     """Message to the engine: generates the answers of a request, which share its settings.
 
     config: fields of a DecodeConfig, the seed excepted. wants_stats: each Stepped has statistics.
-    scope: requests of the same scope may reuse the texts.
+    scope: requests of the same scope may reuse the texts. client: who asks, as clients take turns.
     """
 
     runs: list[Run]
@@ -68,6 +68,7 @@ class Ask(Message, frozen=True):
     config: dict[str, Any]
     wants_stats: bool = False
     scope: str = ""
+    client: str = ""
 
 
 class Cancel(Message, frozen=True):

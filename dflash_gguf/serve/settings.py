@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..config import DecodeConfig
+from .clients import Network
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,7 @@ class Settings:
     shares_prefixes: True if requests with different keys reuse each other's texts.
     cors_origins: origins whose web pages may send requests: "localhost" (of this machine and of
     installed programs), "*", or exact origins.
+    trusted_proxies: networks of proxies whose X-Forwarded-For names the client.
     allowed_hosts: further names of this server in Host headers, "*" for any.
     decode: default sampling settings of requests.
     slot_save_path: folder for saved prefixes of slots; None switches saving off.
@@ -30,6 +32,7 @@ class Settings:
     shares_prefixes: bool = False
     cors_origins: tuple[str, ...] = ("localhost",)
     allowed_hosts: tuple[str, ...] = ()
+    trusted_proxies: tuple[Network, ...] = ()
     tags: tuple[str, ...] = ()
     has_metrics: bool = False
     has_slots: bool = True

@@ -200,6 +200,7 @@ class Worker:
                     ChatPrompt(prompt.tokens, reasoning, prompt.turn_boundaries),
                     replace(job.config, seed=job.run.seed),
                     scope=job.ask.scope,
+                    client=job.ask.client,
                 ),
                 cancelled=lambda: job.is_cancelled,
                 on_prefill=lambda done, total: self._prefilled(job, done, total),

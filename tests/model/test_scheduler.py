@@ -18,7 +18,7 @@ from schedules import built_anew, play
 
 from dflash_gguf.config import LoadConfig
 from dflash_gguf.decoder import Decoder
-from dflash_gguf.engine import request
+from dflash_gguf.engine import request, scheduler
 from dflash_gguf.engine.prefill_budget import PrefillBudget
 from dflash_gguf.engine.request import RequestState
 from dflash_gguf.kv_cache.prefix_cache import PrefixCache
@@ -240,6 +240,85 @@ def test_the_newest_give_way(pair: Pair, monkeypatch: pytest.MonkeyPatch, draft:
         found = many.generate_batch(prompts, draft=draft, seed=[1, 2, 3], **settings)
         assert [result.tokens for result in found] == [result.tokens for result in expected]
         assert preempted and tuple(prompts[0]) not in preempted
+
+
+def run_in_turns(
+    decoder: Decoder, clients: str, n_tokens: int, **settings: Any
+) -> tuple[list[RequestState], list[str]]:
+    """Runs one request for each letter; returns them, and the clients that computed, by batch."""
+    requests = [
+        decoder.request(
+            random_tokens(20, seed=i), max_tokens=n_tokens, ignore_eos=True, client=x, **settings
+        )
+        for i, x in enumerate(clients)
+    ]
+    states = [decoder.add_request(request) for request in requests]
+    ran = []
+    while not all(state.is_finished for state in states):
+        decoder.step()
+        ran.append("".join(x.request.client for x in decoder._scheduler.running))
+        for state in states:
+            state.steps.clear()
+    return states, ran
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen35", "gemma3"])
+def test_clients_take_turns_and_get_the_text_of_one_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(scheduler, "TURN_S", 0.0)  # a turn ends with every batch
+    pair = make_pair(tmp_path, kind)
+    for n_parallel, clients in ((1, "aab"), (2, "aaaab"), (2, "abc")):
+        with open_decoder(pair, n_parallel) as many, open_decoder(pair, 1) as one:
+            states, ran = run_in_turns(many, clients, 12, draft="none", seed=5)
+            for i, state in enumerate(states):
+                expected = one.generate(
+                    random_tokens(20, seed=i), max_tokens=12, ignore_eos=True, draft="none", seed=5
+                )
+                assert state.history[20:] == list(expected.tokens)
+        # Before the last client has ended, it ran in a fair share of the batches.
+        last = clients[-1]
+        until = max(i for i, names in enumerate(ran) if last in names)
+        share = sum(last in names for names in ran[: until + 1]) / (until + 1)
+        assert share >= 0.3, ran
+
+
+def test_a_client_alone_keeps_its_place(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "TURN_S", 0.0)
+    with open_decoder(pair, 1) as decoder:
+        preempted: list[RequestState] = []
+        monkeypatch.setattr(decoder._scheduler, "_preempt", preempted.append)
+        run_in_turns(decoder, "aaa", 5, draft="none")
+        run_in_turns(decoder, "a", 5, draft="none")
+        assert not preempted
+
+
+def test_a_turn_lasts_a_second_after_what_is_computed_anew(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(scheduler.time, "perf_counter", lambda: now[0])
+    with open_decoder(pair, 1) as decoder:
+        for client in "ab":
+            decoder.add_request(
+                decoder.request(
+                    random_tokens(20, seed=1), max_tokens=60, draft="none", client=client
+                )
+            )
+
+        def running() -> str:
+            for state in decoder._scheduler._states:
+                state.steps.clear()
+            decoder.step()
+            return decoder._scheduler.running[0].request.client
+
+        assert [running() for _ in range(5)] == ["a"] * 5
+        now[0] += scheduler.TURN_S
+        assert [running() for _ in range(5)] == ["b"] * 5
+        now[0] += scheduler.TURN_S / 2
+        assert running() == "b"
+        now[0] += scheduler.TURN_S
+        assert running() == "a"
 
 
 def test_what_is_computed_anew_is_in_no_phase(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -107,7 +108,9 @@ def test_a_template_without_end_holds_nobody_up(tmp_path: Path) -> None:
             for _ in range(3):
                 time.sleep(0.3)
                 served.answer("/completion", prompt="a", n_predict=2)
-            answer = connection.recv(4096)
+            answer = b""
+            while b"}" not in answer:
+                answer += connection.recv(4096)
             assert b"400 Bad Request" in answer
             assert b"takes longer than 10 s" in answer
         assert watch.worst < SILENT_S
@@ -116,6 +119,32 @@ def test_a_template_without_end_holds_nobody_up(tmp_path: Path) -> None:
             began = time.monotonic()
             assert served.close() == 0
         assert time.monotonic() - began < 6
+    finally:
+        served.close()
+
+
+def test_clients_with_keys_take_turns() -> None:
+    """One key asks for answers without end; each of three others is served in its turn."""
+    served = tiny("-c", "8192", "--api-key", "a,b,c,d", "--queue", "64")
+
+    def ask(key: str, **body: object) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {key}"}
+        return served.post("/completion", {"prompt": f"{key} = ", **body}, headers=headers)
+
+    endless = {"n_predict": -1, "ignore_eos": True, "n": 8, "draft": "none"}
+    try:
+        ask("b", n_predict=2)
+        head = {"Authorization": "Bearer a"}
+        with served.client.stream(
+            "POST", "/completion", json={"prompt": "a", "stream": True, **endless}, headers=head
+        ) as stream:
+            next(stream.iter_lines())
+            with ThreadPoolExecutor(3) as pool:
+                began = time.monotonic()
+                found = [pool.submit(ask, key, n_predict=8, draft="none") for key in "bcd"]
+                assert [one.result().status_code for one in found] == [200] * 3
+            assert time.monotonic() - began < 1 + 3 * 1.5
+        assert ask("a", n_predict=2).status_code == 200
     finally:
         served.close()
 

@@ -108,8 +108,8 @@ class Many:
         self.n_parallel = n_parallel
         self.states: list[State] = []
 
-    def request(self, prompt: list[int], config: DecodeConfig, *, scope: str = "") -> list[int]:
-        del scope
+    def request(self, prompt: list[int], config: DecodeConfig, **names: str) -> list[int]:
+        assert names.keys() == {"scope", "client"}
         if config.draft == "tree":
             raise ValueError("draft is 'tree', which needs a drafter")
         return prompt
