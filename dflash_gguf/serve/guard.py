@@ -24,6 +24,8 @@ from .settings import Settings
 PUBLIC = ("/health", "/v1/health")
 MAX_NAMED = 256
 """Most names of unknown fields that the log mentions, so that random names cannot fill memory."""
+MAX_LINES_S = 200
+"""Most lines about requests that the log takes in a second, so that a flood cannot fill a disk."""
 ENDING = "the server is being shut down: send the request again when it is back"
 
 
@@ -46,6 +48,7 @@ class Guard:
         self._log = log
         self._running: set[_Running] = set()
         self._ignored: set[str] = set()
+        self._second, self._n_lines = 0, 0
         self._is_ending = False
 
     @property
@@ -140,6 +143,15 @@ class Guard:
 
     def _write(self, scope: Scope, status: int, seconds: float) -> None:
         """Writes a line to the log; the query of the URL is left out, as it may hold secrets."""
+        if (now := int(time.monotonic())) != self._second:
+            if (n_left := self._n_lines - MAX_LINES_S) > 0:
+                self._log(
+                    f"{n_left} requests are not in the log, which takes {MAX_LINES_S} a second"
+                )
+            self._second, self._n_lines = now, 0
+        self._n_lines += 1
+        if self._n_lines > MAX_LINES_S:
+            return
         about: Sequence[str] = [
             f"{_printable(scope['address'])} {scope['method']} {_printable(scope['path'])} "
             f"{status or '-'} {1e3 * seconds:.0f} ms"

@@ -31,19 +31,73 @@ GRACE_S = 3
 ERRORS_S = 1
 """Seconds after GRACE_S in which clients can read how their requests ended."""
 BACKLOG = 512
+ACCEPTED_AT_ONCE = 16
+MAX_CONNECTIONS = 4096
+OTHER_FILES = 96
+"""Files that are left to model files, processes and their pipes."""
 UNIX_SOCKET = ".sock"
 """Ending of a host that is the path of a Unix socket, as in llama-server."""
+
+
+class Connections:
+    """Open connections of a server, at most `limit`.
+
+    A connection beyond the limit replaces the oldest one without a whole request, of the address
+    that has the most connections. So idle ones of a flood go first.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._by_address: dict[str, dict[Connection, None]] = {}
+        self._n = 0
+
+    def add(self, one: Connection) -> bool:
+        """Adds a connection; returns False if there is no place for it."""
+        if self._n >= self.limit and not self._make_room():
+            return False
+        self._by_address.setdefault(one.address, {})[one] = None
+        self._n += 1
+        return True
+
+    def discard(self, one: Connection) -> None:
+        """Removes a connection, if it was added."""
+        of_address = self._by_address.get(one.address, {})
+        if one in of_address:
+            del of_address[one]
+            self._n -= 1
+            if not of_address:
+                del self._by_address[one.address]
+
+    def _make_room(self) -> bool:
+        for of_address in sorted(self._by_address.values(), key=len, reverse=True):
+            for one in of_address:
+                if one.lacks_request:
+                    self.discard(one)
+                    one.transport.abort()
+                    return True
+        return False
 
 
 class Connection(H11Protocol):
     """HTTP connection with limits on the time for request headers and on unread data."""
 
     timeout_s = 600.0
+    others: Connections
+    address = ""
     _timer: asyncio.TimerHandle | None = None
+
+    @property
+    def lacks_request(self) -> bool:
+        """True between two requests, and until the whole of a request has arrived."""
+        return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
 
     def connection_made(self, transport: Any) -> None:
         """Starts the timer for request headers and sets the time limit for unread data."""
         super().connection_made(transport)
+        self.address = self.client[0] if self.client else ""
+        if not self.others.add(self):
+            transport.abort()
+            return
         connected = transport.get_extra_info("socket")
         if connected is not None and connected.family in (socket.AF_INET, socket.AF_INET6):
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -65,6 +119,7 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Stops the header timer of a closed connection."""
         self._stop_waiting()
+        self.others.discard(self)
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002
@@ -122,6 +177,12 @@ class Server(uvicorn.Server):
         if sig:
             self._shutdown.begin()
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Starts to accept connections, a few at a time so that their limit can be kept."""
+        await super().startup(sockets)
+        for one in sockets or []:
+            one.listen(BACKLOG)  # uvicorn has set the system's queue to ACCEPTED_AT_ONCE
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Waits for the requests in flight; answers those that take longer than GRACE_S."""
         clock = asyncio.get_running_loop().call_later(GRACE_S, self._shutdown.end_requests)
@@ -155,7 +216,11 @@ def server(
     return Server(
         uvicorn.Config(
             app,
-            http=type("Connection", (Connection,), {"timeout_s": timeout_s}),
+            http=type(
+                "Connection",
+                (Connection,),
+                {"timeout_s": timeout_s, "others": Connections(_max_connections())},
+            ),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -165,11 +230,26 @@ def server(
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=GRACE_S + ERRORS_S,
             h11_max_incomplete_event_size=MAX_HEADERS,
+            backlog=ACCEPTED_AT_ONCE,
             ssl_keyfile=key_file,
             ssl_certfile=cert_file,
         ),
         shutdown,
     )
+
+
+def _max_connections() -> int:
+    """Raises the limit of open files as far as possible; returns what it leaves to connections."""
+    try:
+        import resource
+    except ImportError:
+        return MAX_CONNECTIONS
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_CONNECTIONS + OTHER_FILES
+    limit = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    return max(limit - OTHER_FILES, limit // 2)
 
 
 def checked_hosts(texts: Sequence[str]) -> list[str]:
