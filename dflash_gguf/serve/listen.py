@@ -7,6 +7,7 @@ import contextlib
 import errno
 import ipaddress
 import os
+import re
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,8 @@ from typing import Any
 
 import msgspec
 import uvicorn
+from h11 import RemoteProtocolError
+from h11._receivebuffer import ReceiveBuffer
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -35,8 +38,33 @@ ACCEPTED_AT_ONCE = 16
 MAX_CONNECTIONS = 4096
 OTHER_FILES = 96
 """Files that are left to model files, processes and their pipes."""
+AMBIGUOUS = re.compile(rb"(?<!\r)\n|\n[ \t]")
+LENGTH = re.compile(rb"\ncontent-length[ \t]*:", re.IGNORECASE)
+CHUNKED = re.compile(rb"\ntransfer-encoding[ \t]*:", re.IGNORECASE)
 UNIX_SOCKET = ".sock"
 """Ending of a host that is the path of a Unix socket, as in llama-server."""
+
+
+class _StrictBuffer(ReceiveBuffer):
+    """h11's input, which refuses heads that a proxy before this server may read differently."""
+
+    def maybe_extract_lines(self) -> Any:
+        """Returns the lines of a head, None until it is whole. RemoteProtocolError for a bad one.
+
+        h11 alone takes lines that end without CR, headers over several lines, and a length beside
+        chunks, with which a request can hide in the body of another.
+        """
+        lines = super().maybe_extract_lines()
+        if lines and (
+            AMBIGUOUS.search(self._head)
+            or (LENGTH.search(self._head) and CHUNKED.search(self._head))
+        ):
+            raise RemoteProtocolError("the head is ambiguous")
+        return lines
+
+    def _extract(self, count: int) -> Any:
+        self._head = super()._extract(count)
+        return self._head
 
 
 class Connections:
@@ -94,6 +122,7 @@ class Connection(H11Protocol):
     def connection_made(self, transport: Any) -> None:
         """Starts the timer for request headers and sets the time limit for unread data."""
         super().connection_made(transport)
+        self.conn._receive_buffer = _StrictBuffer()
         self.address = self.client[0] if self.client else ""
         if not self.others.add(self):
             transport.abort()
