@@ -97,11 +97,12 @@ def appending(path: AnyPath) -> BinaryIO:
 
 
 @contextmanager
-def replacing(path: AnyPath) -> Iterator[BinaryIO]:
+def replacing(path: AnyPath, mode: int = 0o666) -> Iterator[BinaryIO]:
     """Opens a file that takes the place of `path` when the block ends, if it ends without error.
 
     The file keeps the mode and, where permitted, the owner of the one that it replaces. Links are
-    followed; what is no regular file is written into. Errors: OSError.
+    followed; what is no regular file is written into. mode: of a new file, less the umask. Errors:
+    OSError.
     """
     target = replaced(path)
     if target is None:
@@ -111,7 +112,8 @@ def replacing(path: AnyPath) -> Iterator[BinaryIO]:
     part = target.with_name(f".dflash-{os.getpid()}-{threading.get_ident()}.part")
     try:
         part.unlink(missing_ok=True)
-        opened = part.open("x+b")
+        # O_EXCL follows no link that somebody put there since.
+        opened = open(part, "x+b", opener=lambda name, flags: os.open(name, flags, mode))  # noqa: SIM115
     except OSError as error:
         raise OSError(error.errno, error.strerror, os.fspath(path)) from None
     try:

@@ -25,6 +25,8 @@ from ..text.gguf_metadata import GgufMetadata
 
 Bytes = NDArray[np.uint8]
 
+PRIVATE = 0o600
+"""Mode of prefix files, which hold the text of conversations."""
 ARCHITECTURE = "dflash-prefix"
 TOKENS, CHECKSUMS = "tokens", "checksums"
 ALIGNMENT = 32
@@ -76,7 +78,7 @@ def save(prefixes: Sequence[Prefix], tokens: Sequence[int], engine: Engine, path
 def _save(prefixes: Sequence[Prefix], tokens: Sequence[int], engine: Engine, path: Path) -> int:
     head = _header(prefixes, identity(engine))
     n_bytes = len(head)
-    with replacing(path) as file:
+    with replacing(path, PRIVATE) as file:
         file.write(head)
         ids = np.asarray(tokens, dtype="<i4").view(np.uint8)
         sums = [zlib.crc32(head), _sum(ids)]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -458,6 +460,8 @@ class App:
                 f"filename is {name[:200]!r}, must be 1 to 200 letters, digits, '_', '-' or '.', "
                 "the first not a '.'"
             )
+        if action == "save":
+            _check_quota(folder, self._settings.max_slot_bytes)
         scope = request.scope["tenant"]
         prefix = f"{folder}/{scope and scope + '-'}"
         done = await engine.act(slot, action, "" if action == "erase" else prefix + name, scope)
@@ -550,6 +554,17 @@ def _check_prompt(prompt: Sequence[int], n_ctx: int, n_vocab: int) -> None:
     if low < 0 or high >= n_vocab:
         bad = low if low < 0 else high
         raise BadRequestError(f"prompt: token id {bad} is outside the vocabulary of {n_vocab}")
+
+
+def _check_quota(folder: Path, limit: int) -> None:
+    """Raises BadRequestError if the files of a folder hold as many bytes as may be saved there."""
+    used = sum(entry.stat(follow_symlinks=False).st_size for entry in os.scandir(folder))
+    if used >= limit:
+        raise BadRequestError(
+            f"the folder of --slot-save-path holds {used >> 20} MiB, the limit of --slot-save-mib "
+            f"is {limit >> 20}: delete files there",
+            status=507,
+        )
 
 
 def _text(prompt_builder: PromptBuilder, tokens: Sequence[int]) -> str:

