@@ -125,7 +125,7 @@ class App:
         self, request: Request, kind: type[BodyT], prepare: Prepare[BodyT]
     ) -> Response:
         body, n_bytes = await self._body(request, kind)
-        model, engine, prompt_builder = await self._models.take(body.model)
+        model, engine, prompt_builder = await self._models.take(body.model, generates=True)
         engine.check_room()
 
         scope, client = request.scope["tenant"], request.scope["asker"]

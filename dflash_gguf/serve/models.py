@@ -31,7 +31,8 @@ class ServedModel:
     names: aliases; responses use the first. args: the model's flags, from which follow settings
     and prompts_of (makes the prompt builder). preset: the flags that --models-preset gives it.
     last_ready: the description that the model's last engine process sent. is_asleep: True after
-    --sleep-idle-seconds, until the model is loaded again.
+    --sleep-idle-seconds, until the model is loaded again. is_leaving: True while the model's last
+    answers are awaited, so that it can be unloaded.
     """
 
     names: list[str]
@@ -49,6 +50,7 @@ class ServedModel:
     n_bytes: int = 0
     last_ready: Ready | None = None
     is_asleep: bool = False
+    is_leaving: bool = False
     _threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(N_THREADS))
 
     async def in_thread(self, work: Callable[[], T]) -> T:
@@ -136,14 +138,18 @@ class ModelRegistry:
             return model
         return recent[0]
 
-    async def take(self, name: str | None) -> tuple[ServedModel, EngineClient, PromptBuilder]:
+    async def take(
+        self, name: str | None, *, generates: bool = False
+    ) -> tuple[ServedModel, EngineClient, PromptBuilder]:
         """Returns a loaded model, its engine and its prompt builder.
 
-        With several models, waits while the model is loaded. Raises BadRequestError for an unknown
-        name, NotReadyError if loading fails or the single model is still being loaded.
+        With several models, waits while the model is loaded. generates: True for a new answer,
+        which waits behind another model that takes this one's place. Raises BadRequestError for an
+        unknown name, NotReadyError if loading fails or the single model is still being loaded.
         """
         model = self.find(name)
-        if not self.is_one or model.is_asleep:
+        is_open = model.state == "ready" and not (generates and model.is_leaving)
+        if not is_open and (not self.is_one or model.is_asleep):
             async with self._turn:
                 model = self.find(name)  # the name "any" may now mean another model
                 await self._load(model)
@@ -201,7 +207,11 @@ class ModelRegistry:
         """Unloads a model after its last request has ended."""
         engine = model.engine
         assert engine is not None
-        await engine.wait_idle()
+        model.is_leaving = True
+        try:
+            await engine.wait_idle()
+        finally:
+            model.is_leaving = False
         model.engine = None
         await engine.close()
 

@@ -12,6 +12,8 @@ import httpx
 import pytest
 from serving import Served, tiny
 
+from dflash_gguf import bundled
+
 SILENT_S = 1.0
 """Seconds within which /health has to answer, whatever one client does."""
 
@@ -148,6 +150,33 @@ def test_clients_with_keys_take_turns() -> None:
         assert ask("a", n_predict=2).status_code == 200
     finally:
         served.close()
+
+
+def test_a_model_that_waits_for_another_holds_nobody_else_up(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.gguf").symlink_to(bundled.find("python-tiny").target)
+    served = Served("--models", str(tmp_path), "-t", "1", "-c", "8192", wait=False)
+    long = {"prompt": "a", "n_predict": 4000, "ignore_eos": True, "stream": True, "draft": "none"}
+    try:
+        served.answer("/completion", model="a", prompt="a", n_predict=1)
+        with served.raw("/completion", model="a", **long) as answer, ThreadPoolExecutor(2) as pool:
+            answer.recv(100)
+            of_b = pool.submit(served.answer, "/completion", model="b", prompt="a", n_predict=1)
+            time.sleep(0.3)
+            began = time.monotonic()
+            assert served.answer("/tokenize", model="a", content="a")["tokens"]
+            for path in ("/health", "/slots?model=a", "/props?model=a", "/v1/models"):
+                assert served.get(path).status_code == 200
+            assert time.monotonic() - began < SILENT_S
+            behind = pool.submit(served.answer, "/completion", model="a", prompt="b", n_predict=1)
+            time.sleep(0.3)
+            assert not of_b.done()
+            assert not behind.done()
+            answer.close()
+            assert of_b.result(60)["model"] == "b"
+            assert behind.result(60)["model"] == "a"
+    finally:
+        assert served.close() == 0
 
 
 def wait_until(is_true: Callable[[], bool], seconds: float = 60.0) -> None:
