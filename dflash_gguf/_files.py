@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 AnyPath = str | os.PathLike[str]
+SHARED = 0o666
+"""Mode of new files, less the umask."""
 
 
 LFS_POINTER = b"version https://git-lfs.github.com/"
@@ -97,12 +99,12 @@ def appending(path: AnyPath) -> BinaryIO:
 
 
 @contextmanager
-def replacing(path: AnyPath, mode: int = 0o666) -> Iterator[BinaryIO]:
+def replacing(path: AnyPath, mode: int = SHARED) -> Iterator[BinaryIO]:
     """Opens a file that takes the place of `path` when the block ends, if it ends without error.
 
     The file keeps the mode and, where permitted, the owner of the one that it replaces. Links are
-    followed; what is no regular file is written into. mode: of a new file, less the umask. Errors:
-    OSError.
+    followed; what is no regular file is written into. mode: another one than SHARED is the file's,
+    whatever the replaced one had. Errors: OSError.
     """
     target = replaced(path)
     if target is None:
@@ -121,7 +123,8 @@ def replacing(path: AnyPath, mode: int = 0o666) -> Iterator[BinaryIO]:
             yield file
         with suppress(OSError):
             old = target.stat()
-            part.chmod(stat.S_IMODE(old.st_mode))
+            if mode == SHARED:
+                part.chmod(stat.S_IMODE(old.st_mode))
             os.chown(part, old.st_uid, old.st_gid)
         part.replace(target)
     finally:

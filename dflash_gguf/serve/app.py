@@ -58,11 +58,11 @@ from .serializers import (
 )
 from .settings import Settings
 from .sse import GenerationResponse
+from .threads import aside
 
 VERSION = "dflash-gguf"
-INLINE_BYTES = 16 << 10
-"""Size in bytes above which a request body is parsed and tokenized in a thread."""
-T = TypeVar("T")
+MAX_CHANCES = 1 << 21
+"""Most log-probabilities of a response that is no stream, about 300 bytes each while it is made."""
 B = TypeVar("B", bound=msgspec.Struct)
 BodyT = TypeVar("BodyT", bound=Body)
 Prepared = tuple[Sequence[list[int]], DecodeConfig, Callable[[ResponseContext], WireFormat]]
@@ -144,7 +144,7 @@ class App:
         if kind is ChatBody:
             ask, choices, wire_format = await model.in_thread(prepared)
         else:
-            ask, choices, wire_format = await _aside(prepared, n_bytes)
+            ask, choices, wire_format = await aside(prepared, n_bytes)
         return GenerationResponse(
             engine,
             wire_format,
@@ -247,6 +247,7 @@ class App:
             marks = prompt.reasoning
             reasoning = None if marks is None else (marks.name, marks.is_open)
             asked.append(AskedPrompt(prompt, reasoning, list(prompt.turn_boundaries)))
+        _check_chances(body, config, n, [ready.n_ctx - len(prompt) for prompt in prompts])
         runs = [
             Run(
                 engine.new_id(),
@@ -299,7 +300,7 @@ class App:
                 parse_special=body.parse_special is not False,
             )
 
-        tokens: list[Any] = list(await _aside(tokenize, n_bytes))
+        tokens: list[Any] = list(await aside(tokenize, n_bytes))
         if body.with_pieces:
             tokens = [{"id": token, "piece": _piece(tokenizer, token)} for token in tokens]
         return _json({"tokens": tokens})
@@ -308,7 +309,7 @@ class App:
         """Answers POST /detokenize with the text of token ids."""
         body, n_bytes = await self._body(request, DetokenizeBody)
         _, _, prompt_builder = await self._models.take(body.model)
-        text = await _aside(lambda: _text(prompt_builder, body.tokens), n_bytes)
+        text = await aside(lambda: _text(prompt_builder, body.tokens), n_bytes)
         return _json({"content": text})
 
     async def apply_template(self, request: Request) -> Response:
@@ -506,13 +507,8 @@ class App:
                 408, f"the request body did not arrive within {seconds:g} s"
             ) from None
         data = b"".join(parts)
-        body, request.scope["ignored"] = await _aside(lambda: read(data, kind), n_bytes)
+        body, request.scope["ignored"] = await aside(lambda: read(data, kind), n_bytes)
         return body, n_bytes
-
-
-async def _aside(work: Callable[[], T], n_bytes: int) -> T:
-    """Runs a function, in a thread if the request body is large, so that other requests go on."""
-    return work() if n_bytes <= INLINE_BYTES else await asyncio.to_thread(work)
 
 
 def _guarded(
@@ -554,6 +550,20 @@ def _check_prompt(prompt: Sequence[int], n_ctx: int, n_vocab: int) -> None:
     if low < 0 or high >= n_vocab:
         bad = low if low < 0 else high
         raise BadRequestError(f"prompt: token id {bad} is outside the vocabulary of {n_vocab}")
+
+
+def _check_chances(body: Body, config: DecodeConfig, n: int, n_left: Sequence[int]) -> None:
+    """Raises BadRequestError if a whole answer could hold too many log-probabilities.
+
+    n_left: tokens that the context has left behind each prompt. n: answers to each.
+    """
+    limits = [x if config.max_tokens is None else min(x, config.max_tokens) for x in n_left]
+    n_chances = n * sum(limits) * (config.n_probs or 0)
+    if n_chances > MAX_CHANCES and not body.stream:
+        raise BadRequestError(
+            f"the answers may hold {n_chances} log-probabilities (n x max_tokens x those of a "
+            f"token), the limit is {MAX_CHANCES} without stream: ask for fewer, or stream"
+        )
 
 
 def _check_quota(folder: Path, limit: int) -> None:

@@ -35,11 +35,14 @@ class CompletionChoice:
     began: float = field(default_factory=time.monotonic)
     _reported: int = -1
 
-    def add(self, step: Stepped) -> None:
-        """Appends the tokens, text and log-probabilities of one round to the answer."""
+    def add(self, step: Stepped, *, is_stream: bool) -> None:
+        """Appends the tokens, text and log-probabilities of one round to the answer.
+
+        is_stream: True to leave out log-probabilities, which a stream has sent by then.
+        """
         self.tokens += step.tokens
         self.parts += step.parts
-        self.logprobs += step.logprobs
+        self.logprobs += [] if is_stream else step.logprobs
         self.stats = step.stats or self.stats
 
     @property

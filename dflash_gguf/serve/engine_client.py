@@ -35,6 +35,7 @@ from .messages import (
     SlotDone,
     Started,
     Stepped,
+    Throttle,
     frame,
     from_engine,
     length,
@@ -51,6 +52,8 @@ CLOSE_S = 2.0
 N_TIMED = 16
 """Number of most recent requests whose mean duration sets the Retry-After header."""
 MAX_RETRY_S = 60
+MAX_UNREAD = 1 << 15
+"""Tokens and log-probabilities that an answer may be ahead of its reader, about 100 bytes each."""
 
 
 class BusyError(Exception):
@@ -88,11 +91,37 @@ class Submission:
         self.began = time.monotonic()
         self._engine = engine
         self.open = set(self.runs)
+        self._n_unread = 0
+        self._is_throttled = False
+
+    def put(self, event: Event) -> None:
+        """Queues an event; throttles the answers if their reader is far behind."""
+        self.events.put_nowait(event)
+        self._count(_weight(event))
+
+    def took(self, event: Event) -> None:
+        """Counts an event of the queue as read."""
+        self._count(-_weight(event))
+
+    def _count(self, weight: int) -> None:
+        self._n_unread += weight
+        limit = MAX_UNREAD // 2 if self._is_throttled else MAX_UNREAD
+        if (self._n_unread > limit) != self._is_throttled:
+            self._is_throttled = not self._is_throttled
+            for run in sorted(self.open):
+                self._engine.send(Throttle(run, self._is_throttled))
 
     def cancel(self) -> None:
         """Cancels the runs that have not ended."""
         for run in sorted(self.open):
             self._engine.send(Cancel(run))
+
+
+def _weight(event: Event) -> int:
+    """Returns the number of tokens and log-probabilities of an event."""
+    if not isinstance(event, Stepped):
+        return 0
+    return len(event.tokens) + sum(len(chance.top) for chance in event.logprobs)
 
 
 class Slot:
@@ -350,7 +379,8 @@ class EngineClient:
             request, run = self._by_run[message.id]
             if isinstance(message, Started):
                 slot = self.slots[message.slot]
-                slot.run, slot.ask, slot.n_decoded = run, request.ask, 0
+                if slot.run is not run:
+                    slot.run, slot.ask, slot.n_decoded = run, request.ask, 0
             elif isinstance(message, Stepped):
                 # Count tokens only for the run that still holds the slot.
                 for slot in self.slots:
@@ -360,7 +390,7 @@ class EngineClient:
                 await self._tell()
                 if isinstance(message, Ended):
                     self._on_stats(message.stats)
-            request.events.put_nowait(message)
+            request.put(message)
 
     def _end_run(self, request: Submission, run: Run) -> None:
         del self._by_run[run.id]

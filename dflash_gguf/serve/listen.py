@@ -142,6 +142,7 @@ class Connection(H11Protocol):
         is_idle = self.cycle is None or self.cycle.response_complete
         if not is_idle:
             self._stop_waiting()
+            self._keep_reading()
         elif was_idle and self._timer is None:
             self._wait_for_head()
 
@@ -162,6 +163,17 @@ class Connection(H11Protocol):
         if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
             self.transport.write(head.encode() + body)
         self.transport.close()
+
+    def _keep_reading(self) -> None:
+        """Reads on behind a whole request, so that the end of the connection is seen.
+
+        uvicorn would stop reading until the response has ended.
+        """
+        if not self.cycle.more_body and self.flow.read_paused:
+            if len(self.conn.trailing_data[0]) > MAX_HEADERS:
+                self.transport.abort()
+            else:
+                self.flow.resume_reading()
 
     def _wait_for_head(self) -> None:
         self._timer = self.loop.call_later(min(HEADERS_S, self.timeout_s), self._give_up)
@@ -273,11 +285,12 @@ def _max_connections() -> int:
         import resource
     except ImportError:
         return MAX_CONNECTIONS
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_CONNECTIONS + OTHER_FILES
     limit = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    if resource.RLIM_INFINITY != soft < limit:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     return max(limit - OTHER_FILES, limit // 2)
 
 

@@ -77,6 +77,16 @@ class Cancel(Message, frozen=True):
     id: int
 
 
+class Throttle(Message, frozen=True):
+    """Message to the engine: the client reads an answer slower than it is made, or no longer does.
+
+    is_on: True to send nothing more of the answer, which then pauses; False to go on.
+    """
+
+    id: int
+    is_on: bool
+
+
 class SlotAction(Message, frozen=True):
     """Message to the engine: saves a slot's cached prefix to a file, restores or erases it.
 
@@ -205,7 +215,7 @@ class Failed(Message, frozen=True):
     sentence: str
 
 
-ToEngine = Load | Proceed | Ask | Cancel | SlotAction
+ToEngine = Load | Proceed | Ask | Cancel | Throttle | SlotAction
 FromEngine = (
     Checked | Loading | Ready | Refused | Started | Prefilled | Stepped | Ended | Failed | SlotDone
 )

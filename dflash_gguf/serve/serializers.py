@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import msgspec
+
 from ..config import DecodeConfig
 from ..sampling.noise import TokenLogprobs
 from ..text.tokenizer import Tokenizer
@@ -305,15 +307,17 @@ class LlamaServerFormat:
 
     def _probabilities(
         self, config: DecodeConfig, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs]
-    ) -> list[Event]:
-        entries = self._context.logprobs(tokens, logprobs)
-        if not config.post_sampling_probs:
-            return entries
-        for entry in entries:
-            entry["prob"] = math.exp(entry.pop("logprob"))
-            entry["top_probs"] = entry.pop("top_logprobs")
-            for top in entry["top_probs"]:
-                top["prob"] = math.exp(top.pop("logprob"))
+    ) -> list[msgspec.Raw]:
+        """Returns the entries as JSON: as objects, 1024 a token would keep the collector busy."""
+        entries = []
+        for token, chance in zip(tokens, logprobs, strict=True):
+            (entry,) = self._context.logprobs([token], [chance])
+            if config.post_sampling_probs:
+                entry["prob"] = math.exp(entry.pop("logprob"))
+                entry["top_probs"] = entry.pop("top_logprobs")
+                for top in entry["top_probs"]:
+                    top["prob"] = math.exp(top.pop("logprob"))
+            entries.append(msgspec.Raw(msgspec.json.encode(entry)))
         return entries
 
     def _final(self, choice: CompletionChoice) -> Event:

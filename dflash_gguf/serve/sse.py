@@ -25,6 +25,7 @@ from .engine_client import (
 from .errors import error_body, error_response
 from .messages import Ask, Ended, Failed, Prefilled, Started, Stepped
 from .serializers import WireFormat
+from .threads import aside
 
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
@@ -111,7 +112,8 @@ class GenerationResponse(Response):
         except _FailedError as error:
             await error_response(error, error.status)(scope, receive, send)
             return
-        data = encode(self._wire_format.whole(self._choices))
+        n_chances = sum(len(x.logprobs) * (x.config.n_probs or 0) for x in self._choices)
+        data = await aside(lambda: _in_pieces(self._wire_format.whole(self._choices)), n_chances)
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(data)).encode()),
@@ -164,6 +166,7 @@ class GenerationResponse(Response):
 
     def _take(self, request: Submission, event: Event) -> CompletionChoice | None:
         """Returns an event's CompletionChoice, the event added; None for events of no answer."""
+        request.took(event)
         if isinstance(event, ClientGone):
             raise _GoneError
         if isinstance(event, Failed):
@@ -174,7 +177,7 @@ class GenerationResponse(Response):
         if isinstance(event, Started):
             choice.slot, choice.began = event.slot, time.monotonic()
         elif isinstance(event, Stepped):
-            choice.add(event)
+            choice.add(event, is_stream=self._is_stream)
         elif isinstance(event, Ended):
             choice.stats = event.stats
         return choice
@@ -216,6 +219,16 @@ async def _watch(receive: Receive, request: Submission) -> None:
             pass
         request.cancel()
         request.events.put_nowait(ClientGone())
+
+
+def _in_pieces(value: Any, depth: int = 5) -> bytes:
+    """Returns a value as JSON; encodes its parts one by one, to let other threads run between."""
+    if depth and isinstance(value, dict):
+        fields = (encode(x) + b":" + _in_pieces(y, depth - 1) for x, y in value.items())
+        return b"{" + b",".join(fields) + b"}"
+    if depth and isinstance(value, list):
+        return b"[" + b",".join(_in_pieces(one, depth - 1) for one in value) + b"]"
+    return encode(value)
 
 
 def _event(value: Any) -> bytes:

@@ -49,6 +49,7 @@ from .messages import (
     SlotDone,
     Started,
     Stepped,
+    Throttle,
     ToEngine,
 )
 
@@ -83,9 +84,21 @@ class Job:
         self.run = run
         self.prompt = ask.prompts[run.prompt]
         self.config = config
-        self.is_cancelled = False
+        self.is_cancelled = self.is_throttled = False
         self.state: RequestState | None = None
         self.slot = -1
+
+    @property
+    def is_running(self) -> bool:
+        """True while the request has a sequence of the decoder."""
+        return self.state is not None and self.state.sequence is not None
+
+    @property
+    def can_run(self) -> bool:
+        """False for an answer that waits for its reader, in the server or in the decoder."""
+        state = self.state
+        is_held = self.is_throttled and not self.is_cancelled
+        return not is_held or state is None or not (state.is_finished or state.is_throttled)
 
 
 class Worker:
@@ -120,6 +133,12 @@ class Worker:
             except Exception as error:  # an error of the round fails all its requests
                 for job in list(self._live):
                     self._fail(job, error)
+            for job in self._live:
+                if job.state is not None and not job.state.is_finished and not job.is_running:
+                    job.slot = -1  # it lost its place, and another may have its slot
+            for job in self._live:
+                if job.is_running:
+                    self._take_slot(job)
             for job in list(self._live):
                 self._advance(job)
             self._flush()
@@ -137,6 +156,8 @@ class Worker:
                     self._new.append(message)
                 elif isinstance(message, Cancel) and message.id in self._jobs:
                     self._jobs[message.id].is_cancelled = True
+                elif isinstance(message, Throttle) and message.id in self._jobs:
+                    self._jobs[message.id].is_throttled = message.is_on
                 self._changed.notify()
         with self._changed:
             self._is_over = True
@@ -156,7 +177,9 @@ class Worker:
 
     def _wait(self) -> bool:
         with self._changed:
-            self._changed.wait_for(lambda: self._is_over or self._new or self._live)
+            self._changed.wait_for(
+                lambda: self._is_over or self._new or any(job.can_run for job in self._live)
+            )
             return not self._is_over
 
     def _act(self, action: SlotAction) -> None:
@@ -209,17 +232,22 @@ class Worker:
             self._fail(job, error)
 
     def _prefilled(self, job: Job, done: int, total: int) -> None:
-        if job.slot < 0:
-            # A request may take the slot of another request that ended in the same batch.
-            used = {x.slot for x in self._live if x.state and not x.state.is_finished}
-            job.slot = min(slot for slot in self._slots if slot not in used)
-            self._say(Started(job.run.id, job.slot))
+        self._take_slot(job)
         self._say(Prefilled(job.run.id, done, total))
         self._flush()
+
+    def _take_slot(self, job: Job) -> None:
+        """Gives a running answer a slot: at its start, and when it runs again after others."""
+        if job.slot < 0:
+            used = {x.slot for x in self._live if x.is_running}
+            job.slot = min(slot for slot in self._slots if slot not in used)
+            self._say(Started(job.run.id, job.slot))
 
     def _advance(self, job: Job) -> None:
         state, run = job.state, job.run
         assert state is not None
+        if job.is_throttled and not job.is_cancelled:
+            return  # unread steps throttle the request in the decoder
         steps, state.steps = state.steps, []
         for step in steps:
             stats = ResultStats.of(self._decoder.result(state)) if job.ask.wants_stats else None

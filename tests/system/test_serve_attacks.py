@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
 from pathlib import Path
 
 import httpx
@@ -23,7 +26,7 @@ class Watch:
 
     def __init__(self, served: Served) -> None:
         self.worst = 0.0
-        self._client = httpx.Client(base_url=served.url, timeout=60)
+        self._host, self._port = served.host, served.port
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._ask)
         self._thread.start()
@@ -31,7 +34,10 @@ class Watch:
     def _ask(self) -> None:
         while not self._is_over.wait(0.02):
             began = time.monotonic()
-            self._client.get("/health")
+            client = HTTPConnection(self._host, self._port, timeout=60)  # a new one each time
+            client.request("GET", "/health")
+            client.getresponse()
+            client.close()
             self.worst = max(self.worst, time.monotonic() - began)
 
     def __enter__(self) -> Watch:
@@ -40,7 +46,6 @@ class Watch:
     def __exit__(self, *_: object) -> None:
         self._is_over.set()
         self._thread.join()
-        self._client.close()
 
 
 @pytest.fixture(scope="module")
@@ -177,6 +182,29 @@ def test_a_model_that_waits_for_another_holds_nobody_else_up(tmp_path: Path) -> 
             assert behind.result(60)["model"] == "a"
     finally:
         assert served.close() == 0
+
+
+def test_whole_answers_hold_a_bounded_number_of_probabilities(served: Served) -> None:
+    body = {"prompt": "a", "n": 8, "n_predict": 400, "n_probs": 1024}
+    found = served.post("/completion", body)
+    assert found.status_code == 400
+    assert "3276800 log-probabilities" in found.json()["error"]["message"]
+    with Watch(served) as watch:
+        found = served.post("/completion", {**body, "n": 2, "ignore_eos": True, "draft": "none"})
+    assert watch.worst < SILENT_S
+    assert sum(len(one["completion_probabilities"]) for one in found.json()) == 800
+
+
+def test_a_client_that_left_is_seen_behind_what_it_sent(served: Served) -> None:
+    data = b'{"prompt": "a", "n_predict": -1, "ignore_eos": true, "draft": "none", "stream": true}'
+    head = b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data)
+    for behind in (b"x", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", b"y" * (65 << 10)):
+        with socket.create_connection((served.host, served.port)) as connection:
+            connection.sendall(head + data)
+            connection.recv(100)
+            with contextlib.suppress(ConnectionError):  # too much of it ends the connection
+                connection.sendall(behind)
+        wait_until(lambda: served.is_idle, 5)
 
 
 def wait_until(is_true: Callable[[], bool], seconds: float = 60.0) -> None:

@@ -80,7 +80,11 @@ class State:
         self.cancelled, self.on_prefill = settings["cancelled"], settings["on_prefill"]
         self.steps: list[Step] = []
         self.error: Exception | None = None
-        self.is_finished = self.has_begun = False
+        self.is_finished = self.has_begun = self.is_throttled = False
+
+    @property
+    def sequence(self) -> object:
+        return object() if self.has_begun and not self.is_finished else None
 
     def work(self) -> None:
         if not self.has_begun:

@@ -142,15 +142,15 @@ def test_no_space_is_told_before_anything_is_written(
 def test_a_disk_that_fills_up_while_writing_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real_open = Path.open
+    real_open = open
 
-    def full(self: Path, mode: str = "r", *rest: Any, **options: Any) -> Any:
+    def full(path: Any, mode: str = "r", *rest: Any, **options: Any) -> Any:
         if "x" not in mode:
-            return real_open(self, mode, *rest, **options)
-        real_open(self, mode).close()
-        return real_open(Path("/dev/full"), "wb")
+            return real_open(path, mode, *rest, **options)
+        real_open(path, mode).close()
+        return real_open("/dev/full", "wb")
 
-    monkeypatch.setattr(Path, "open", full)
+    monkeypatch.setattr("builtins.open", full)
     with pytest.raises(ConvertError, match=r"x\.gguf: cannot be written: No space left on device"):
         write_gguf(tmp_path / "x.gguf", *example())
     assert list(tmp_path.iterdir()) == []
