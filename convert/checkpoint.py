@@ -10,7 +10,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from .errors import ConvertError, check_file
+from .errors import ConvertError, check_file, check_link
 from .safetensors import SafetensorsFile
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -20,10 +20,11 @@ def read_json(path: Path) -> Any:
     """Returns the content of a JSON file. Raises ConvertError if it is missing or malformed."""
     try:
         check_file(path)
+        check_link(path)
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConvertError(f"{path}: cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConvertError(f"{path}: is not JSON: {error}") from error
 
 

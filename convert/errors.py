@@ -17,3 +17,14 @@ def check_file(path: Path) -> None:
         _files.check_file(path)
     except ValueError as error:
         raise ConvertError(str(error)) from None
+
+
+def check_link(path: Path) -> None:
+    """Raises ConvertError for a link to a file outside of the link's folder.
+
+    A downloaded folder could link its chat template to a private file, whose text would get into a
+    GGUF that is passed on. Links to the blobs of the same Hugging Face cache are allowed.
+    """
+    target, folder = path.resolve(), path.parent.resolve()
+    if not {folder, folder.parent.parent / "blobs"} & set(target.parents):
+        raise ConvertError(f"{path}: is a link to {target}, out of its folder: copy the file")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import mmap
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,7 @@ class SafetensorsFile:
             raise self._fail(f"header of {length} bytes, but the file has {size} bytes")
         try:
             header = json.loads(self._map[8 : 8 + length], object_pairs_hook=self._unique)
-        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise self._fail("the header is not JSON") from error
         if not isinstance(header, dict):
             raise self._fail("the header is not a JSON object")
@@ -91,8 +92,7 @@ class SafetensorsFile:
     def _unique(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(pairs)
         if len(result) != len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
+            (twice, _), *_ = Counter(name for name, _ in pairs).most_common(1)
             raise self._fail(f"{twice!r} occurs twice in the header")
         return result
 

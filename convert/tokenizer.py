@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from . import pretokenizer
 from .checkpoint import Config, read_json, read_object
-from .errors import ConvertError, check_file
+from .errors import ConvertError, check_file, check_link
 from .plan import Metadata
 from .schema import Key
 
@@ -468,6 +468,7 @@ def _template(files: _Files) -> str | dict[str, str] | None:
 
 
 def _text_of(path: Path) -> str:
+    check_link(path)
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:

@@ -69,6 +69,12 @@ DAMAGED: dict[str, tuple[Any, bytes, str]] = {
     "not JSON": (b"{nonsense", b"", "not JSON"),
     "not UTF-8": (b'{"\xff": 1}', b"", "not JSON"),
     "deep nesting": (b"[" * 200000, b"", "not JSON"),
+    "a number of a million digits": (b'{"a": {"shape": [' + b"9" * 10**6 + b"]}}", b"", "not JSON"),
+    "many names": (
+        b"{%s}" % b",".join(b'"%d": 0' % min(n, 39998) for n in range(40000)),
+        b"",
+        "'39998' occurs twice",
+    ),
     "not an object": ([1, 2], b"", "not a JSON object"),
     "name twice": (
         b'{"a": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]},'
