@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import subprocess
 import tarfile
@@ -13,6 +14,8 @@ from .._run_module import module_command
 from ..native import Error
 
 PACKAGE = "llama-cpp-python"
+SHA256 = {"0.3.36": "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"}
+"""SHA-256 of the sdist of each version: its code is compiled and loaded."""
 DEFAULT_CACHE = cache_folder()
 
 
@@ -53,7 +56,18 @@ def _download(version: str, folder: Path, home: Path) -> Path:
             f"cannot download {PACKAGE} {version} ({said[-1]}): without a package index copy "
             f"{home.name} into {home.parent} from a machine that has it"
         )
+    _check_hash(archives[0], version)
     return archives[0]
+
+
+def _check_hash(sdist: Path, version: str) -> None:
+    """Raises Error for an sdist that is not the one whose hash this package knows."""
+    found = hashlib.sha256(sdist.read_bytes()).hexdigest()
+    if found != SHA256.get(version):
+        raise Error(
+            f"{sdist.name} has the SHA-256 {found}, expected is {SHA256.get(version, 'none')}: the "
+            "package index serves other sources than PyPI did"
+        )
 
 
 def _unpack(sdist: Path, folder: Path) -> Path:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import textwrap
+from pathlib import Path
 
 import pytest
 
-from dflash_gguf.backend_build import command
+from dflash_gguf.backend_build import command, sources
 from dflash_gguf.backend_build.build import first_error
+from dflash_gguf.native import Error
 
 
 def test_a_cache_that_cannot_be_written_names_the_flag(
@@ -20,6 +22,14 @@ def test_a_cache_that_cannot_be_written_names_the_flag(
     assert command.main(["sources", "--cache", "/c"]) == 1
     said = capsys.readouterr().err
     assert said == "error: /c: Permission denied; name a writable folder with --cache\n"
+
+
+def test_other_sources_than_the_known_ones_are_refused(tmp_path: Path) -> None:
+    sdist = tmp_path / "llama_cpp_python-0.3.36.tar.gz"
+    sdist.write_bytes(b"malicious")
+    for version in ("0.3.36", "0.3.37"):
+        with pytest.raises(Error, match=r"has the SHA-256 [0-9a-f]{64}, expected is"):
+            sources._check_hash(sdist, version)
 
 
 def test_what_a_compiler_says_is_wrong_is_found() -> None:
