@@ -126,9 +126,8 @@ class App:
     ) -> Response:
         body, n_bytes = await self._body(request, kind)
         model, engine, prompt_builder = await self._models.take(body.model, generates=True)
-        engine.check_room()
-
         scope, client = request.scope["tenant"], request.scope["asker"]
+        engine.check_room(client)
 
         def prepared() -> tuple[Ask, list[CompletionChoice], WireFormat]:
             prompts, config, format_of = prepare(body, engine, prompt_builder)

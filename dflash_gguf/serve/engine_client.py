@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from typing import Literal
 
@@ -166,6 +166,7 @@ class EngineClient:
         self._on_stats = on_stats
         self._requests: set[Submission] = set()
         self._by_run: dict[int, tuple[Submission, Run]] = {}
+        self._n_of_client: Counter[str] = Counter()
         self._seconds: deque[float] = deque(maxlen=N_TIMED)
         self._asked: dict[int, asyncio.Future[SlotDone | Failed]] = {}
         self._writer: asyncio.StreamWriter | None = None
@@ -259,10 +260,15 @@ class EngineClient:
         self._task = None
         await self._tell()
 
-    def check_room(self) -> None:
-        """Raises BusyError if the queue is full, or NotReadyError if the model is not loaded."""
+    def check_room(self, client: str) -> None:
+        """Raises BusyError if the queue is full, or NotReadyError if the model is not loaded.
+
+        A queue that others have filled takes answers of a client that has less than its share.
+        """
         n_waiting = len(self._by_run) - self.require_ready().n_parallel
-        if n_waiting >= self._max_waiting:
+        limit, n_clients = self._max_waiting, len({*self._n_of_client, client})
+        has_share = self._n_of_client[client] >= limit // n_clients
+        if n_waiting >= limit and has_share:
             mean = sum(self._seconds) / len(self._seconds) if self._seconds else 1.0
             retry = mean * (n_waiting + 1) / max(len(self.slots), 1)
             raise BusyError(n_waiting, min(max(round(retry), 1), MAX_RETRY_S))
@@ -272,7 +278,8 @@ class EngineClient:
 
         Every run ends with one event Ended or Failed. Raises BusyError or NotReadyError.
         """
-        self.check_room()
+        self.check_room(ask.client)
+        self._n_of_client[ask.client] += len(ask.runs)
         request = Submission(self, ask)
         self._requests.add(request)
         self._by_run |= {run.id: (request, run) for run in ask.runs}
@@ -394,6 +401,8 @@ class EngineClient:
 
     def _end_run(self, request: Submission, run: Run) -> None:
         del self._by_run[run.id]
+        self._n_of_client[request.ask.client] -= 1
+        self._n_of_client += Counter()  # drops clients without answers
         request.open.discard(run.id)
         for slot in self.slots:
             if slot.run is run:
