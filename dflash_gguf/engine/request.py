@@ -22,6 +22,8 @@ from .stats import RequestStats
 
 MAX_UNREAD_TOKENS = 256
 """Number of unread tokens at which a request is throttled."""
+MAX_UNREAD_CHANCES = 1 << 15
+"""Number of unread log-probabilities at which it is, about 130 bytes each."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,10 +121,12 @@ class RequestState(SpeculativeState):
 
     @property
     def is_throttled(self) -> bool:
-        """True if the reader of the answer is at least MAX_UNREAD_TOKENS tokens behind."""
-        return bool(self.steps) and (
-            sum([len(step.tokens) for step in self.steps]) >= MAX_UNREAD_TOKENS
-        )
+        """True if the reader of the answer is far behind: MAX_UNREAD_TOKENS or _CHANCES."""
+        if not self.steps:
+            return False
+        n_tokens = sum([len(step.tokens) for step in self.steps])
+        n_chances = n_tokens * (self.request.config.n_probs or 0)
+        return n_tokens >= MAX_UNREAD_TOKENS or n_chances >= MAX_UNREAD_CHANCES
 
     @property
     def n_rows(self) -> int:

@@ -292,17 +292,17 @@ class App:
         if not isinstance(body.content, str):
             raise BadRequestError(f"content must be a text, not {type(body.content).__name__}")
 
-        def tokenize() -> list[int]:
-            return tokenizer.tokenize(
+        def answer() -> Response:
+            tokens: list[Any] = tokenizer.tokenize(
                 body.content,
                 add_special=bool(body.add_special),
                 parse_special=body.parse_special is not False,
             )
+            if body.with_pieces:
+                tokens = [{"id": token, "piece": _piece(tokenizer, token)} for token in tokens]
+            return _json({"tokens": tokens})
 
-        tokens: list[Any] = list(await aside(tokenize, n_bytes))
-        if body.with_pieces:
-            tokens = [{"id": token, "piece": _piece(tokenizer, token)} for token in tokens]
-        return _json({"tokens": tokens})
+        return await aside(answer, n_bytes)
 
     async def detokenize(self, request: Request) -> Response:
         """Answers POST /detokenize with the text of token ids."""
