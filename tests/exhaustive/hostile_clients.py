@@ -293,7 +293,7 @@ def left_processes(served: Served) -> int:
     folder = Path(f"/proc/{served.process.pid}/task/{served.process.pid}/children")
     children = [int(x) for x in folder.read_text().split()]
     os.kill(served.process.pid, signal.SIGKILL)
-    served.process.wait()
+    served.close()
     ends_at = time.monotonic() + 15
     while time.monotonic() < ends_at and any(Path(f"/proc/{x}").exists() for x in children):
         time.sleep(0.1)
