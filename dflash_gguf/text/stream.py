@@ -34,6 +34,7 @@ class StopMatcher:
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
         self._automaton = _automaton(tuple(stops))
+        self._has_stops = bool(stops)
         self._state = 0
         self._held = ""
         self.matched: str | None = None
@@ -42,6 +43,8 @@ class StopMatcher:
         """Adds text and returns the text that certainly belongs to the answer."""
         if self.matched is not None:
             return ""
+        if not self._has_stops:
+            return text
         automaton = self._automaton
         whole = self._held + text
         for end, character in enumerate(text, len(self._held) + 1):
