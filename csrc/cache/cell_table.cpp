@@ -379,7 +379,7 @@ void CellTable::mask_row(int32_t sequence, int32_t position, int64_t window, boo
     const auto oldest = static_cast<int32_t>(std::max<int64_t>(0, position - reach));
     const auto newest =
         causal ? position : static_cast<int32_t>(std::min<int64_t>(INT32_MAX, position + reach));
-    // Without branches the compiler vectorises this loop: a prefill fills rows x cells values.
+    // This loop has no branches, so that the compiler vectorises it: prefills fill rows x cells.
     for (int64_t cell = 0; cell < n; ++cell) {
         const bool sees = (seq[cell] == sequence) & (pos[cell] >= oldest) & (pos[cell] <= newest);
         row[cell] = sees ? visible : hidden;

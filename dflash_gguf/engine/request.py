@@ -23,7 +23,7 @@ from .stats import RequestStats
 MAX_UNREAD_TOKENS = 256
 """Number of unread tokens at which a request is throttled."""
 MAX_UNREAD_CHANCES = 1 << 15
-"""Number of unread log-probabilities at which it is, about 130 bytes each."""
+"""Number of unread log-probabilities, about 130 bytes each, at which a request is throttled."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,9 +98,9 @@ class RequestState(SpeculativeState):
         """Number of a row's best tokens that suffice for sampling; 0 if the whole row is needed."""
         self.prefill_started: float | None = None
         self.turn_began: float | None = None
-        """Time since which the request computes what it never computed while others wait."""
+        """Time since which others wait while this request computes new tokens; None: not yet."""
         self.n_reached = 0
-        """Tokens computed in earlier turns."""
+        """Number of tokens that earlier turns computed."""
         self._cancelled, self._on_prefill = cancelled, on_prefill
 
     @property
@@ -121,7 +121,7 @@ class RequestState(SpeculativeState):
 
     @property
     def is_throttled(self) -> bool:
-        """True if the reader of the answer is far behind: MAX_UNREAD_TOKENS or _CHANCES."""
+        """True if the reader is MAX_UNREAD_TOKENS or MAX_UNREAD_CHANCES behind the answer."""
         if not self.steps:
             return False
         n_tokens = sum([len(step.tokens) for step in self.steps])

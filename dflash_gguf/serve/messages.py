@@ -37,7 +37,7 @@ class Proceed(Message, frozen=True):
 
 
 class AskedPrompt(Message, frozen=True):
-    """One prompt of an `Ask`.
+    """Prompt of an `Ask`.
 
     reasoning: name of the format that marks thoughts, and True if the prompt has opened them; None
     without thoughts. turn_boundaries: positions where a later prompt may diverge.
@@ -49,7 +49,7 @@ class AskedPrompt(Message, frozen=True):
 
 
 class Run(Message, frozen=True):
-    """One answer of an `Ask`. prompt: index of its prompt."""
+    """Answer that an `Ask` wants. prompt: index of the prompt in the `Ask`."""
 
     id: int
     prompt: int

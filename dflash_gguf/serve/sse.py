@@ -25,7 +25,7 @@ from .engine_client import (
 from .errors import error_body, error_response
 from .messages import Ask, Ended, Failed, Prefilled, Started, Stepped
 from .serializers import WireFormat
-from .threads import aside
+from .threads import INLINE, aside
 
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
@@ -113,7 +113,8 @@ class GenerationResponse(Response):
             await error_response(error, error.status)(scope, receive, send)
             return
         n_chances = sum(len(x.logprobs) * (x.config.n_probs or 0) for x in self._choices)
-        data = await aside(lambda: _in_pieces(self._wire_format.whole(self._choices)), n_chances)
+        encoded = encode if n_chances <= INLINE else _in_pieces
+        data = await aside(lambda: encoded(self._wire_format.whole(self._choices)), n_chances)
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(data)).encode()),

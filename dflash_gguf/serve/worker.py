@@ -74,7 +74,7 @@ class Messages(Protocol):
 
 
 class Job:
-    """One answer of an `Ask` message and the state of its request in the decoder.
+    """Answer that an `Ask` wants, and the state of the answer's request in the decoder.
 
     config: the settings that the answers of the message share.
     """
@@ -135,7 +135,7 @@ class Worker:
                     self._fail(job, error)
             for job in self._live:
                 if job.state is not None and not job.state.is_finished and not job.is_running:
-                    job.slot = -1  # it lost its place, and another may have its slot
+                    job.slot = -1  # the request waits, and another may have taken the slot
             for job in self._live:
                 if job.is_running:
                     self._take_slot(job)

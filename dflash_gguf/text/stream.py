@@ -76,7 +76,7 @@ class _Automaton:
         self.found: list[str | None] = [None]
         for text in texts:
             self._add(text)
-        # In the order of depth, as a state's links come from the shorter state's.
+        # Visits states in the order of depth: a state's links come from a shorter state's.
         states = list(self._next[0].values())
         for state in states:
             for character, following in self._next[state].items():
