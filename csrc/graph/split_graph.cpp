@@ -73,27 +73,38 @@ void set_graph_id(Devices & devices, ggml_cgraph * graph) {
     ggml_backend_sched_split_graph(scheduler.get(), graph);
 }
 
-SplitScheduler::SplitScheduler(Devices & devices, size_t max_nodes) : devices_(devices) {
+static ggml_backend_sched_ptr new_scheduler(Devices & devices, size_t max_nodes, bool op_offload) {
     Backend & main = devices.main();
     Backend & cpu = *devices.cpu();
     ggml_backend_t backends[] = {main.get(), cpu.get()};
     ggml_backend_buffer_type_t pinned = ggml_backend_dev_host_buffer_type(main.device());
     ggml_backend_buffer_type_t types[] = {main.default_buffer_type(),
                                           pinned != nullptr ? pinned : cpu.default_buffer_type()};
-    scheduler_.reset(ggml_backend_sched_new(backends, types, 2, 2 * max_nodes,
-                                            /*parallel =*/false, /*op_offload =*/true));
+    return ggml_backend_sched_ptr(ggml_backend_sched_new(backends, types, 2, 2 * max_nodes,
+                                                         /*parallel =*/false, op_offload));
 }
 
-ArenaBytes SplitScheduler::measure(ggml_cgraph * graph) {
+SplitScheduler::SplitScheduler(Devices & devices, size_t max_nodes)
+    : devices_(devices), max_nodes_(max_nodes),
+      scheduler_(new_scheduler(devices, max_nodes, /*op_offload =*/true)) {}
+
+ArenaBytes SplitScheduler::measure(ggml_cgraph * graph, bool op_offload) const {
+    const ggml_backend_sched_ptr scheduler = new_scheduler(devices_, max_nodes_, op_offload);
     size_t sizes[2] = {};
-    ggml_backend_sched_reserve_size(scheduler_.get(), graph, sizes);
+    ggml_backend_sched_reserve_size(scheduler.get(), graph, sizes);
     return {sizes[0], sizes[1]};
 }
 
-bool SplitScheduler::allocate(ggml_cgraph * graph) {
+bool SplitScheduler::allocate(ggml_cgraph * graph, bool op_offload) {
     // ggml may reuse the layout of the last graph with as many nodes. That is safe, as the number
     // of rows does not change the nodes of a split graph.
     ggml_backend_sched_reset(scheduler_.get());
+    for (int i = 0; !op_offload && i < ggml_graph_n_nodes(graph); ++i) {
+        ggml_tensor * node = ggml_graph_node(graph, i);
+        if (is_on_cpu_split(devices_.main(), node)) {
+            ggml_backend_sched_set_tensor_backend(scheduler_.get(), node, devices_.cpu()->get());
+        }
+    }
     return ggml_backend_sched_alloc_graph(scheduler_.get(), graph);
 }
 

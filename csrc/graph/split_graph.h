@@ -34,15 +34,17 @@ class SplitScheduler {
     SplitScheduler(Devices & devices, size_t max_nodes);
 
     // Returns the memory that a graph needs; the graph can then neither run nor be measured again.
-    ArenaBytes measure(ggml_cgraph * graph);
+    // op_offload: the device computes with the CPU's tensors if its backend finds that worthwhile.
+    ArenaBytes measure(ggml_cgraph * graph, bool op_offload) const;
     // Gives a graph the memory of the previous graph, enlarged if needed. False if memory is short.
-    bool allocate(ggml_cgraph * graph);
+    bool allocate(ggml_cgraph * graph, bool op_offload);
     // Runs the allocated graph. Throws DFL_STATUS_COMPUTE or DFL_STATUS_MEMORY.
     void compute(ggml_cgraph * graph);
     ArenaBytes bytes() const;
 
   private:
     Devices & devices_;
+    size_t max_nodes_;
     ggml_backend_sched_ptr scheduler_;
 };
 

@@ -118,7 +118,8 @@ def chain(setting: Setting) -> Iterator[Figures]:
 
 def _engines(setting: Setting, n_ctx: int) -> tuple[Callable[[], Engine], Callable[[], Engine]]:
     """Returns two functions, which load the target in our engine and in llama.cpp."""
-    n_layers = 0 if setting.found_device().type == "cpu" else -1
+    on_gpu = -1 if setting.n_gpu_layers is None else setting.n_gpu_layers
+    n_layers = 0 if setting.found_device().type == "cpu" else on_gpu
     n_threads = setting.threads or _n_cpus()
     config = setting.load_config(n_ctx=n_ctx, n_ubatch=N_UBATCH)
     return (

@@ -73,7 +73,7 @@ class Setting:
     folder of random models. tools: folder of peer-rounds, None to build it. build: backend to
     compile, "cuda" or "vulkan". cache: folder of compiled files and sources. target_file,
     drafter_file: files in place of random models. null_gpu: compute capability of the null GPU that
-    replaces the GPU.
+    replaces the GPU. n_gpu_layers: layers on the device, None for all.
     """
 
     device: str | None
@@ -87,6 +87,7 @@ class Setting:
     target_file: Path | None = None
     drafter_file: Path | None = None
     null_gpu: str | None = None
+    n_gpu_layers: int | None = None
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Setting:
@@ -103,6 +104,7 @@ class Setting:
             args.model,
             args.model_draft,
             args.null_gpu,
+            args.n_gpu_layers,
         )
 
     @property
@@ -131,9 +133,11 @@ class Setting:
         return (self.device or "").upper() == "CPU"
 
     def load_config(self, **fields: Any) -> LoadConfig:
-        """Returns a LoadConfig with all layers on the device, and the given fields."""
+        """Returns a LoadConfig with the layers' places and the given fields."""
         place: Mapping[str, Any] = (
-            {"n_gpu_layers": 0} if self.on_cpu else {"device": self.device, "n_gpu_layers": None}
+            {"n_gpu_layers": 0}
+            if self.on_cpu
+            else {"device": self.device, "n_gpu_layers": self.n_gpu_layers}
         )
         module = None if self.on_cpu else self.module
         return LoadConfig(backend_module=module, n_threads=self.threads, **place, **fields)
@@ -193,3 +197,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-md", "--model-draft", type=Path, metavar="GGUF", help="drafter of --model"
     )
     parser.add_argument("-t", "--threads", type=int, help="default: one per physical core")
+    parser.add_argument(
+        "-ngl", "--n-gpu-layers", type=int, metavar="N", help="layers on the GPU; default: all"
+    )

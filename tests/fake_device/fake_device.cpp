@@ -89,6 +89,7 @@ void memset_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor, uint8_t v
     std::memset(memory_of(buffer).at(tensor->data) + offset, value, size);
 }
 std::atomic<uint64_t> kv_bytes; // bytes of K and V copied between host and device
+std::atomic<uint64_t> in_bytes; // bytes copied to the device
 void count_bytes(const ggml_tensor * tensor, size_t size) {
     if (std::strncmp(tensor->name, "k.", 2) == 0 || std::strncmp(tensor->name, "v.", 2) == 0) {
         kv_bytes += size;
@@ -97,6 +98,7 @@ void count_bytes(const ggml_tensor * tensor, size_t size) {
 void set_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor, const void * data,
                 size_t offset, size_t size) {
     count_bytes(tensor, size);
+    in_bytes += size;
     std::memcpy(memory_of(buffer).at(tensor->data) + offset, data, size);
 }
 void get_tensor(ggml_backend_buffer_t buffer, const ggml_tensor * tensor, void * data,
@@ -221,6 +223,21 @@ bool supports_buft(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft) {
     return buft == buffer_type(dev);
 }
 
+// As ggml's CUDA backend: rows times heads of most operations, from 32 on.
+bool offload_op(ggml_backend_dev_t, const ggml_tensor * op) {
+    switch (op->op) {
+        case GGML_OP_GET_ROWS:
+            return false;
+        case GGML_OP_MUL_MAT:
+            return op->ne[1] >= 32;
+        case GGML_OP_MUL_MAT_ID:
+        case GGML_OP_ROPE:
+            return op->ne[2] >= 32;
+        default:
+            return ggml_nrows(op) >= 32;
+    }
+}
+
 const char * reg_name(ggml_backend_reg_t) { return "Fake"; }
 size_t count(ggml_backend_reg_t) { return 1; }
 ggml_backend_dev_t get_device(ggml_backend_reg_t, size_t) { return &fake.device; }
@@ -232,6 +249,7 @@ ggml_backend_reg reg = {
 } // namespace
 
 extern "C" __attribute__((visibility("default"))) uint64_t fake_kv_bytes(void) { return kv_bytes; }
+extern "C" __attribute__((visibility("default"))) uint64_t fake_in_bytes(void) { return in_bytes; }
 
 extern "C" __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backend_init(void) {
     fake.buft.iface.get_name = buft_name;
@@ -247,6 +265,7 @@ extern "C" __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backen
     fake.device.iface.get_buffer_type = buffer_type;
     fake.device.iface.supports_op = supports_op;
     fake.device.iface.supports_buft = supports_buft;
+    fake.device.iface.offload_op = offload_op;
     fake.device.reg = &reg;
     return &reg;
 }

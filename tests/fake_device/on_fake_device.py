@@ -229,6 +229,20 @@ def test_rounds_of_a_split_keep_their_graphs(pair_of: Callable[[str], Pair], kin
         assert sequence.engine.bytes_of("arena") == arena
 
 
+def test_a_verify_copies_no_states_of_layers_on_the_cpu(pair_of: Callable[[str], Pair]) -> None:
+    """As ggml counts rows times heads as rows, it would compute these layers on the device."""
+    copied = {}
+    with open_decoder(pair_of("qwen35"), {"n_gpu_layers": 2}) as decoder:
+        decoder.engine.reserve_verify(16)
+        decoder.sequence.prefill(PROMPT)
+        for n_rows in (1, 16):
+            before = device_count("fake_in_bytes")
+            decoder.sequence.verify_tree([1] * n_rows, list(range(-1, n_rows - 1)))
+            decoder.sequence.commit_path([0])
+            copied[n_rows] = device_count("fake_in_bytes") - before
+    assert copied[16] < 2 * 16 * copied[1]
+
+
 @pytest.mark.parametrize("kind", ["llama", "qwen35"])
 def test_quantised_layers_beside_it(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
@@ -358,11 +372,15 @@ def test_prefixes_are_copied(
     assert device.engine.prefix_bytes == 0
 
 
-def kv_bytes() -> int:
-    """Returns the bytes of K and V, with the drafter's, copied to or from the host so far."""
-    count = ctypes.CDLL(os.environ["GGML_BACKEND_PATH"]).fake_kv_bytes
+def device_count(name: str) -> int:
+    count = getattr(ctypes.CDLL(os.environ["GGML_BACKEND_PATH"]), name)
     count.restype = ctypes.c_uint64
     return int(count())
+
+
+def kv_bytes() -> int:
+    """Returns the bytes of K and V, with the drafter's, copied to or from the host so far."""
+    return device_count("fake_kv_bytes")
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "gemma4"])
