@@ -225,7 +225,7 @@ def _add_http(p: argparse.ArgumentParser) -> None:
         type=int,
         default=Settings.max_slot_bytes >> 20,
         metavar="N",
-        help="MiB of that folder beyond which nothing more is saved "
+        help="MiB of each API key's files there beyond which nothing more is saved "
         f"(default: {Settings.max_slot_bytes >> 20})",
     )
     group.add_argument(

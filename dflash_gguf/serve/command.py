@@ -222,7 +222,7 @@ async def _serve(
         load = Load(str(model.path), drafter, n_parallel, options, config)
         return EngineClient(load, model.settings, args.queue, log, metrics.add)
 
-    registry = ModelRegistry(models, new_engine, args.models_max)
+    registry = ModelRegistry(models, new_engine, args.models_max, args.queue)
     app = Guard(App(registry, settings, metrics).asgi(), settings, log)
 
     def begin() -> None:

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Literal
 
 import msgspec
@@ -68,6 +68,12 @@ class BusyError(Exception):
 
 class NotReadyError(Exception):
     """Raised while the model is not loaded, or if loading failed."""
+
+
+def has_room(n_waiting: int, limit: int, n_of_client: Counter[str], client: str) -> bool:
+    """True if one more may wait: also in a full queue, for a client that has less than a share."""
+    n_clients = len({*n_of_client, client})
+    return n_waiting < limit or n_of_client[client] < limit // n_clients
 
 
 class ClientGone(Message, frozen=True):
@@ -165,6 +171,8 @@ class EngineClient:
         self._log = log
         self._on_stats = on_stats
         self._requests: set[Submission] = set()
+        self._n_held = 0
+        self._telling: asyncio.Task[None] | None = None
         self._by_run: dict[int, tuple[Submission, Run]] = {}
         self._n_of_client: Counter[str] = Counter()
         self._seconds: deque[float] = deque(maxlen=N_TIMED)
@@ -198,7 +206,7 @@ class EngineClient:
     @property
     def idle_s(self) -> float:
         """Seconds since the last request ended or `touch` was called; 0 while one runs or loads."""
-        is_busy = self._requests or self._asked or self.state != "ready"
+        is_busy = self._requests or self._n_held or self._asked or self.state != "ready"
         return 0.0 if is_busy else time.monotonic() - self._touched
 
     def touch(self) -> None:
@@ -236,10 +244,25 @@ class EngineClient:
         self.load = msgspec.structs.replace(self.load, waits=False)
         self.send(Proceed())
 
-    async def wait_idle(self) -> None:
-        """Waits until no request runs or waits."""
+    async def wait_idle(self, is_over: Callable[[], bool] = lambda: False) -> None:
+        """Waits until no request runs, waits or is held, or until `is_over`, checked on changes."""
         async with self._changed:
-            await self._changed.wait_for(lambda: not self._requests)
+            await self._changed.wait_for(lambda: not (self._requests or self._n_held) or is_over())
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Counts a request that is being prepared, which the engine must outlive."""
+        self._n_held += 1
+        try:
+            yield
+        finally:
+            self._n_held -= 1
+            self.touch()
+            self.tell_soon()
+
+    def tell_soon(self) -> None:
+        """Has the conditions checked again on which others wait."""
+        self._telling = asyncio.create_task(self._tell())
 
     def end_requests(self, sentence: str) -> None:
         """Ends the requests in flight with status 503 and a sentence."""
@@ -261,14 +284,9 @@ class EngineClient:
         await self._tell()
 
     def check_room(self, client: str) -> None:
-        """Raises BusyError if the queue is full, or NotReadyError if the model is not loaded.
-
-        A queue that others have filled takes answers of a client that has less than its share.
-        """
+        """Raises BusyError if the queue is full, or NotReadyError if the model is not loaded."""
         n_waiting = len(self._by_run) - self.require_ready().n_parallel
-        limit, n_clients = self._max_waiting, len({*self._n_of_client, client})
-        has_share = self._n_of_client[client] >= limit // n_clients
-        if n_waiting >= limit and has_share:
+        if not has_room(n_waiting, self._max_waiting, self._n_of_client, client):
             mean = sum(self._seconds) / len(self._seconds) if self._seconds else 1.0
             retry = mean * (n_waiting + 1) / max(len(self.slots), 1)
             raise BusyError(n_waiting, min(max(round(retry), 1), MAX_RETRY_S))

@@ -1,4 +1,4 @@
-"""Error responses in OpenAI's format."""
+"""JSON responses, and errors in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -21,6 +21,11 @@ KINDS = {
 }
 
 
+def json_answer(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """Returns a response with a value as JSON."""
+    return Response(msgspec.json.encode(value), status, headers, "application/json")
+
+
 def error_body(status: int, sentence: str, kind: str | None = None, **more: Any) -> dict[str, Any]:
     """Returns an error body in OpenAI's format; more: further members of the error object."""
     others = "invalid_request_error" if status < 500 else "server_error"
@@ -36,8 +41,7 @@ def error_answer(
     **more: Any,
 ) -> Response:
     """Returns an error response with a JSON body."""
-    data = msgspec.json.encode(error_body(status, sentence, kind, **more))
-    return Response(data, status, headers, "application/json")
+    return json_answer(error_body(status, sentence, kind, **more), status, headers)
 
 
 def error_response(error: Exception, status: int = 400) -> Response:

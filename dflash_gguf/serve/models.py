@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import TypeVar
 from ..text.tokenizer import Tokenizer
 from .engine_client import EngineClient, NotReadyError
 from .folder import LAST_USED, check
+from .load_queue import LoadQueue
 from .messages import Ready
 from .prompts import PromptBuilder
 from .schemas import BadRequestError
@@ -22,6 +23,11 @@ from .settings import Settings
 N_THREADS = 4
 """Threads of each model that prepare chats. One at a time renders; the others tokenize."""
 T = TypeVar("T")
+
+
+async def never() -> None:
+    """Waits for ever, as a client does not leave whose connection is unknown."""
+    await asyncio.Event().wait()
 
 
 @dataclass(eq=False)
@@ -86,12 +92,17 @@ class ModelRegistry:
         models: Sequence[ServedModel],
         new_engine: Callable[[ServedModel], EngineClient],
         max_loaded: int = 1,
+        max_waiting: int = 128,
     ) -> None:
-        """max_loaded: most models that are loaded at once, 0 for no limit."""
+        """max_loaded: most models that are loaded at once, 0 for no limit.
+
+        max_waiting: requests that may wait for a model that is not loaded.
+        """
         self.all = list(models)
         self._new_engine = new_engine
         self._max_loaded = max_loaded or len(self.all)
-        self._turn = asyncio.Lock()
+        self._queue = LoadQueue(self._load, max_waiting)
+        self._turn = asyncio.Lock()  # of loads and of models that fall asleep
 
     @property
     def engines(self) -> Iterable[EngineClient]:
@@ -139,22 +150,32 @@ class ModelRegistry:
         return recent[0]
 
     async def take(
-        self, name: str | None, *, generates: bool = False
+        self,
+        name: str | None,
+        *,
+        generates: bool = False,
+        client: str = "",
+        gone: Callable[[], Awaitable[None]] = never,
     ) -> tuple[ServedModel, EngineClient, PromptBuilder]:
         """Returns a loaded model, its engine and its prompt builder.
 
         With several models, waits while the model is loaded. generates: True for a new answer,
-        which waits behind another model that takes this one's place. Raises BadRequestError for an
-        unknown name, NotReadyError if loading fails or the single model is still being loaded.
+        which waits behind another model that takes this one's place. client: who asks. gone:
+        returns when the client closes its connection. Raises BadRequestError for an unknown name,
+        NotReadyError if loading fails or the single model is still being loaded, and the errors of
+        `LoadQueue.wait`.
         """
         model = self.find(name)
-        is_open = model.state == "ready" and not (generates and model.is_leaving)
-        if not is_open and (not self.is_one or model.is_asleep):
-            async with self._turn:
-                model = self.find(name)  # the name "any" may now mean another model
-                await self._load(model)
-        if model.engine is None or model.prompt_builder is None:
-            raise NotReadyError("the model is being loaded")
+        while model.state != "ready" or (generates and model.is_leaving):
+            if self.is_one and not model.is_asleep:
+                raise NotReadyError("the model is being loaded")
+            try:
+                await self._queue.wait(model, client, gone)
+            finally:
+                for engine in self.engines:
+                    engine.tell_soon()
+        assert model.engine is not None
+        assert model.prompt_builder is not None
         model.last_ready = model.engine.require_ready()
         model.last_used, model.is_asleep = time.time(), False
         model.engine.touch()
@@ -180,38 +201,44 @@ class ModelRegistry:
 
         If the load fails nevertheless, the unloaded models are loaded again in the background.
         """
-        loaded = [one for one in self.all if one.engine is not None and one is not model]
-        loaded.sort(key=lambda one: one.last_used or 0.0)
-        victims = loaded[: max(0, len(loaded) + 1 - self._max_loaded)]
-        unloaded: list[ServedModel] = []
-        try:
-            if model.engine is None:
-                engine = self.open(model, waits=bool(victims))
-                if victims:
-                    await engine.wait_checked()
-                    for one in victims:
-                        await self._unload(one)
-                        unloaded.append(one)
-                    engine.proceed()
-            assert model.engine is not None
-            await model.engine.wait()
-        except NotReadyError:
-            failed, model.engine = model.engine, None
-            if failed is not None:
-                await failed.close()
-            for one in unloaded:
-                self.open(one)
-            raise
+        async with self._turn:
+            loaded = [one for one in self.all if one.engine is not None and one is not model]
+            loaded.sort(key=lambda one: one.last_used or 0.0)
+            victims = loaded[: max(0, len(loaded) + 1 - self._max_loaded)]
+            unloaded: list[ServedModel] = []
+            try:
+                if model.engine is None:
+                    engine = self.open(model, waits=bool(victims))
+                    if victims:
+                        await engine.wait_checked()
+                        for one in victims:
+                            await self._unload(one, model)
+                            unloaded.append(one)
+                        engine.proceed()
+                assert model.engine is not None
+                await model.engine.wait()
+            except NotReadyError:
+                failed, model.engine = model.engine, None
+                if failed is not None:
+                    await failed.close()
+                for one in unloaded:
+                    self.open(one)
+                raise
 
-    async def _unload(self, model: ServedModel) -> None:
-        """Unloads a model after its last request has ended."""
+    async def _unload(self, model: ServedModel, other: ServedModel | None = None) -> None:
+        """Unloads a model after its last request has ended.
+
+        other: the model that takes its place. Raises NotReadyError if nobody waits for that.
+        """
         engine = model.engine
         assert engine is not None
         model.is_leaving = True
         try:
-            await engine.wait_idle()
+            await engine.wait_idle(lambda: other is not None and not self._queue.is_wanted(other))
         finally:
             model.is_leaving = False
+        if other is not None and not self._queue.is_wanted(other):
+            raise NotReadyError(f"no request waits for {other.name} any more")
         model.engine = None
         await engine.close()
 

@@ -45,24 +45,24 @@ class PromptBuilder:
             return ""
         return self.tokenizer.jinja(self.template) or self.template or ""
 
-    def prompts(self, value: Any, add_special: bool = True) -> list[list[int]]:
+    def prompts(self, value: Any, n_ctx: int, add_special: bool = True) -> list[list[int]]:
         """Returns the token ids of each prompt in a `prompt` field.
 
         A prompt is a text, a list of token ids and texts, or an object with a prompt_string.
-        add_special: True to begin texts with the BOS token if the model asks for it. Raises
-        BadRequestError for other values.
+        n_ctx: tokens of the context. add_special: True to begin texts with the BOS token if the
+        model asks for it. Raises BadRequestError for other values, and for texts that are too long.
         """
         if value is None:
             raise BadRequestError(
                 "prompt is missing, must be a text, token ids, or a list of these"
             )
         if not isinstance(value, list) or not value or not _is_many(value):
-            return [self._prompt(value, add_special)]
+            return [self._prompt(value, n_ctx, add_special)]
         if len(value) > MAX_CHOICES:
             raise BadRequestError(f"prompt holds {len(value)} prompts, the limit is {MAX_CHOICES}")
-        return [self._prompt(one, add_special) for one in value]
+        return [self._prompt(one, n_ctx, add_special) for one in value]
 
-    def _prompt(self, value: Any, add_special: bool) -> list[int]:
+    def _prompt(self, value: Any, n_ctx: int, add_special: bool) -> list[int]:
         if isinstance(value, dict):
             if value.get("multimodal_data"):
                 raise BadRequestError("prompt: multimodal_data is not supported, leave it out")
@@ -70,6 +70,7 @@ class PromptBuilder:
             if not isinstance(value, str):
                 raise BadRequestError("prompt is an object, its prompt_string must be a text")
         if isinstance(value, str):
+            self._check_length(value, n_ctx)
             return self.require_tokenizer().tokenize(value, add_special=add_special)
         if not isinstance(value, list):
             raise BadRequestError(
@@ -78,6 +79,7 @@ class PromptBuilder:
         tokens: list[int] = []
         for place, part in enumerate(value):
             if isinstance(part, str):
+                self._check_length(part, n_ctx)
                 is_first = add_special and place == 0
                 tokens += self.require_tokenizer().tokenize(part, add_special=is_first)
             elif isinstance(part, int) and not isinstance(part, bool):
@@ -88,6 +90,12 @@ class PromptBuilder:
                     f"of type {type(part).__name__}"
                 )
         return tokens
+
+    def _check_length(self, text: str, n_ctx: int) -> None:
+        """Raises BadRequestError if a text is too long, however few tokens it has."""
+        least = len(text) // self.require_tokenizer().max_token_bytes
+        if least > n_ctx:
+            raise too_long(least, n_ctx, "at least ")
 
     def chat_text(self, body: ChatBody | TemplateBody) -> str:
         """Returns the prompt text of a conversation.
@@ -137,11 +145,26 @@ class PromptBuilder:
         has_no_switch = marks.name == "cohere" and not text.rstrip().endswith(marks.closing)
         return text + marks.opening + marks.closing if has_no_switch else text
 
-    def chat(self, body: ChatBody) -> ChatPrompt:
-        """Returns token ids, format of thoughts and turn boundaries of a conversation."""
+    def chat(self, body: ChatBody, n_ctx: int | None = None) -> ChatPrompt:
+        """Returns token ids, format of thoughts and turn boundaries of a conversation.
+
+        n_ctx: tokens of the context, None if the conversation may be longer.
+        """
         messages = conversation(body.messages)
         text, asked = self._text(body, messages), last_asked(messages)
+        if n_ctx is not None:
+            self._check_length(text, n_ctx)
         return self.require_tokenizer().chat_tokens(text, template=self.template, asked=asked)
+
+
+def too_long(n_tokens: int, n_ctx: int, count: str = "") -> BadRequestError:
+    """Returns the error for a prompt of more tokens than the context holds."""
+    return BadRequestError(
+        f"the prompt has {count}{n_tokens} tokens, the context holds {n_ctx}: shorten the prompt",
+        kind="exceed_context_size_error",
+        n_prompt_tokens=n_tokens,
+        n_ctx=n_ctx,
+    )
 
 
 def _begins(body: ChatBody | TemplateBody, messages: Sequence[dict[str, Any]]) -> bool:

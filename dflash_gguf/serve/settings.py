@@ -21,7 +21,7 @@ class Settings:
     allowed_hosts: further names of this server in Host headers, "*" for any.
     decode: default sampling settings of requests.
     slot_save_path: folder for saved prefixes of slots; None switches saving off.
-    max_slot_bytes: bytes of that folder beyond which nothing more is saved.
+    max_slot_bytes: bytes of each API key's files there beyond which nothing more is saved.
     n_batch: prompt tokens between two progress events.
     max_answers: answers of one request, n for each prompt.
     timeout_s: seconds that a client may take to send a request body or to read a response.

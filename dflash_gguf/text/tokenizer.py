@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,11 @@ class Tokenizer:
     @property
     def n_tokens(self) -> int:
         return len(self._vocabulary.tokens)
+
+    @cached_property
+    def max_token_bytes(self) -> int:
+        """Most bytes of a text that one token stands for; at least 1."""
+        return max(map(len, self._vocabulary.tokens), default=1) or 1
 
     @property
     def templates(self) -> dict[str, str]:

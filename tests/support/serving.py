@@ -31,10 +31,18 @@ TEMPLATE = (
 class Served:
     """A running server; `log` is its standard error."""
 
-    def __init__(self, *flags: str, env: dict[str, str] | None = None, wait: bool = True) -> None:
+    def __init__(
+        self,
+        *flags: str,
+        env: dict[str, str] | None = None,
+        wait: bool = True,
+        n_files: int | None = None,
+    ) -> None:
+        """n_files: limit of open files that the server cannot raise."""
         self.log = ""
+        limit = [] if n_files is None else ["sh", "-c", f'ulimit -n {n_files}; exec "$@"', "sh"]
         self.process = subprocess.Popen(
-            [sys.executable, "-c", COMMAND, "--port", "0", *flags],
+            [*limit, sys.executable, "-c", COMMAND, "--port", "0", *flags],
             stderr=subprocess.PIPE,
             text=True,
             env=os.environ | (env or {}),

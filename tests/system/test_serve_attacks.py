@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import threading
 import time
@@ -203,6 +204,59 @@ def test_a_client_that_left_is_seen_behind_what_it_sent(served: Served) -> None:
             with contextlib.suppress(ConnectionError):  # too much of it ends the connection
                 connection.sendall(behind)
         wait_until(lambda: served.is_idle, 5)
+
+
+def test_a_client_that_never_reads_takes_turns() -> None:
+    """Clients without keys, told apart by address."""
+    served = tiny("-c", "8192")
+    body = b'{"prompt": "a", "n_predict": -1, "ignore_eos": true, "n_probs": 64, "stream": true}'
+    head = b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    asked = {"prompt": "b = ", "n_predict": 16, "draft": "none"}
+    try:
+        served.answer("/completion", **asked)
+        began = time.monotonic()
+        served.answer("/completion", **asked)
+        alone = time.monotonic() - began
+        with contextlib.ExitStack() as stack:
+            for last in (2, 3):
+                deaf = socket.create_connection(
+                    (served.host, served.port), source_address=(f"127.0.0.{last}", 0)
+                )
+                stack.enter_context(deaf).sendall(head + body)
+            time.sleep(2)
+            with Watch(served) as watch:
+                began = time.monotonic()
+                served.answer("/completion", **asked)
+                assert time.monotonic() - began < SILENT_S + 3 * alone
+            assert watch.worst < SILENT_S
+        wait_until(lambda: served.is_idle, 10)
+    finally:
+        served.close()
+
+
+def test_half_heads_at_the_limit_of_files_hold_nobody_up() -> None:
+    served = Served("-m", "python-tiny", "-t", "1", "-c", "512", n_files=256)
+    try:
+        with contextlib.ExitStack() as stack:
+            for _ in range(400):
+                half = socket.create_connection((served.host, served.port))
+                stack.enter_context(half).sendall(b"POST /completion HTTP/1.1\r\n")
+            with Watch(served) as watch:
+                assert served.answer("/completion", prompt="a", n_predict=2)["content"]
+                time.sleep(1)
+            assert watch.worst < SILENT_S
+    finally:
+        assert served.close() == 0
+
+
+def test_prompts_are_refused_before_they_are_tokenized(served: Served) -> None:
+    for path, body in (
+        ("/completion", {"prompt": "a " * (2 << 20)}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a " * (2 << 20)}]}),
+    ):
+        found = served.post(path, body)
+        assert found.status_code == 400, path
+        assert re.search(r"at least \d+ tokens, the context holds 512", found.text), path
 
 
 def wait_until(is_true: Callable[[], bool], seconds: float = 60.0) -> None:
