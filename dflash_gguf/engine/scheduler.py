@@ -216,11 +216,12 @@ class Scheduler:
 
         That client has the fewest running requests, and was not admitted for the longest time.
         """
+        if not (waiting := self.waiting):
+            return None
         n_running = Counter(state.request.client for state in running)
         return min(
-            self.waiting,
+            waiting,
             key=lambda x: (n_running[x.request.client], self._admissions.get(x.request.client, 0)),
-            default=None,
         )
 
     def _end_turn(self) -> None:

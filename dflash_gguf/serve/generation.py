@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -213,7 +213,8 @@ class Generation:
             for index in range(len(asked))
             for nth in range(n)
         ]
-        settings = asdict(replace(config, seed=None))
+        # Not asdict, which copies every value and took as long as tokenizing.
+        settings = {name: getattr(config, name) for name in DecodeConfig.__slots__}
         return Ask(runs, asked, settings, bool(body.timings_per_token), scope, client)
 
     def _context(

@@ -59,8 +59,9 @@ class Run(Message, frozen=True):
 class Ask(Message, frozen=True):
     """Message to the engine: generates the answers of a request, which share its settings.
 
-    config: fields of a DecodeConfig, the seed excepted. wants_stats: each Stepped has statistics.
-    scope: requests of the same scope may reuse the texts. client: who asks, as clients take turns.
+    config: fields of a DecodeConfig, whose seed the runs replace. wants_stats: each Stepped has
+    statistics. scope: requests of the same scope may reuse the texts. client: who asks, as clients
+    take turns.
     """
 
     runs: list[Run]

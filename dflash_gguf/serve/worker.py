@@ -148,7 +148,7 @@ class Worker:
         while (message := self._channel.read()) is not None:
             with self._changed:
                 if isinstance(message, Ask):
-                    config = DecodeConfig(**message.config)
+                    config = DecodeConfig(**{**message.config, "seed": message.runs[0].seed})
                     jobs = [Job(message, run, config) for run in message.runs]
                     self._jobs |= {job.run.id: job for job in jobs}
                     self._new += jobs
@@ -221,7 +221,9 @@ class Worker:
             job.state = self._decoder.add_request(
                 self._decoder.request(
                     ChatPrompt(prompt.tokens, reasoning, prompt.turn_boundaries),
-                    replace(job.config, seed=job.run.seed),
+                    job.config
+                    if job.config.seed == job.run.seed
+                    else replace(job.config, seed=job.run.seed),
                     scope=job.ask.scope,
                     client=job.ask.client,
                 ),
