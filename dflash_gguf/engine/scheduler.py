@@ -225,7 +225,10 @@ class Scheduler:
         )
 
     def _end_turn(self) -> None:
-        """Preempts a request after TURN_S if one of a client with fewer running requests waits."""
+        """Preempts a request after TURN_S if one of a client with fewer running requests waits.
+
+        A throttled request, which waits for its reader, is preempted at once if any waits.
+        """
         running = self.running
         if len(running) < self.engine.n_parallel or not (waiting := self.waiting):
             return
@@ -234,6 +237,9 @@ class Scheduler:
         fewest = min(n_running[state.request.client] for state in waiting)
         due: list[tuple[float, RequestState]] = []
         for state in running:
+            if state.is_throttled:
+                due.append((0.0, state))
+                continue
             # Computing again what a preemption lost is not the request's own turn.
             if state.turn_began is None and state.sequence.position >= state.n_reached:
                 state.turn_began = now

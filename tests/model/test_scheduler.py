@@ -293,6 +293,35 @@ def test_a_client_alone_keeps_its_place(pair: Pair, monkeypatch: pytest.MonkeyPa
         assert not preempted
 
 
+def test_an_answer_that_nobody_reads_gives_way_at_once(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request, "MAX_UNREAD_TOKENS", 4)
+    settings: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True, "draft": "none"}
+    with open_decoder(pair, 2) as decoder:
+        unread, read, late = (
+            decoder.add_request(decoder.request(random_tokens(20, seed=i), **settings))
+            for i in range(3)
+        )
+        while not read.is_finished:
+            decoder.step()
+            read.steps.clear()
+            late.steps.clear()
+            if unread.is_throttled and not read.is_finished:
+                decoder.step()
+                assert unread.sequence is None
+                assert late.sequence is not None
+        unread.steps.clear()
+        while not (unread.is_finished and late.is_finished):
+            decoder.step()
+            unread.steps.clear()
+            late.steps.clear()
+        for i, state in enumerate((unread, read, late)):
+            assert state.history[20:] == list(
+                decoder.generate(random_tokens(20, seed=i), **settings).tokens
+            )
+
+
 def test_a_turn_lasts_a_second_after_what_is_computed_anew(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
