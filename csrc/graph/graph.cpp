@@ -11,10 +11,9 @@ namespace dfl {
 static constexpr size_t MAX_CACHED = 128;
 // Rows of an append up to which ggml's CUDA backend may capture its graph.
 static constexpr int64_t MAX_CAPTURED_ROWS = 64;
-// Rows from which the GPU computes with the CPU's weights, as in ggml's CUDA backend. For
-// operations other than products that backend counts rows times heads, and so copied the CPU's
-// recurrent states to the GPU at every token (27B, 16 of 64 layers on the CPU, H200: rounds took 7
-// to 13 % longer).
+// Minimum number of rows for which the GPU computes with weights of the CPU, which are copied to
+// it. ggml's CUDA backend has the same minimum for matrix products. For other operations it counts
+// rows times heads, so a single token would copy the CPU's recurrent states to the GPU.
 static constexpr int64_t MIN_OFFLOADED_ROWS = 32;
 
 ggml_tensor * make_input(ggml_context * ctx, ggml_type type, int64_t ne0, int64_t ne1,

@@ -225,9 +225,10 @@ class Scheduler:
         )
 
     def _end_turn(self) -> None:
-        """Preempts a request after TURN_S if one of a client with fewer running requests waits.
+        """Preempts a running request whose turn is over, if another request waits.
 
-        A throttled request, which waits for its reader, is preempted at once if any waits.
+        A turn lasts TURN_S if the waiting request's client has fewer running requests. The turn of
+        a throttled request, whose steps nobody reads, is over at once.
         """
         running = self.running
         if len(running) < self.engine.n_parallel or not (waiting := self.waiting):
@@ -240,7 +241,8 @@ class Scheduler:
             if state.is_throttled:
                 due.append((0.0, state))
                 continue
-            # Computing again what a preemption lost is not the request's own turn.
+            # A turn begins once the tokens that a preemption lost are computed again; otherwise a
+            # request could be preempted before it makes progress.
             if state.turn_began is None and state.sequence.position >= state.n_reached:
                 state.turn_began = now
             has_more = n_running[state.request.client] > fewest

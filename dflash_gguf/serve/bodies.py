@@ -39,7 +39,10 @@ class _Received:
 
 
 class Bodies:
-    """Reads bodies. If too many bytes are in flight, the client with the most loses one."""
+    """Reads request bodies within a budget of bytes in memory.
+
+    Beyond it, the client whose bodies have the most bytes gets 503 for its largest unfinished one.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

@@ -71,7 +71,11 @@ class NotReadyError(Exception):
 
 
 def has_room(n_waiting: int, limit: int, n_of_client: Counter[str], client: str) -> bool:
-    """True if one more may wait: also in a full queue, for a client that has less than a share."""
+    """True if the queue takes another request of a client.
+
+    A full queue still takes it if the client has fewer requests than limit / number of clients, so
+    that others cannot keep the client out.
+    """
     n_clients = len({*n_of_client, client})
     return n_waiting < limit or n_of_client[client] < limit // n_clients
 

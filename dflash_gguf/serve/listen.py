@@ -35,8 +35,8 @@ ERRORS_S = 1
 """Seconds after GRACE_S in which clients can read how their requests ended."""
 BACKLOG = 512
 ACCEPTED_AT_ONCE = 16
-"""Connections that one turn of the event loop accepts. Each may exceed the limit until the next
-turn: at 512 a flood took all files."""
+"""Connections that are accepted in one turn of the event loop. Their limit is enforced in the next
+turn: when 512 were accepted at once, a flood took all open files."""
 MAX_CONNECTIONS = 4096
 OTHER_FILES = 96
 """Files that are left to model files, processes and their pipes."""

@@ -33,9 +33,11 @@ class LoadQueue(Generic[Model]):
         return model in self._waiting
 
     async def wait(self, model: Model, client: str, gone: Callable[[], Awaitable[None]]) -> None:
-        """Waits until a model is loaded. gone: returns when the client closes its connection.
+        """Waits until the model is loaded.
 
-        Raises NotReadyError if the load fails, BusyError if too many wait, ClientDisconnect.
+        client: who sent the request. gone: a coroutine function that returns when the client closes
+        its connection. Raises NotReadyError if the load fails, BusyError if too many requests wait
+        for the model, ClientDisconnect if the client closes its connection first.
         """
         waiting = self._waiting.setdefault(model, {})
         if not has_room(len(waiting), self._max_waiting, Counter(waiting.values()), client):

@@ -225,20 +225,23 @@ class ModelRegistry:
                     self.open(one)
                 raise
 
-    async def _unload(self, model: ServedModel, other: ServedModel | None = None) -> None:
-        """Unloads a model after its last request has ended.
+    async def _unload(self, model: ServedModel, successor: ServedModel | None = None) -> None:
+        """Waits until the last request of a model has ended, then unloads the model.
 
-        other: the model that takes its place. Raises NotReadyError if nobody waits for that.
+        successor: the model to be loaded in its place. If no request waits for the successor any
+        more, raises NotReadyError and keeps the model.
         """
         engine = model.engine
         assert engine is not None
         model.is_leaving = True
         try:
-            await engine.wait_idle(lambda: other is not None and not self._queue.is_wanted(other))
+            await engine.wait_idle(
+                lambda: successor is not None and not self._queue.is_wanted(successor)
+            )
         finally:
             model.is_leaving = False
-        if other is not None and not self._queue.is_wanted(other):
-            raise NotReadyError(f"no request waits for {other.name} any more")
+        if successor is not None and not self._queue.is_wanted(successor):
+            raise NotReadyError(f"no request waits for {successor.name} any more")
         model.engine = None
         await engine.close()
 

@@ -55,7 +55,7 @@ class TemplateProcess:
         self._call("check", template)
 
     def close(self) -> None:
-        """Ends the process, and a call that waits for it by ValueError."""
+        """Ends the process. A call that waits for its result raises ValueError."""
         if (end := self._end) is not None:
             end()
 
