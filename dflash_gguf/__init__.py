@@ -10,14 +10,18 @@ from typing import TYPE_CHECKING, Any
 __path__ = extend_path(__path__, __name__)
 
 if TYPE_CHECKING:
+    from .async_decoder import AsyncDecoder, AsyncStream
     from .config import DecodeConfig, LoadConfig
     from .decoder import Decoder
     from .loading import load
     from .native import Error, devices, ggml_version
     from .outputs import Result, Step
+    from .planning import fit, plan
     from .stream import Stream
 
 __all__ = [
+    "AsyncDecoder",
+    "AsyncStream",
     "DecodeConfig",
     "Decoder",
     "Error",
@@ -27,13 +31,17 @@ __all__ = [
     "Stream",
     "__version__",
     "devices",
+    "fit",
     "ggml_version",
     "load",
+    "plan",
 ]
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AsyncDecoder": "async_decoder",
+    "AsyncStream": "async_decoder",
     "DecodeConfig": "config",
     "Decoder": "decoder",
     "Error": "native",
@@ -42,8 +50,10 @@ _HOMES = {
     "Step": "outputs",
     "Stream": "stream",
     "devices": "native",
+    "fit": "planning",
     "ggml_version": "native",
     "load": "loading",
+    "plan": "planning",
 }
 
 
@@ -56,3 +66,8 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(f".{_HOMES[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Lists the public names too that were not used yet, for completion."""
+    return sorted({*globals(), *__all__})

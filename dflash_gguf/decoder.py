@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,10 +25,16 @@ from .kv_cache.prefix_cache import PrefixCache
 from .memory.plan import MAX_PREFIX_BYTES
 from .native import MAX_VERIFY, Error, Progress
 from .outputs import Result
+from .sampling.noise import TokenLogprobs
 from .speculative.runtime import CostFile, SpeculativeRuntime
 from .stream import Stream
 from .text.chat import ChatPrompt, Message, template_values
 from .text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .options import DecodeOptions
 
 Prompt = str | Sequence[int] | NDArray[np.integer[Any]]
 
@@ -110,7 +116,7 @@ class Decoder:
         *,
         cancelled: Callable[[], bool] | None = None,
         on_prefill: Progress | None = None,
-        **settings: Any,
+        **settings: Unpack[DecodeOptions],
     ) -> Result:
         """Answers a prompt.
 
@@ -168,6 +174,7 @@ class Decoder:
                 raise ValueError(f"prompt {i + 1} of {len(prompts)}: {error}") from None
         results: list[Result | None] = [None] * len(requests)
         live: dict[int, RequestState] = {}
+        logprobs: list[list[TokenLogprobs]] = [[] for _ in requests]
         n_begun = n_done = 0
         try:
             while n_done < len(requests):
@@ -180,13 +187,16 @@ class Decoder:
                         n_begun += 1
                     self._scheduler.step()
                 for i, state in list(live.items()):
+                    logprobs[i] += [chance for step in state.steps for chance in step.logprobs]
                     state.steps.clear()
                     if not state.is_finished:
                         continue
                     del live[i]
                     if state.error is not None:
                         raise state.error
-                    result = results[i] = self.result(state)
+                    found = self.result(state)
+                    result = dataclasses.replace(found, logprobs=tuple(logprobs[i]))
+                    results[i] = result
                     n_done += 1
                     if on_result is not None:
                         on_result(i, result)
@@ -204,7 +214,7 @@ class Decoder:
         *,
         cancelled: Callable[[], bool] | None = None,
         on_prefill: Progress | None = None,
-        **settings: Any,
+        **settings: Unpack[DecodeOptions],
     ) -> Stream:
         """Answers a prompt step by step; arguments and errors as for `generate`.
 
@@ -228,7 +238,7 @@ class Decoder:
         *,
         scope: str = "",
         client: str = "",
-        **settings: Any,
+        **settings: Unpack[DecodeOptions],
     ) -> Request:
         """Returns a validated request, see `generate`; ValueError for a bad prompt or setting.
 
@@ -336,7 +346,7 @@ class Decoder:
         config: DecodeConfig | None = None,
         *,
         stream: Literal[True],
-        **settings: Any,
+        **settings: Unpack[DecodeOptions],
     ) -> Stream: ...
 
     @overload
@@ -346,7 +356,7 @@ class Decoder:
         config: DecodeConfig | None = None,
         *,
         stream: Literal[False] = False,
-        **settings: Any,
+        **settings: Unpack[DecodeOptions],
     ) -> Result: ...
 
     def chat(
@@ -358,7 +368,7 @@ class Decoder:
         template: str | None = None,
         enable_thinking: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        **settings: Any,
+        **settings: Unpack[DecodeOptions],
     ) -> Result | Stream:
         """Answers a conversation; arguments and errors as for `chat_prompt` and `generate`.
 

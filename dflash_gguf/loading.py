@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING
 
 from . import bundled, native
 from .config import LoadConfig
@@ -17,6 +17,11 @@ from .speculative.runtime import CostFile
 from .text.tokenizer import Tokenizer
 from .text.variants import mismatch
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .options import LoadOptions
+
 
 def load(
     path: str | os.PathLike[str],
@@ -24,7 +29,7 @@ def load(
     drafter: str | os.PathLike[str] | None = None,
     config: LoadConfig | None = None,
     progress: Progress | None = None,
-    **options: Any,
+    **options: Unpack[LoadOptions],
 ) -> Decoder:
     """Loads a target from a GGUF file: `load("model.gguf", drafter="drafter.gguf", n_ctx=8192)`.
 
@@ -38,9 +43,7 @@ def load(
     Errors: ValueError for a bad option, file or tokenizer; OSError; Error from the core, also if
         the plan does not fit the memory.
     """
-    if bundled.is_name(os.fspath(path)):
-        pair = bundled.find(os.fspath(path))
-        path, drafter = pair.target, pair.drafter if drafter is None else drafter
+    path, drafter = bundled.files_of(path, drafter)
     config = dataclasses.replace(config or LoadConfig(), **options)
     planner = Planner(path, drafter, config)
     n_ctx_train = planner.model.n_ctx_train

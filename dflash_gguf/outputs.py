@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -76,6 +77,7 @@ class Result:
     stop_reason: "token", "text", "length", "context" or "cancelled".
     stop_text: the stop text that ended the answer.
     kernels, drafter_kernels: bytes of weights by the kernels that multiply with them.
+    logprobs: an entry for each token if n_probs is set, else empty.
     """
 
     tokens: tuple[int, ...]
@@ -103,6 +105,7 @@ class Result:
     reasoning: str | None = None
     stop_text: str | None = None
     n_draft_context: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
     @property
     def by_proposer(self) -> dict[str, tuple[int, int]]:
@@ -188,11 +191,22 @@ class Result:
             ),
             "threads": self.threads,
             "stop_reason": self.stop_reason,
+            "logprobs": [
+                {
+                    "log_prob": _finite(one.log_prob),
+                    "top": [(i, _finite(x)) for i, x in one.top],
+                }
+                for one in self.logprobs
+            ],
         }
 
     def to_json(self) -> str:
         """Returns the report as one JSON object on one line."""
         return json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False)
+
+
+def _finite(log_prob: float) -> float | None:
+    return None if log_prob == -math.inf else round(log_prob, 6)
 
 
 def _rate(count: int, seconds: float) -> float | None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Protocol
 
 from .engine.request import RequestState
 from .outputs import Result, Step
+from .sampling.noise import TokenLogprobs
 
 
 class DecoderLike(Protocol):
@@ -29,6 +31,13 @@ class Stream:
         """Use `Decoder.stream`."""
         self._decoder = decoder
         self._has_raised = False
+        self._logprobs: list[TokenLogprobs] = []
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def __iter__(self) -> Iterator[Step]:
         return self
@@ -43,6 +52,7 @@ class Stream:
                 raise StopIteration
             self._decoder._read(state)
         step = state.steps[0]
+        self._logprobs += step.logprobs
         del state.steps[0]  # a signal after steps.pop(0) could lose the step
         return step
 
@@ -51,5 +61,8 @@ class Stream:
         self._decoder.abort(self.state)
 
     def result(self) -> Result:
-        """Returns the result so far, which is final once the iteration has ended."""
-        return self._decoder.result(self.state)
+        """Returns the result so far, which is final once the iteration has ended.
+
+        It has the log-probabilities of the steps that were read.
+        """
+        return replace(self._decoder.result(self.state), logprobs=tuple(self._logprobs))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+PathLike = str | os.PathLike[str]
 FOLDER = Path(__file__).parent
 TARGET = FOLDER / "python-tiny-q8_0.gguf"
 DRAFTER = FOLDER / "python-tiny-dflash-q8_0.gguf"
@@ -26,6 +28,14 @@ class Named:
 def is_name(model: str) -> bool:
     """True if a -m argument is the name of a model, not a file."""
     return Path(model).name == model and not model.endswith(".gguf") and not Path(model).exists()
+
+
+def files_of(model: PathLike, drafter: PathLike | None) -> tuple[PathLike, PathLike | None]:
+    """Returns the files of a target, which may be a name, and of its drafter, if it has one."""
+    if not is_name(os.fspath(model)):
+        return model, drafter
+    named = find(os.fspath(model))
+    return named.target, named.drafter if drafter is None else drafter
 
 
 def find(name: str) -> Named:

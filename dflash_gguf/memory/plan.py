@@ -145,7 +145,7 @@ class Planner:
         """Reads model headers. vram: bytes of the GPU to plan for. Error for unloadable files."""
         self._vram = vram
         self.config = config
-        hypothetical = vram is not None and not _has_gpu(config)
+        hypothetical = vram is not None and not has_gpu(config)
         self.model = Model(os.fspath(path), config, dry_run="cuda" if hypothetical else "device")
         self._drafter = None if drafter is None else Drafter(os.fspath(drafter), self.model)
 
@@ -181,7 +181,8 @@ class Planner:
         return self._vram if self.model.is_hypothetical else min(self._vram, free)
 
 
-def _has_gpu(config: LoadConfig) -> bool:
+def has_gpu(config: LoadConfig) -> bool:
+    """True if the device of a config is a GPU of this machine."""
     if config.backend_module is not None:
         load_backend(config.backend_module)
     wanted = (config.device or "").lower()

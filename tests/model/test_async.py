@@ -1,0 +1,135 @@
+"""Answers under asyncio: equal to others, many at once, cancelled; log-probabilities; plans."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+import pytest
+
+import dflash_gguf
+from dflash_gguf import AsyncDecoder, Decoder
+
+PROMPTS = [f"def f{i}(a, b):\n    return" for i in range(6)]
+LONG = {"max_tokens": None, "ignore_eos": True, "draft": "none"}
+
+
+@pytest.fixture(scope="module")
+def decoder() -> Iterator[Decoder]:
+    with dflash_gguf.load("python-tiny", n_ctx=1024, n_threads=1, n_parallel=2) as loaded:
+        yield loaded
+
+
+def test_many_at_once_are_answered_as_alone(decoder: Decoder) -> None:
+    expected = [decoder.generate(prompt, max_tokens=24).text for prompt in PROMPTS]
+
+    async def answers() -> list[str]:
+        many = AsyncDecoder(decoder)
+        found = await asyncio.gather(*(many.generate(p, max_tokens=24) for p in PROMPTS))
+        return [result.text for result in found]
+
+    assert asyncio.run(answers()) == expected
+
+
+def test_a_stream_yields_the_text_and_the_loop_goes_on(decoder: Decoder) -> None:
+    expected = decoder.chat("hi", template="chatml", max_tokens=24)
+
+    async def read() -> tuple[str, str, int]:
+        n_turns = 0
+
+        async def count() -> None:
+            nonlocal n_turns
+            while True:
+                await asyncio.sleep(0)
+                n_turns += 1
+
+        counting = asyncio.create_task(count())
+        async with await AsyncDecoder(decoder).chat_stream(
+            "hi", template="chatml", max_tokens=24
+        ) as stream:
+            text = "".join([step.text async for step in stream])
+        counting.cancel()
+        return text, stream.result().text, n_turns
+
+    text, of_result, n_turns = asyncio.run(read())
+    assert text == of_result == expected.text
+    assert n_turns > 10
+
+
+def test_cancelling_ends_the_answer_and_waiting_loses_no_step(decoder: Decoder) -> None:
+    async def life() -> None:
+        many = AsyncDecoder(decoder)
+        task = asyncio.create_task(many.generate(PROMPTS[0], **LONG))
+        await asyncio.sleep(0.2)
+        began = time.monotonic()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert time.monotonic() - began < 2
+        assert not decoder._scheduler.running
+        stream = many.stream(PROMPTS[1], max_tokens=60, draft="none", ignore_eos=True)
+        tokens: list[int] = []
+        while True:
+            try:
+                tokens += (await asyncio.wait_for(stream.__anext__(), 1e-4)).tokens
+            except asyncio.TimeoutError:
+                continue
+            except StopAsyncIteration:
+                break
+        assert tuple(tokens) == stream.result().tokens
+        assert len(tokens) == 60
+
+    asyncio.run(life())
+
+
+def test_errors_reach_the_caller(decoder: Decoder) -> None:
+    async def life() -> None:
+        many = AsyncDecoder(decoder)
+        with pytest.raises(ValueError, match="the prompt is empty"):
+            await many.generate([])
+        with pytest.raises(ValueError, match="temperature is -1"):
+            await many.generate("a", temperature=-1)
+        with pytest.raises(ValueError, match="has not begun"):
+            many.stream("a").result()
+
+    asyncio.run(life())
+
+
+def test_it_loads_and_closes_itself() -> None:
+    async def life() -> str:
+        async with await AsyncDecoder.load("python-tiny", n_ctx=512, n_threads=1) as decoder:
+            return (await decoder.generate(PROMPTS[0], max_tokens=4)).text
+
+    assert asyncio.run(life())
+
+
+def test_results_have_the_log_probabilities_of_their_tokens(decoder: Decoder) -> None:
+    settings = {"max_tokens": 6, "n_probs": 2}
+    whole = decoder.generate(PROMPTS[0], **settings)
+    assert len(whole.logprobs) == len(whole.tokens) > 2
+    for token, chances in zip(whole.tokens, whole.logprobs, strict=True):
+        assert chances.top[0] == (token, chances.log_prob)  # greedy
+        assert len(chances.top) == 2
+    assert whole.to_dict()["logprobs"][0]["log_prob"] == round(whole.logprobs[0].log_prob, 6)
+    first, second = decoder.generate_batch(PROMPTS[:2], **settings)
+    assert first.logprobs == whole.logprobs
+    assert len(second.logprobs) == len(second.tokens)
+    assert decoder.generate(PROMPTS[0], max_tokens=4).logprobs == ()
+
+
+def test_leaving_the_block_of_a_stream_ends_it(decoder: Decoder) -> None:
+    with decoder.stream(PROMPTS[0], **LONG) as stream:
+        next(stream)
+    assert stream.result().stop_reason == "cancelled"
+    assert not decoder._scheduler.running
+
+
+def test_a_plan_and_a_fit_from_python() -> None:
+    plan = dflash_gguf.plan("python-tiny", n_ctx=1024)
+    assert plan.missing_bytes == 0
+    fitted = dflash_gguf.fit("python-tiny", vram_gib=1, n_ctx=1024)
+    assert fitted.config.n_ctx == 1024
+    assert fitted.reason
+    with pytest.raises(dflash_gguf.Error, match="weights and the shortest context need"):
+        dflash_gguf.fit("python-tiny", vram_gib=0.001, n_gpu_layers=99)
