@@ -16,7 +16,7 @@ from ..bundled import find, is_name
 from ..cli.arguments import add_main_chain
 from ..cli.command import guarded, loaded, training_context
 from ..cli.llama_flags import add_llama_flags
-from ..cli.model_arguments import add_options, load_config, new_parser
+from ..cli.model_arguments import add_options, load_config, new_parser, on_present_devices
 from ..config import AUTO_TREE_BUDGET, DecodeConfig
 from ..decoder import Decoder
 from ..loading import load
@@ -210,7 +210,7 @@ def _pairs(
     """Loads each target with its drafter; yields decoder, both files' names, prompts, settings."""
     for target, drafter in [_files(names) for names in args.pair]:
         n_ctx_train = training_context(str(target)) if args.n_ctx == 0 else None
-        options = load_config(args, n_ctx_train)
+        options = on_present_devices(load_config(args, n_ctx_train), args)
         with load(target, drafter=drafter, config=options) as decoder:
             loaded(decoder)
             ids = [(prompt.name, prompt.ids(decoder, args.chat, args.think)) for prompt in prompts]
@@ -240,7 +240,7 @@ def _diagnose(args: argparse.Namespace, prompts: Sequence[Prompt]) -> int:
     """Runs --diagnose: prints acceptance by changed choices of a drafter, and a conclusion."""
     for target, drafter in map(_files, args.pair):
         n_ctx_train = training_context(str(target))
-        options = load_config(args, n_ctx_train)
+        options = on_present_devices(load_config(args, n_ctx_train), args)
         if options.n_ctx is None:  # a small context: each tried choice allocates an engine
             options = replace(options, n_ctx=min(diagnose.N_CTX, n_ctx_train or diagnose.N_CTX))
         if (sentence := mismatch(target, drafter)) is not None:

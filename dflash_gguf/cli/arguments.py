@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -62,7 +63,9 @@ def parser() -> argparse.ArgumentParser:
         "speeds on stderr",
     )
     out.add_argument(
-        "--no-perf", action="store_true", help="print no line of speeds and times on stderr"
+        "--perf",
+        action=argparse.BooleanOptionalAction,
+        help="print all figures of an answer on stderr, or none (default: all, with -i a few)",
     )
     return p
 
@@ -75,14 +78,15 @@ def _add_prompt(p: argparse.ArgumentParser) -> None:
         "-f",
         "--file",
         metavar="FILE",
-        help="file with the prompt, UTF-8; with --parallel, with one prompt per line",
+        help="file with the prompt, UTF-8, or - for stdin; with --parallel, with one prompt per "
+        "line",
     )
     source.add_argument("--tokens", type=token_ids, metavar="1,2,3", help="token ids of the prompt")
     source.add_argument(
         "-i",
         "--interactive",
         action="store_true",
-        help="chat; Ctrl-D ends it, /clear begins a new one",
+        help="chat; Ctrl-D ends it, /help lists its commands",
     )
     source.add_argument(
         "--list-devices",
@@ -308,7 +312,8 @@ def prompt_text(args: argparse.Namespace) -> str:
     """
     if args.file is None:
         return unescaped(args.prompt, args.escape)
-    return decoded(Path(args.file).read_bytes(), args.file).removesuffix("\n")
+    data = sys.stdin.buffer.read() if args.file == "-" else Path(args.file).read_bytes()
+    return decoded(data, args.file).removesuffix("\n")
 
 
 def decoded(data: bytes, source: str) -> str:

@@ -28,7 +28,6 @@ from ..text.gguf_metadata import GgufMetadata
 from ..text.vocabulary import read_templates
 from .arguments import (
     decode_config,
-    decoded,
     parser,
     prompt_lines,
     prompt_text,
@@ -36,13 +35,12 @@ from .arguments import (
     template_variables,
     unescaped,
 )
+from .chat import Chat
 from .llama_flags import ignored_flags
-from .model_arguments import load_config
+from .model_arguments import load_config, on_present_devices
 from .plan import fitted, show_plan
-from .terminal import Bar, Thoughts, comparison, figures
+from .terminal import Bar, Thoughts, brief_figures, comparison, figures
 
-CLEAR = "/clear"
-"""Message that makes a chat (-i) forget all earlier messages."""
 MAX_PAIRS, COMPARE_S = 6, 30.0
 """Most pairs (drafted, plain) that --compare times, and seconds after which no pair begins."""
 
@@ -116,7 +114,8 @@ def _run(args: argparse.Namespace) -> int:
         own_templates = read_templates(args.model) if args.chat_template else {}
         args.chat_template = template_of(args, own_templates)
         args.chat_template_kwargs = template_variables(args)
-        settings = load_config(args, training_context(args.model) if args.n_ctx == 0 else None)
+        n_ctx_train = training_context(args.model) if args.n_ctx == 0 else None
+        settings = on_present_devices(load_config(args, n_ctx_train), args)
     except ValueError as error:
         parser().error(str(error))
     if args.plan:
@@ -133,7 +132,12 @@ def _run(args: argparse.Namespace) -> int:
             print(f"warning: {note}", file=sys.stderr)
         loaded(decoder)
         if args.interactive:
-            return _chat(decoder, args, config)
+            Chat(
+                _system(args),
+                lambda messages: _fitting_prompt(decoder, args, messages),
+                lambda prompt: _answer(decoder, args, prompt, config),
+            ).run()
+            return 0
         if args.file is not None and settings.n_parallel > 1:
             return _answer_lines(decoder, args, config, text or "")
         prompt = args.tokens if text is None else _prompt(decoder, args, text)
@@ -257,7 +261,7 @@ def _system(args: argparse.Namespace) -> list[dict[str, str]]:
 
 
 def _chat_prompt(
-    decoder: Decoder, args: argparse.Namespace, messages: list[dict[str, str]]
+    decoder: Decoder, args: argparse.Namespace, messages: Sequence[dict[str, str]]
 ) -> list[int]:
     return decoder.chat_prompt(
         messages,
@@ -265,6 +269,14 @@ def _chat_prompt(
         enable_thinking=args.think,
         chat_template_kwargs=args.chat_template_kwargs,
     )
+
+
+def _fitting_prompt(
+    decoder: Decoder, args: argparse.Namespace, messages: Sequence[dict[str, str]]
+) -> list[int]:
+    prompt = _chat_prompt(decoder, args, messages)
+    check_prompt(prompt, decoder.n_ctx)
+    return prompt
 
 
 def _answer(
@@ -288,8 +300,9 @@ def _answer(
         print(result.to_json(), flush=True)
     elif not result.text.endswith("\n"):
         print(flush=True)
-    if not args.no_perf:
-        print(figures(result), file=sys.stderr)
+    if args.perf is not False:
+        is_brief = args.interactive and not args.perf
+        print((brief_figures if is_brief else figures)(result), file=sys.stderr)
     return result
 
 
@@ -320,7 +333,7 @@ def _answer_lines(
         results = decoder.generate_batch(prompts, config, progress=bar, on_result=show)
     finally:
         bar.clear()
-    if not args.no_perf:
+    if args.perf is not False:
         seconds, n = time.monotonic() - started, sum(result.n_tokens for result in results)
         print(
             f"{len(results)} answers, {n} tokens in {seconds:.1f} s ({n / seconds:.1f} tokens/s)",
@@ -346,36 +359,3 @@ def _beside_plain(
             results[draft] = decoder.generate(prompt, settings, draft=draft)
         pairs.append((results[config.draft], results["none"]))
     return comparison(pairs)
-
-
-def _chat(decoder: Decoder, args: argparse.Namespace, config: DecodeConfig) -> int:
-    """Answers the user's messages until the input ends; an unfit message does not end the chat."""
-    messages = _system(args)
-    while True:
-        try:
-            text = _ask()
-        except (EOFError, KeyboardInterrupt):
-            return 0
-        if text == CLEAR:
-            messages = _system(args)
-        if text in ("", CLEAR):
-            continue
-        try:
-            turn = {"role": "user", "content": decoded(os.fsencode(text), "the message")}
-            prompt = _chat_prompt(decoder, args, [*messages, turn])
-            check_prompt(prompt, decoder.n_ctx)
-        except ValueError as error:
-            print(f"error: {error}; {CLEAR} begins a new chat", file=sys.stderr)
-            continue
-        result = _answer(decoder, args, prompt, config)
-        messages += [turn, {"role": "assistant", "content": result.text}]
-
-
-def _ask() -> str:
-    """Reads a line from stdin; in a terminal, after a "> " on stderr."""
-    if sys.stdin.isatty() and sys.stderr.isatty():
-        with contextlib.suppress(ImportError):
-            import readline  # noqa: F401
-
-        print("> ", end="", file=sys.stderr, flush=True)
-    return input()

@@ -6,9 +6,11 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from .. import __version__
+from ..memory.plan import has_gpu
 from ..native import DEFAULTS, OPTIONS, LoadConfig, Option
 
 
@@ -110,6 +112,19 @@ def load_config(args: argparse.Namespace, n_ctx_train: int | None) -> LoadConfig
     return LoadConfig(**{name: value for name, value in given.items() if value is not None})
 
 
+def on_present_devices(config: LoadConfig, args: argparse.Namespace) -> LoadConfig:
+    """Returns a config whose layers are on the CPU if the machine has no GPU, with a warning."""
+    is_planned = getattr(args, "vram", None) is not None  # maybe for a GPU of another machine
+    if config.n_gpu_layers and config.device is None and not is_planned and not has_gpu(config):
+        print(
+            f"warning: --gpu-layers is {config.n_gpu_layers}, but ggml finds no GPU: all layers "
+            "are on the CPU; build a GPU backend with dflash-backend",
+            file=sys.stderr,
+        )
+        config = replace(config, n_gpu_layers=0)
+    return config
+
+
 def number_or(words: tuple[str, ...]) -> Callable[[str], int | None]:
     """Returns a parser of integers that also accepts some words, each of which means None."""
 
@@ -126,8 +141,9 @@ def number_or(words: tuple[str, ...]) -> Callable[[str], int | None]:
 
 
 def byte_size(text: str) -> int:
-    """Parses bytes like "24G"; K, M, G and T are powers of 1024, as GPU makers count."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", text, re.IGNORECASE)
+    """Parses a size like "24", "24G" or "512M": powers of 1024, GiB without a unit."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(?:([KMGT])(?:i?B)?|(B))?", text, re.IGNORECASE)
     if not match or not float(match[1]):
         raise argparse.ArgumentTypeError(f"{text!r}: expected a size like 24G")
-    return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
+    unit = (match[2] or match[3] or "G").upper()
+    return int(float(match[1]) * 1024 ** "BKMGT".index(unit))

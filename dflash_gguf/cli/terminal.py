@@ -81,10 +81,15 @@ class Thoughts:
             self._stream.flush()
 
 
+def brief_figures(result: Result) -> str:
+    """Returns a line of the speed of an answer, for chats."""
+    return f"({result.n_tokens} tokens{_rate(result.tokens_per_s)}, {_prompt(result)})"
+
+
 def figures(result: Result) -> str:
     """Returns a line of counts, speeds and times of an answer."""
     parts = [
-        f"prompt {result.n_prompt} tokens{_rate(result.prefill_tokens_per_s)}",
+        f"{_prompt(result)}{_rate(result.prefill_tokens_per_s)}",
         f"answer {result.n_tokens} tokens{_rate(result.tokens_per_s)}",
     ]
     if result.tau is not None:
@@ -122,6 +127,11 @@ def comparison(pairs: Sequence[tuple[Result, Result]]) -> str:
         parts.append(f"{drafted.tau:.2f} tokens a round")
     parts.append("the same tokens" if n_same is None else f"other tokens from number {n_same + 1}")
     return " | ".join(parts)
+
+
+def _prompt(result: Result) -> str:
+    cached = f", {result.n_cached} of them cached" if result.n_cached else ""
+    return f"prompt {result.n_prompt} tokens{cached}"
 
 
 def _rate(rate: float | None) -> str:

@@ -109,7 +109,7 @@ class LoadConfig:
         "--gpu-layers",
         "--n-gpu-layers",
         none="all",
-        none_words=("auto", "all"),
+        none_words=("auto", "all", "-1"),
         none_in_c=-1,
     )
     n_cpu_moe: int = _option(

@@ -20,7 +20,7 @@ from typing import Protocol
 
 from .._files import message_of
 from ..cli.command import draft_max_note, training_context
-from ..cli.model_arguments import load_config
+from ..cli.model_arguments import load_config, on_present_devices
 from ..cli.plan import fitted
 from ..config import DecodeConfig, LoadConfig
 from ..decoder import Decoder
@@ -333,7 +333,7 @@ def _settings(request: Load) -> tuple[argparse.Namespace, LoadConfig]:
     args = argparse.Namespace(**request.options)
     args.model, args.model_draft = request.model, request.drafter
     n_ctx_train = training_context(request.model) if args.n_ctx == 0 else None
-    return args, load_config(args, n_ctx_train)
+    return args, on_present_devices(load_config(args, n_ctx_train), args)
 
 
 def ready(decoder: Decoder, n_parallel: int, notes: list[str]) -> Ready:

@@ -273,9 +273,9 @@ def test_a_plan_of_auto_has_the_rows_that_fit(
 
     large = planned("--vram", "4G")
     assert (large["verify_rows"], large["n_ctx"]) == (64, 512)
-    small = planned("--vram", str(int(large["needed_bytes"] * 0.999)))
+    small = planned("--vram", f"{int(large['needed_bytes'] * 0.999)}B")
     assert (small["verify_rows"] < 64, small["missing_bytes"]) == (True, 0)
-    forced = planned("--vram", str(small["free_bytes"]), "--draft", "tree", "--tree-budget", "63")
+    forced = planned("--vram", f"{small['free_bytes']}B", "--draft", "tree", "--tree-budget", "63")
     assert forced["missing_bytes"] > 0
 
 
@@ -303,7 +303,7 @@ def test_fit_puts_a_part_on_a_gpu_too_small_for_the_whole(
     # The memory of CUDA libraries does not depend on the model; 2 % of the GPU stays free.
     library = sum(x["bytes"] for x in whole["items"] if x["name"].startswith("CUDA pool"))
     vram = int((library + (whole["needed_bytes"] - library) * 0.88) / 0.98)
-    assert main([*command, "--fit", "--vram", str(vram)]) == 0
+    assert main([*command, "--fit", "--vram", f"{vram}B"]) == 0
     out, err = capsys.readouterr()
     part = json.loads(out)
     assert part["device"] == "a hypothetical CUDA GPU"

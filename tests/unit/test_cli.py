@@ -21,9 +21,10 @@ from vocabularies import CHAT_TEMPLATE, byte_level, write
 from dflash_gguf import bundled
 from dflash_gguf.bench.command import parser as bench_parser
 from dflash_gguf.cli import command as cli
+from dflash_gguf.cli import model_arguments
 from dflash_gguf.cli.arguments import parser, prompt_lines, token_ids, unescaped
 from dflash_gguf.cli.llama_flags import REFUSED
-from dflash_gguf.cli.model_arguments import number_or
+from dflash_gguf.cli.model_arguments import byte_size, number_or
 from dflash_gguf.cli.terminal import Bar, comparison
 from dflash_gguf.decoder import Decoder
 from dflash_gguf.native import OPTIONS
@@ -362,6 +363,70 @@ def test_an_unfit_message_does_not_end_the_chat(
     assert out == "yes\nyes\nyes\n"
     assert [line for line in err.splitlines() if line.startswith(f"error: {error}")]
     assert loader.said == "ab:yes:cd:yesef:yes"
+
+
+def test_a_chat_has_commands(
+    loader: Loader,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    saved = tmp_path / "chat.json"
+    lines = f"/help\n/regenerate\nab\n/regenerate\n/system x\ncd\n/save {saved}\n/save\n/exit\nef\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
+    template = "{% for m in messages %}{{ m.content }}:{% endfor %}"
+    assert run(loader, "-i", "--chat-template", template, "--draft", "none") == 0
+    out, err = capsys.readouterr()
+    assert out == "yes\nyes\nyes\n"
+    assert loader.said.endswith("x:cd:yes")
+    assert "error: /regenerate: there is no answer yet" in err
+    assert "error: /save needs the name of a file" in err
+    assert "/clear           forget" in err
+    assert json.loads(saved.read_text())["messages"] == [
+        {"role": "system", "content": "x"},
+        {"role": "user", "content": "cd"},
+        {"role": "assistant", "content": "yes"},
+    ]
+    figures = [line for line in err.splitlines() if line.startswith("(")]
+    assert len(figures) == 3
+    assert re.fullmatch(
+        r"\(\d+ tokens( at \S+/s)?, prompt \d+ tokens(, \d+ of them cached)?\)", figures[0]
+    )
+
+
+def test_a_chat_prints_all_figures_if_asked(
+    loader: Loader, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for flag, shown in (("--perf", True), ("--no-perf", False)):
+        monkeypatch.setattr(sys, "stdin", io.StringIO("ab\n"))
+        assert run(loader, "-i", flag, "--chat-template", "{{ messages[0].content }}:") == 0
+        err = capsys.readouterr().err
+        assert ("ended by" in err) == shown
+        assert "(4 tokens" not in err
+
+
+def test_a_prompt_comes_from_stdin(loader: Loader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"ab:\n")))
+    assert run(loader, "-f", "-") == 0
+    assert loader.said == "ab:yes"
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("24", 24 << 30), ("1.5G", 3 << 29), ("512MiB", 512 << 20), ("100B", 100)]
+)
+def test_sizes_are_gib_without_a_unit(text: str, size: int) -> None:
+    assert byte_size(text) == size
+
+
+def test_layers_for_a_gpu_that_is_missing_stay_on_the_cpu(
+    loader: Loader, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(model_arguments, "has_gpu", lambda _: False)
+    assert run(loader, "-p", "ab:", "-ngl", "99") == 0
+    assert loader.arguments["config"].n_gpu_layers == 0
+    assert "warning: --gpu-layers is 99, but ggml finds no GPU" in capsys.readouterr().err
+    assert run(loader, "-p", "ab:", "-ngl", "-1") == 0
+    assert loader.arguments["config"].n_gpu_layers is None
 
 
 def test_an_interrupt_keeps_what_was_said(
