@@ -10,26 +10,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 from pathlib import Path
-from typing import Any
-
-import torch
 
 import dflash_gguf
 from dflash_gguf._files import write_text
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from train import features as cached
-from train.acceptance import measure, prompt_lookup, repeated_share
-from train.answers import Answer, load_answers
-from train.ask import make_answers
-from train.curve import draw
-from train.delta_rule import fast_delta_rule
-from train.drafter import BlockModel, even_start, new_drafter, take_weights
-from train.fit import Fit, History, Recipe
-from train.memory import CPU_PIECE_BYTES, free_bytes, piece_size
-from train.target import load_target
+from train.mask_token import mask_token_of
 
 # Arguments that may change when a training continues; all others must stay the same.
 FREE = ("steps", "falling", "threads", "device")
@@ -82,7 +71,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add(
         "--mask-token",
         metavar="TEXT",
-        help="token that the target never writes; None: <|mask|>",
+        help="token that the target never writes; None: a mask, reserved or unused token",
     )
     add("--steps", type=int, default=3000, help="number of updates")
     add("--falling", type=int, default=500, help="updates at the end with falling learning rate")
@@ -102,8 +91,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         help="start from this trained drafter of the same sizes",
     )
     add("--seed", type=int, default=1)
-    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    add("--threads", type=int, default=torch.get_num_threads(), help="threads on a CPU")
+    add("--device", help="cuda or cpu; None: cuda if there is a GPU")
+    add("--threads", type=int, help="threads on a CPU; None: one for each core")
     return parser.parse_args(arguments)
 
 
@@ -121,120 +110,31 @@ def remember(args: argparse.Namespace) -> None:
     write_text(path, json.dumps(mine, indent=1))
 
 
-def mask_token_of(tokenizer: Any, text: str | None) -> int:
-    """Returns the mask token's id; raises ValueError if the vocabulary lacks the token."""
-    wanted = text or "<|mask|>"
-    vocabulary = tokenizer.get_vocab()
-    if wanted not in vocabulary:
-        raise ValueError(
-            f"the target's vocabulary has no token {wanted!r}; "
-            "name a token that it never writes with --mask-token"
-        )
-    return int(vocabulary[wanted])
-
-
-def prepare(args: argparse.Namespace) -> tuple[BlockModel, cached.Features, cached.Features]:
-    """Returns the model, and features of training and held-out answers; makes missing files."""
-    target, tokenizer = load_target(args.target, args.device, args.out / "target")
-    mask_token = mask_token_of(tokenizer, args.mask_token)
-    drafter = new_drafter(
-        target.config,
-        n_layers=args.layers,
-        n_taps=args.taps,
-        n_ff=args.ffn,
-        block_size=args.block,
-        mask_token=mask_token,
-        seed=args.seed,
-    )
-    if not (args.out / "held-out.json").exists():
-        with fast_delta_rule():
-            make_answers(args, target, tokenizer)
-    width = len(drafter.target_layer_ids) * drafter.config.hidden_size
-    found = []
-    for name in ("answers", "held-out"):
-        answers: list[Answer] = load_answers(args.out / f"{name}.json")
-        path = args.out / f"{name}.features"
-        if not path.exists():
-            n_threads = args.threads if args.device == "cpu" else 1
-            with fast_delta_rule():
-                cached.write(
-                    path,
-                    target,
-                    answers,
-                    drafter.target_layer_ids,
-                    n_batch=args.batch,
-                    n_threads=n_threads,
-                )
-        found.append(cached.Features(path, answers, width))
-    embeddings = target.get_input_embeddings().weight.detach().float()
-    head = target.get_output_embeddings().weight.detach().float()
-    if args.begin is None:
-        even_start(drafter, head)
-    else:
-        take_weights(drafter, args.begin)
-    return BlockModel(drafter, embeddings, head), found[0], found[1]
-
-
-def report(fit: Fit) -> dict[str, Any]:
-    """Returns figures for the model card; prompt lookup's tau on the same answers is among them."""
-    answers = [(a.tokens, a.n_prompt) for a in fit.held_out.answers]
-    ours = fit.evaluate()
-    lookup = measure(
-        answers,
-        lambda places: [prompt_lookup(answers[i][0][: p + 1], fit.size - 1) for i, p in places],
-    )
-    fresh = [tokens[n_prompt:] for tokens, n_prompt in answers]
-    return {
-        "tau": round(ours.tau, 3),
-        "accepted_by_place": [round(n / ours.rounds, 3) for n in ours.accepted],
-        "tau_prompt_lookup": round(lookup.tau, 3),
-        "repeated_8_grams": round(repeated_share(fresh), 3),
-        "held_out_tokens": sum(map(len, fresh)),
-        "training_tokens": sum(len(a.tokens) - a.n_prompt for a in fit.data.answers),
-        "parameters": sum(p.numel() for p in fit.model.drafter.parameters()),
-        "steps": fit.step,
-    }
-
-
 def run(args: argparse.Namespace) -> None:
-    """Runs a whole training; raises ValueError or OSError for unusable arguments or files."""
+    """Runs a whole training; raises ValueError or OSError for unusable arguments or files.
+
+    If it fails before the first answers are written, the output folder is left as it was.
+    """
     if not 0 <= args.sampled <= 1:
         raise ValueError(f"--sampled {args.sampled}: a share lies between 0 and 1")
+    if args.prompts is not None and not args.prompts.is_file():
+        raise ValueError(f"--prompts {args.prompts}: no such file")
+    args.mask_token = mask_token_of(args.target, args.mask_token)
+    is_new, is_begun = not args.out.exists(), (args.out / "arguments.json").exists()
     args.out.mkdir(parents=True, exist_ok=True)
     remember(args)
-    # parallel.py has threads of its own, so torch's operations must not start further ones.
-    torch.set_num_threads(1)
-    model, data, held_out = prepare(args)
-    device = torch.device(args.device)
-    n_threads = args.threads if device.type == "cpu" else 1
-    free = free_bytes(device)
-    if device.type == "cpu":
-        free = min(free, CPU_PIECE_BYTES * n_threads)
-    n_words = min(args.words or model.head.shape[0], model.head.shape[0])
-    recipe = Recipe(
-        n_steps=args.steps,
-        n_sequences=args.sequences,
-        n_blocks=args.blocks,
-        decay=args.decay or args.block / 2,
-        falling=args.falling,
-        n_words=args.words,
-        seed=args.seed,
-        piece=piece_size(args.blocks * args.block, n_words, args.sequences, free, n_threads),
-        n_threads=n_threads,
-    )
-    fit = Fit(model, data, held_out, recipe, args.out, device)
+    # Loading torch and transformers takes seconds: bad arguments are reported before.
+    from train.training import train
 
-    def keep(history: History) -> None:
-        model.drafter.save_pretrained(args.out)
-        draw(history, args.out / "curve.png")
-
-    fit.run(keep)
-    figures = report(fit)
-    write_text(
-        args.out / "training.json",
-        json.dumps({**figures, "losses": fit.history.losses, "taus": fit.history.taus}),
-    )
-    print(json.dumps(figures))
+    try:
+        train(args)
+    except Exception:
+        if not is_begun and not (args.out / "answers.json").exists():
+            (args.out / "arguments.json").unlink(missing_ok=True)
+            shutil.rmtree(args.out / "target", ignore_errors=True)
+            if is_new:
+                args.out.rmdir()
+        raise
 
 
 def main(arguments: list[str] | None = None) -> int:

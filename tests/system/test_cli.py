@@ -12,6 +12,8 @@ import time
 import pytest
 from vocabularies import smollm2_file
 
+from dflash_gguf import bundled
+
 
 def command(*flags: str) -> list[str]:
     return [sys.executable, "-m", "dflash_gguf", "-m", str(smollm2_file()), "-t", "1", *flags]
@@ -89,3 +91,31 @@ def test_an_impatient_ctrl_c_gets_no_traceback() -> None:
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert b"Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "Write a quicksort algorithm in Python. Write code only.",
+        "Explain the Pythagorean theorem",
+        "Plan a 1 day trip to DC",
+    ],
+)
+def test_command_lines_of_llama_speculative_simple_work(prompt: str) -> None:
+    """The flags with which llama.cpp's DFlash was measured first, on a machine without a GPU."""
+    pair = bundled.find("python-tiny")
+    flags = f"-md {pair.drafter} --dflash -n 32 --draft-max 16 -cd 512 -c 1024 --temp 0 --top-k 1"
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "dflash_gguf", "-m", str(pair.target), "-p", prompt),
+            *(*flags.split(), "--seed", "42", "-ngl", "99", "-ngld", "99"),
+        ],
+        env=os.environ | {"LLAMA_SPEC_NO_THINK": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    for note in ("--dflash is ignored", "-cd is ignored", "-ngld is ignored", "--draft-max is 16"):
+        assert f"warning: {note}" in done.stderr
+    assert "Traceback" not in done.stderr

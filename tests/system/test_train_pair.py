@@ -19,6 +19,7 @@ from pairs import Pair, convert_drafter, draft_logits, open_pair
 from reference import Reference
 from train import engine, train_drafter, train_tiny_target
 from train.answers import Answer, load_answers
+from train.fit import Fit
 from train.gguf_tokenizer import read_tokenizer
 from train.vocabulary import PRE
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -198,7 +199,8 @@ def test_other_ggufs_are_refused_in_a_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = make_gguf(tmp_path, "qwen35")
-    assert train_drafter.main([str(path), str(tmp_path / "out"), "--python"]) == 1
+    flags = ["--python", "--mask-token", "<tool_call>"]
+    assert train_drafter.main([str(path), str(tmp_path / "out"), *flags]) == 1
     assert f"error: {path}: transformers cannot load it: " in capsys.readouterr().err
 
 
@@ -272,8 +274,8 @@ def test_an_interrupted_training_ends_the_same(
 
     monkeypatch.setattr("train.fit.SAVE_SECONDS", 0.0)
     with monkeypatch.context() as patch:
-        save = train_drafter.Fit._save
-        patch.setattr(train_drafter.Fit, "_save", lambda fit: (save(fit), interrupt()))
+        save = Fit._save
+        patch.setattr(Fit, "_save", lambda fit: (save(fit), interrupt()))
         with pytest.raises(KeyboardInterrupt):
             train_a_drafter(target, tmp_path / "parts", f"{steps} --steps 10 --falling 2")
     train_a_drafter(target, tmp_path / "parts", f"{steps} --steps 10 --falling 2")
@@ -308,6 +310,20 @@ def test_bad_input_is_one_sentence(
     sentences = [x for x in capsys.readouterr().err.splitlines() if x.startswith("error: ")]
     assert len(sentences) == 1
     assert message.format(tmp=tmp_path) in sentences[0]
+    assert not (tmp_path / "out").exists()
+
+
+def test_arguments_are_checked_before_torch_is_loaded(trained: Trained, tmp_path: Path) -> None:
+    scripts = Path(train_drafter.__file__).parents[1]
+    code = (
+        "import sys; from train import train_drafter; status = train_drafter.main(sys.argv[1:]); "
+        "assert 'torch' not in sys.modules; sys.exit(status)"
+    )
+    flags = ["--python", "--mask-token", "<nothing>"]
+    command = [sys.executable, "-c", code, str(trained.pair.target_dir), str(tmp_path / "out")]
+    done = subprocess.run([*command, *flags], cwd=scripts, capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.startswith("error: --mask-token: the target's vocabulary has no token")
 
 
 def test_a_folder_belongs_to_one_training(trained: Trained) -> None:
