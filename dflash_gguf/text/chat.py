@@ -213,7 +213,14 @@ def render(
     Errors: ValueError for a template that cannot be parsed, fails or refuses the messages. Any
         other exception, and no end, for a malicious one: TemplateProcess calls this function.
     """
-    values: dict[str, Any] = {**(variables or {}), **special_tokens}
+    # The names besides those of transformers are llama.cpp's.
+    values: dict[str, Any] = {
+        "date_string": _strftime_now("%d %b %Y"),
+        "datetime": _strftime_now("%b %d %Y"),
+        "functions": _to_json([] if tools is None else list(tools), indent=2),
+        **(variables or {}),
+        **special_tokens,
+    }
     if enable_thinking is not None:
         values["enable_thinking"] = enable_thinking
     try:

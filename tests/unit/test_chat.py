@@ -40,6 +40,8 @@ def test_thinking_is_passed_on_only_when_chosen() -> None:
         ("{% generation %}x{% endgeneration %}", "x"),
         ("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "01"),
         ("a\n  {% if true %}\nb\n  {% endif %}\nc", "a\nb\nc"),
+        ("{{ date_string == strftime_now('%d %b %Y') }}", "True"),  # Llama 3.3 knows the day
+        ("{{ datetime == strftime_now('%b %d %Y') }} {{ functions }}", "True []"),
         ("{{ strftime_now('%%') }}{{ tools is none }}", "%True"),
     ],
 )
