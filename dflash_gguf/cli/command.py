@@ -301,8 +301,8 @@ def _answer(
     elif not result.text.endswith("\n"):
         print(flush=True)
     if args.perf is not False:
-        is_brief = args.interactive and not args.perf
-        print((brief_figures if is_brief else figures)(result), file=sys.stderr)
+        line = brief_figures if args.interactive and not args.perf else figures
+        print(line(result), file=sys.stderr)
     return result
 
 

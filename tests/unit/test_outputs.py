@@ -37,6 +37,7 @@ FIELDS = [
     "drafter_kernels",
     "threads",
     "stop_reason",
+    "logprobs",
 ]
 
 
