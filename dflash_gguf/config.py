@@ -33,6 +33,10 @@ AUTO_TREE_BUDGET = 63
 REASONING_FORMATS = ("auto", "none")
 """Ways to return the reasoning that a chat template marks: apart from the text, or within it."""
 
+FLAGS = (
+    *("ignore_eos", "post_sampling_probs", "prompt_logprobs", "cache_prompt"),
+    "tree_main_chain",
+)
 MAX_DRAFT = 1 << 16
 MAX_N_PROBS = 1 << 20
 MAX_LOGIT_CHANGE = 1e28
@@ -78,6 +82,8 @@ class DecodeConfig:
     n_probs: each step reports the log-probability of its tokens, and those of the n_probs best
         tokens beside each; None reports none. post_sampling_probs: True for probabilities after
         biases, penalties, truncation and temperature, False for the model's.
+    prompt_logprobs: True to report these of the prompt's tokens too, for which the prompt is
+        computed in full. Needs n_probs, and cache_prompt to be False.
     reasoning_format: one of REASONING_FORMATS.
     cache_prompt: True to start from the longest cached prefix of the prompt. False: the prompt is
         computed in full, drafts use no earlier text, and nothing is kept for later requests.
@@ -106,6 +112,7 @@ class DecodeConfig:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     n_probs: int | None = None
     post_sampling_probs: bool = False
+    prompt_logprobs: bool = False
     reasoning_format: str = "auto"
     cache_prompt: bool = True
     draft: str = "auto"
@@ -128,8 +135,10 @@ class DecodeConfig:
                 object.__setattr__(self, name, number(name, value, *NUMBER_RANGES[name]))
             elif name in READERS:
                 object.__setattr__(self, name, READERS[name](value))
-        for name in ("ignore_eos", "post_sampling_probs", "cache_prompt", "tree_main_chain"):
+        for name in FLAGS:
             flag(name, getattr(self, name))
+        if self.prompt_logprobs and (self.n_probs is None or self.cache_prompt):
+            raise ValueError("prompt_logprobs needs n_probs, and cache_prompt to be False")
         choice("draft", self.draft, DRAFT_KINDS)
         choice("reasoning_format", self.reasoning_format, REASONING_FORMATS)
         if self.draft_max is not None and self.draft_min > self.draft_max:

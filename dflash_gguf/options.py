@@ -47,6 +47,7 @@ class DecodeOptions(TypedDict, total=False):
     logit_bias: Mapping[int, float]
     n_probs: int | None
     post_sampling_probs: bool
+    prompt_logprobs: bool
     reasoning_format: str
     cache_prompt: bool
     draft: str

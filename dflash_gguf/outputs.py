@@ -77,7 +77,8 @@ class Result:
     stop_reason: "token", "text", "length", "context" or "cancelled".
     stop_text: the stop text that ended the answer.
     kernels, drafter_kernels: bytes of weights by the kernels that multiply with them.
-    logprobs: an entry for each token if n_probs is set, else empty.
+    logprobs: an entry for each token if n_probs is set, else empty. prompt_logprobs: an entry for
+        each token of the prompt but the first, if the setting prompt_logprobs is.
     """
 
     tokens: tuple[int, ...]
@@ -106,6 +107,7 @@ class Result:
     stop_text: str | None = None
     n_draft_context: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
     @property
     def by_proposer(self) -> dict[str, tuple[int, int]]:

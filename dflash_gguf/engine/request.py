@@ -7,6 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..config import DecodeConfig
 from ..kv_cache.prefix_cache import PrefixHit
 from ..native import Progress
@@ -88,6 +91,7 @@ class RequestState(SpeculativeState):
         self.stats = RequestStats(is_drafted=speculator is not None)
         self.speculator = speculator
         self.logprobs: list[TokenLogprobs] = []
+        self.prompt_logprobs: list[TokenLogprobs] = []
         self.steps: list[Step] = []
         self.error: BaseException | None = None
         self.is_finished = False
@@ -148,6 +152,21 @@ class RequestState(SpeculativeState):
         self.stats.set_prefill(time.perf_counter() - self.prefill_started, sample_s)
         self._report_prefill(min(max(position - self.n_cached, 0), self.n_to_prefill))
 
+    @property
+    def is_scored(self) -> bool:
+        """False while log-probabilities of the prompt's tokens are wanted and not complete."""
+        wanted = len(self.request.prompt) - 1 if self.request.config.prompt_logprobs else 0
+        return len(self.prompt_logprobs) >= wanted
+
+    def score(self, position: int, rows: NDArray[np.float32]) -> None:
+        """Takes the logits of prompt tokens from `position` on, for the tokens behind them."""
+        prompt = self.request.prompt
+        for at, row in enumerate(rows, position + 1):
+            # After a preemption some rows come again.
+            if at == len(self.prompt_logprobs) + 1 and at < len(prompt):
+                found = self.sampler.logprobs(row, prompt[:at], prompt[at])
+                self.prompt_logprobs.append(found)
+
     def is_cancelled(self) -> bool:
         """Returns True if the request must end; keeps a callback's exception for the reader."""
         try:
@@ -197,6 +216,7 @@ class RequestState(SpeculativeState):
             rounds_by_draft=dict(stats.rounds_by_draft) if is_drafted else None,
             candidates_by_proposer=dict(stats.by_proposer),
             seconds_by_phase=stats.seconds_by_phase,
+            prompt_logprobs=tuple(self.prompt_logprobs),
         )
 
     def _report_prefill(self, n_done: int) -> None:

@@ -17,6 +17,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 
+import numpy as np
+
 from ..config import DecodeConfig
 from ..kv_cache.prefix_cache import PrefixCache, PrefixMatch
 from ..native import PAGE, BatchEntry, Engine, Error, Progress, Rows
@@ -31,6 +33,8 @@ from .prefill_budget import PrefillBudget
 from .request import Request, RequestState
 from .stats import Phase
 
+SCORED_ROWS = 32
+"""Most rows of a prompt chunk whose logits all come to the host, 20 MB for a large vocabulary."""
 TURN_S = 1.0
 """Seconds of work after which a request gives its place to one of a client that has fewer."""
 
@@ -460,10 +464,19 @@ class Scheduler:
             n = bisect_right(range(1, n + 1), n_free, key=needed) if n > 0 else 0
             if n == 0:
                 continue
+            all_logits = None
+            if not state.is_scored:
+                n = min(n, SCORED_ROWS)
+                all_logits = np.empty((n, self.engine.model.n_vocab), dtype=np.float32)
             stop = position + n
             # n_remaining 0, the prompt's end, makes the pass keep features, which a snapshot needs.
             n_remaining = 0 if stop in state.prefix_hit.snapshot_positions else end - stop
-            rows = BatchEntry(state.sequence, state.history[position:stop], n_remaining=n_remaining)
+            rows = BatchEntry(
+                state.sequence,
+                state.history[position:stop],
+                n_remaining=n_remaining,
+                all_logits=all_logits,
+            )
             samples = stop == end
             entries.append(ScheduledEntry(state, rows, is_decoding=False, samples=samples))
             left -= n
@@ -475,6 +488,8 @@ class Scheduler:
     def _sample(self, batch: Batch, rows: list[Rows]) -> None:
         sampling: list[tuple[ScheduledEntry, Rows]] = []
         for entry, found in zip(batch.entries, rows, strict=True):
+            if (scored := entry.rows.all_logits) is not None:
+                entry.state.score(entry.position, scored)
             if entry.samples and entry.state.output.n_left > 0:
                 sampling.append((entry, found))
                 continue

@@ -124,15 +124,18 @@ class Generation:
     def _openai_completion(
         self, body: CompletionBody, engine: EngineClient, prompt_builder: PromptBuilder
     ) -> Prepared:
-        if body.echo and body.logprobs is not None:
+        if body.echo and body.logprobs is not None and body.stream:
             raise BadRequestError(
-                "echo is true and logprobs is given: this server cannot do both, leave one out"
+                "echo, logprobs and stream are given: the prompt's log-probabilities come in a "
+                "whole response only, leave out stream"
             )
         if body.best_of is not None and body.best_of > n_choices(body):
             raise BadRequestError(
                 f"best_of is {body.best_of}, must be at most n, {n_choices(body)}"
             )
         config = self._config(body, engine, prompt_builder, completion_n_probs(body))
+        if body.echo and config.n_probs is not None:
+            config = replace(config, prompt_logprobs=True, cache_prompt=False)
         n_ctx = engine.require_ready().n_ctx
         prompts = prompt_builder.prompts(body.prompt, n_ctx, body.add_special is not False)
         echoes = [text_of(prompt_builder, prompt) for prompt in prompts] if body.echo else None
@@ -203,7 +206,8 @@ class Generation:
             marks = prompt.reasoning
             reasoning = None if marks is None else (marks.name, marks.is_open)
             asked.append(AskedPrompt(prompt, reasoning, list(prompt.turn_boundaries)))
-        _check_chances(body, config, n, [ready.n_ctx - len(prompt) for prompt in prompts])
+        n_prompt = [len(prompt) for prompt in prompts]
+        _check_chances(body, config, n, [ready.n_ctx - x for x in n_prompt], n_prompt)
         runs = [
             Run(
                 engine.new_id(),
@@ -247,12 +251,16 @@ def _check_prompt(prompt: Sequence[int], n_ctx: int, n_vocab: int) -> None:
         raise BadRequestError(f"prompt: token id {bad} is outside the vocabulary of {n_vocab}")
 
 
-def _check_chances(body: Body, config: DecodeConfig, n: int, n_left: Sequence[int]) -> None:
+def _check_chances(
+    body: Body, config: DecodeConfig, n: int, n_left: Sequence[int], n_prompt: Sequence[int]
+) -> None:
     """Raises BadRequestError if a whole answer could hold too many log-probabilities.
 
-    n_left: tokens that the context has left behind each prompt. n: answers to each.
+    n_left: tokens that the context has left behind each prompt, of n_prompt tokens. n: answers to
+    each.
     """
     limits = [x if config.max_tokens is None else min(x, config.max_tokens) for x in n_left]
+    limits += n_prompt if config.prompt_logprobs else []
     n_chances = n * sum(limits) * (config.n_probs or 0)
     if n_chances > MAX_CHANCES and not body.stream:
         raise BadRequestError(

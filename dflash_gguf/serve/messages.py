@@ -181,6 +181,13 @@ class Prefilled(Message, frozen=True):
     total: int
 
 
+class Scored(Message, frozen=True):
+    """Message from the engine: log-probabilities of further prompt tokens, from the second on."""
+
+    id: int
+    logprobs: list[TokenLogprobs]
+
+
 class Stepped(Message, frozen=True):
     """Message from the engine: tokens and text that one round added to an answer; see Step."""
 
@@ -218,7 +225,17 @@ class Failed(Message, frozen=True):
 
 ToEngine = Load | Proceed | Ask | Cancel | Throttle | SlotAction
 FromEngine = (
-    Checked | Loading | Ready | Refused | Started | Prefilled | Stepped | Ended | Failed | SlotDone
+    Checked
+    | Loading
+    | Ready
+    | Refused
+    | Started
+    | Prefilled
+    | Scored
+    | Stepped
+    | Ended
+    | Failed
+    | SlotDone
 )
 
 _encoder = msgspec.msgpack.Encoder()

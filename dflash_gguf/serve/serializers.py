@@ -192,7 +192,7 @@ class CompletionFormat(OpenAIFormat):
         parts = [
             {
                 "text": self._echo(choice) + choice.text,
-                "logprobs": self._logprobs(choice, choice.tokens, choice.logprobs, 0),
+                "logprobs": self._whole_logprobs(choice),
             }
             for choice in choices
         ]
@@ -203,27 +203,40 @@ class CompletionFormat(OpenAIFormat):
         text = (self._echo(choice) if is_first else "") + step.text
         if not (text or step.logprobs or self._context.return_tokens):
             return
-        n_before = len(choice.tokens) - len(step.tokens)
-        logprobs = self._logprobs(choice, step.tokens, step.logprobs, n_before)
+        before = choice.tokens[: len(choice.tokens) - len(step.tokens)]
+        offset = len(self._echo(choice)) + sum(
+            len(self._context.named(token)["token"]) for token in before
+        )
+        logprobs = self._logprobs(choice, step.tokens, step.logprobs, offset)
         part = {"text": text, "logprobs": logprobs, **self._context.tokens(step.tokens)}
         yield self._chunk(choice, part) | _timings(step.stats)
 
     def _echo(self, choice: CompletionChoice) -> str:
         return "" if self._echoes is None else self._echoes[choice.prompt_index]
 
+    def _whole_logprobs(self, choice: CompletionChoice) -> Event | None:
+        """Returns the log-probabilities of an answer, after those of an echoed prompt."""
+        found = self._logprobs(choice, choice.tokens, choice.logprobs, len(self._echo(choice)))
+        if found is None or not choice.config.prompt_logprobs:
+            return found
+        prompt = choice.prompt.tokens
+        first = self._context.named(prompt[0])["token"]  # no row of logits is for this token
+        echoed = self._logprobs(choice, prompt[1:], choice.prompt_logprobs, len(first))
+        start: Event = {"tokens": [first], "token_logprobs": [None], "top_logprobs": [None]}
+        start |= {"text_offset": [0], "content": []}
+        return {name: start[name] + (echoed or {})[name] + found[name] for name in found}
+
     def _logprobs(
         self,
         choice: CompletionChoice,
         tokens: Sequence[int],
         logprobs: Sequence[TokenLogprobs],
-        n_before: int,
+        offset: int,
     ) -> Event | None:
+        """Returns log-probabilities of tokens. offset: characters of the text before them."""
         if choice.config.n_probs is None:
             return None
         entries = self._context.logprobs(tokens, logprobs)
-        offset = len(self._echo(choice)) + sum(
-            len(self._context.named(token)["token"]) for token in choice.tokens[:n_before]
-        )
         offsets = []
         for entry in entries:
             offsets.append(offset)

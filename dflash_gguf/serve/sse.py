@@ -23,7 +23,7 @@ from .engine_client import (
     Submission,
 )
 from .errors import error_body, error_response
-from .messages import Ask, Ended, Failed, Prefilled, Started, Stepped
+from .messages import Ask, Ended, Failed, Prefilled, Scored, Started, Stepped
 from .serializers import WireFormat
 from .threads import INLINE, aside
 
@@ -172,11 +172,13 @@ class GenerationResponse(Response):
             raise _GoneError
         if isinstance(event, Failed):
             raise _FailedError(event)
-        if not isinstance(event, (Started, Prefilled, Stepped, Ended)):
+        if not isinstance(event, (Started, Prefilled, Scored, Stepped, Ended)):
             return None
         choice = self._choices[request.runs[event.id]]
         if isinstance(event, Started):
             choice.slot, choice.began = event.slot, time.monotonic()
+        elif isinstance(event, Scored):
+            choice.prompt_logprobs += event.logprobs
         elif isinstance(event, Stepped):
             choice.add(event, is_stream=self._is_stream)
         elif isinstance(event, Ended):

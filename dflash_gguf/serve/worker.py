@@ -45,6 +45,7 @@ from .messages import (
     Refused,
     ResultStats,
     Run,
+    Scored,
     SlotAction,
     SlotDone,
     Started,
@@ -85,6 +86,7 @@ class Job:
         self.prompt = ask.prompts[run.prompt]
         self.config = config
         self.is_cancelled = self.is_throttled = False
+        self.n_scored = 0
         self.state: RequestState | None = None
         self.slot = -1
 
@@ -250,6 +252,9 @@ class Worker:
         assert state is not None
         if job.is_throttled and not job.is_cancelled:
             return  # unread steps throttle the request in the decoder
+        if scored := state.prompt_logprobs[job.n_scored :]:
+            job.n_scored += len(scored)
+            self._say(Scored(run.id, scored))
         steps, state.steps = state.steps, []
         for step in steps:
             stats = ResultStats.of(self._decoder.result(state)) if job.ask.wants_stats else None

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 import dflash_gguf
@@ -116,6 +117,28 @@ def test_results_have_the_log_probabilities_of_their_tokens(decoder: Decoder) ->
     assert first.logprobs == whole.logprobs
     assert len(second.logprobs) == len(second.tokens)
     assert decoder.generate(PROMPTS[0], max_tokens=4).logprobs == ()
+
+
+@pytest.mark.parametrize("n_tokens", [1, 2, 33, 150])
+def test_prompts_are_scored_as_their_rows_say(decoder: Decoder, n_tokens: int) -> None:
+    prompt = (decoder.tokenize(PROMPTS[0]) * 20)[:n_tokens]
+    rows = decoder.logits(prompt).astype(np.float64)
+    rows -= np.log(np.exp(rows - rows.max(1, keepdims=True)).sum(1, keepdims=True)) + rows.max(
+        1, keepdims=True
+    )
+    settings = {"n_probs": 3, "prompt_logprobs": True, "cache_prompt": False}
+    found = decoder.generate(prompt, max_tokens=4, **settings)
+    assert len(found.prompt_logprobs) == n_tokens - 1
+    for row, token, chances in zip(rows, prompt[1:], found.prompt_logprobs, strict=False):
+        assert chances.log_prob == pytest.approx(row[token], abs=1e-6)
+        assert [i for i, _ in chances.top] == np.argsort(-row, kind="stable")[:3].tolist()
+    assert found.tokens == decoder.generate(prompt, max_tokens=4).tokens
+    silent = decoder.generate(prompt, max_tokens=0, **settings)
+    assert silent.prompt_logprobs == found.prompt_logprobs
+    both = decoder.generate_batch([prompt, PROMPTS[1]], max_tokens=4, **settings)
+    assert both[0].prompt_logprobs == found.prompt_logprobs
+    with pytest.raises(ValueError, match="prompt_logprobs needs n_probs"):
+        decoder.generate(prompt, prompt_logprobs=True, cache_prompt=False)
 
 
 def test_leaving_the_block_of_a_stream_ends_it(decoder: Decoder) -> None:

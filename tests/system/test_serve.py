@@ -159,6 +159,40 @@ def test_probabilities_after_sampling_are_what_the_draw_chose_from(served: Serve
         assert min(logprobs) > 0
 
 
+def test_echoed_prompts_have_the_log_probabilities_of_answers(served: Served) -> None:
+    """As lm-eval asks: each prompt as token ids, one token more than needed, echo."""
+    prompt = served.answer("/tokenize", content=CODE, add_special=True)["tokens"]
+    plain = served.answer(
+        "/v1/completions", prompt=prompt, max_tokens=6, logprobs=1, return_tokens=True
+    )
+    answer = plain["choices"][0]
+    longer = [*prompt, *answer["tokens"]]
+    found = served.answer(
+        "/v1/completions",
+        prompt=[longer, prompt],
+        max_tokens=1,
+        logprobs=1,
+        echo=True,
+        temperature=0,
+        seed=1234,
+    )
+    for choice, tokens in zip(found["choices"], (longer, prompt), strict=True):
+        logprobs = choice["logprobs"]
+        n = len(tokens) + 1
+        assert [len(logprobs[x]) for x in ("tokens", "token_logprobs", "top_logprobs")] == [n] * 3
+        assert logprobs["token_logprobs"][0] is None
+        assert "".join(logprobs["tokens"]) == choice["text"]
+        for token, offset in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
+            assert choice["text"][offset : offset + len(token)] == token
+    echoed = found["choices"][0]["logprobs"]
+    assert echoed["token_logprobs"][len(prompt) : -1] == answer["logprobs"]["token_logprobs"]
+    assert echoed["top_logprobs"][len(prompt) : -1] == answer["logprobs"]["top_logprobs"]
+    silent = served.answer("/v1/completions", prompt=prompt, max_tokens=0, logprobs=1, echo=True)
+    assert len(silent["choices"][0]["logprobs"]["tokens"]) == len(prompt)
+    body = {"prompt": prompt, "logprobs": 1, "echo": True, "stream": True}
+    assert "leave out stream" in served.post("/v1/completions", body).json()["error"]["message"]
+
+
 def test_completions_have_their_own_form_of_log_probabilities(served: Served) -> None:
     found = served.answer("/v1/completions", prompt=CODE, max_tokens=6, logprobs=2, echo=False)
     logprobs = found["choices"][0]["logprobs"]

@@ -81,6 +81,7 @@ class State:
         self.steps: list[Step] = []
         self.error: Exception | None = None
         self.is_finished = self.has_begun = self.is_throttled = False
+        self.prompt_logprobs: list[Any] = []
 
     @property
     def sequence(self) -> object:
