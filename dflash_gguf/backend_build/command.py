@@ -23,7 +23,7 @@ in the environment. A llama-cpp-python that was built with the backend needs non
 
 cuda needs nvcc, and cuBLAS from a toolkit or from the nvidia-cublas package: an hour on two cores,
 under five minutes on sixteen. vulkan needs libvulkan-dev, glslc and spirv-headers (Debian's names):
-three minutes on two cores. Both need cmake.
+three minutes on two cores. Both need cmake, and ninja to be quick: pip install '.[backend]'.
 """
 
 
