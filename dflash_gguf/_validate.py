@@ -5,6 +5,11 @@ from __future__ import annotations
 import math
 import operator
 import os
+from collections.abc import Collection, Iterable
+from difflib import get_close_matches
+
+SYNONYMS = {"max_new_tokens": "max_tokens", "n_predict": "max_tokens", "ctx_size": "n_ctx"}
+"""Names of other programs for settings."""
 
 
 def flag(name: str, value: object) -> bool:
@@ -60,3 +65,13 @@ def choice(name: str, value: object, known: tuple[str, ...]) -> str:
     if value not in known:
         raise ValueError(f"{name} is {value!r}, must be one of {', '.join(known)}")
     return str(value)
+
+
+def known_names(given: Iterable[str], known: Collection[str], what: str) -> None:
+    """Raises TypeError for the first name that is not known; it names a similar one."""
+    for name in given:
+        if name not in known:
+            synonym = SYNONYMS.get(name)
+            near = [synonym] if synonym in known else get_close_matches(name, known, 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise TypeError(f"{name} is no {what}{hint}")

@@ -80,7 +80,7 @@ class AsyncStream:
 class AsyncDecoder:
     """A decoder whose methods do not block asyncio's event loop. `decoder` is the one it uses.
 
-    Load it with n_parallel above 1 to answer several prompts at once.
+    Answers wait for each other; with n_parallel above 1 that many are computed at once.
     """
 
     def __init__(self, decoder: Decoder) -> None:
@@ -108,7 +108,6 @@ class AsyncDecoder:
     async def close(self) -> None:
         """Frees the model; unfinished answers raise RuntimeError."""
         await self._run(self.decoder.close)
-        self._threads.shutdown(wait=False)
 
     def stream(
         self,
@@ -121,7 +120,9 @@ class AsyncDecoder:
         Arguments and errors as for `Decoder.stream`; errors are raised by the first step.
         """
         return AsyncStream(
-            lambda is_over: self.decoder.stream(prompt, config, cancelled=is_over, **settings),
+            lambda is_over: self.decoder.begin(
+                self.decoder.request(prompt, config, **settings), is_over
+            ),
             self._threads,
         )
 

@@ -84,11 +84,11 @@ class DecodeConfig:
         biases, penalties, truncation and temperature, False for the model's.
     prompt_logprobs: True to report these of the prompt's tokens too, for which the prompt is
         computed in full. Needs n_probs, and cache_prompt to be False.
-    reasoning_format: one of REASONING_FORMATS.
+    reasoning_format: "auto": reasoning apart from the text; "none": within it, with its marks.
     cache_prompt: True to start from the longest cached prefix of the prompt. False: the prompt is
         computed in full, drafts use no earlier text, and nothing is kept for later requests.
-    draft: one of DRAFT_KINDS.
-    draft_type: one or several names of DRAFT_TYPES; None: with "auto" all proposers, else the
+    draft: "none", "chain", "tree", or "auto": as many candidates as pay for themselves.
+    draft_type: "dflash", "suffix" or both; None: with "auto" all proposers, else the
         draft model, or the suffix index if no drafter is loaded.
     draft_max: most positions to draft in a round; None: the drafter's block.
     draft_min: a round with fewer candidates drafts nothing.

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import native
-from ._validate import integer
-from .config import DecodeConfig
+from ._validate import integer, known_names
+from .config import RETIRED_FIELDS, DecodeConfig
 from .engine.request import Request, RequestState, check_prompt
 from .engine.scheduler import Scheduler
 from .kv_cache import prefix_file
@@ -128,7 +128,7 @@ class Decoder:
         Errors: ValueError for a bad setting, an empty prompt or one longer than the context; Error
             from the core; RuntimeError if a later call ended the answer. The decoder stays usable.
         """
-        stream = self._stream(self.request(prompt, config, **settings), cancelled, on_prefill)
+        stream = self.begin(self.request(prompt, config, **settings), cancelled, on_prefill)
         try:
             for _ in stream:
                 pass
@@ -154,6 +154,8 @@ class Decoder:
         Errors: as for `generate`. A bad prompt or setting is raised before any answer begins; an
             error of one answer ends all the others.
         """
+        if isinstance(prompts, (str, bytes)):
+            raise ValueError(f"prompts is {prompts!r:.80}, must be a list of prompts")
         shared: dict[str, Any] = {
             name: tuple(x) if isinstance(x, Iterator) else x
             for name, x in settings.items()
@@ -224,7 +226,7 @@ class Decoder:
         while 256 of its tokens are unread. A stream without room in the context waits, or is
         preempted and resumed with the same text.
         """
-        stream = self._stream(self.request(prompt, config, **settings), cancelled, on_prefill)
+        stream = self.begin(self.request(prompt, config, **settings), cancelled, on_prefill)
         if self.engine.n_parallel == 1:
             self._unfinished = stream.state
         return stream
@@ -244,6 +246,8 @@ class Decoder:
 
         scope, client: see `Request`.
         """
+        self._check_open()
+        known_names(settings, (*DecodeConfig.__slots__, *RETIRED_FIELDS), "setting of an answer")
         config = dataclasses.replace(config or DecodeConfig(), **settings)
         tokens = tuple(self._tokens_of(prompt))
         check_prompt(tokens, self.n_ctx)
@@ -310,12 +314,13 @@ class Decoder:
         self._speculative.save()
         return self._scheduler.add_request(request, proposers, controller, cancelled, on_prefill)
 
-    def _stream(
+    def begin(
         self,
         request: Request,
-        cancelled: Callable[[], bool] | None,
-        on_prefill: Progress | None,
+        cancelled: Callable[[], bool] | None = None,
+        on_prefill: Progress | None = None,
     ) -> Stream:
+        """Begins the answer to a request as a stream, which no later call ends; see `stream`."""
         stream = Stream(self)
         # The request must end once its stream is unreachable, also if an interruption comes before
         # the caller has received the stream.
@@ -522,7 +527,8 @@ class Decoder:
     def _tokens_of(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
             return self.tokenize(prompt)
-        if not isinstance(prompt, Iterable) or getattr(prompt, "ndim", 1) != 1:
+        is_list = isinstance(prompt, Iterable) and not isinstance(prompt, (bytes, bytearray))
+        if not is_list or getattr(prompt, "ndim", 1) != 1:
             raise ValueError(f"the prompt is {prompt!r}, must be a text or a list of token ids")
         n_vocab = self.model.n_vocab
         tokens = [
@@ -535,6 +541,7 @@ class Decoder:
         return tokens
 
     def _need_tokenizer(self) -> Tokenizer:
+        self._check_open()
         if self.tokenizer is None:
             raise ValueError("the model file has no tokenizer: give the prompt as token ids")
         return self.tokenizer

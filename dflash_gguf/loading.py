@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import os
 import warnings
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from . import bundled, native
+from ._validate import known_names
 from .config import LoadConfig
 from .decoder import Decoder
 from .memory.fit import max_verify_rows, with_context
@@ -44,7 +46,7 @@ def load(
         the plan does not fit the memory.
     """
     path, drafter = bundled.files_of(path, drafter)
-    config = dataclasses.replace(config or LoadConfig(), **options)
+    config = config_of(config, options)
     planner = Planner(path, drafter, config)
     n_ctx_train = planner.model.n_ctx_train
     config = with_context(planner.plan, config, n_ctx_train)
@@ -77,3 +79,11 @@ def load(
     decoder = Decoder(native.Sequence(engine), tokenizer, costs, n_rows, prefix_bytes)
     decoder.measure()
     return decoder
+
+
+def config_of(config: LoadConfig | None, options: Mapping[str, Any]) -> LoadConfig:
+    """Returns a config with some fields replaced; TypeError for names that are no fields."""
+    if config is not None and not isinstance(config, LoadConfig):
+        raise TypeError(f"config is {config!r:.80}, must be a LoadConfig")
+    known_names(options, OPTIONS, "option of loading")
+    return dataclasses.replace(config or LoadConfig(), **options)

@@ -8,11 +8,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from . import bundled
+from ._validate import number
 from .config import AUTO_TREE_BUDGET, TREE_BUDGET, DecodeConfig, LoadConfig
+from .loading import config_of
 from .memory import fit as fitting
 from .memory.fit import Fit, FitConstraints, fit_part, max_verify_rows, with_context
 from .memory.plan import Plan, Planner, gib
-from .native import MAX_LAYERS, Error
+from .native import DEFAULTS, MAX_LAYERS, OPTIONS, Error
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -26,39 +28,47 @@ def plan(
     path: str | os.PathLike[str],
     *,
     drafter: str | os.PathLike[str] | None = None,
+    config: LoadConfig | None = None,
     decode: DecodeConfig | None = None,
     vram_gib: float | None = None,
     **options: Unpack[LoadOptions],
 ) -> Plan:
     """Returns what a target would take of the memory, from the headers of its files.
 
-    drafter, options: as for `load`. decode: settings of answers, from which the rows of a verify
-    follow. vram_gib: GiB of a GPU to plan for, whether or not the machine has one.
+    drafter, config, options: as for `load`. decode: settings of answers, from which the rows of a
+    verify follow. vram_gib: GiB of a GPU to plan for, whether or not the machine has one.
     Errors: ValueError for a bad option; Error for a file that cannot be loaded.
     """
     path, drafter = bundled.files_of(path, drafter)
-    vram = None if vram_gib is None else int(vram_gib * GIB)
-    return plan_of_files(path, drafter, LoadConfig(**options), decode or DecodeConfig(), vram)
+    config = config_of(config, options)
+    return plan_of_files(path, drafter, config, decode or DecodeConfig(), _vram(vram_gib))
 
 
 def fit(
     path: str | os.PathLike[str],
     *,
     drafter: str | os.PathLike[str] | None = None,
+    config: LoadConfig | None = None,
     decode: DecodeConfig | None = None,
     vram_gib: float | None = None,
     **options: Unpack[LoadOptions],
 ) -> Fit:
     """Returns settings that fit, for `load(path, config=fit(path).config)`, their plan and why.
 
-    Options that are given stay as they are; the context, the types of K and V, n_ubatch,
-    draft_window, and layers and experts on the CPU are chosen. Other arguments and errors as for
-    `plan`; Error if nothing fits.
+    Options that are given, also by a config, stay as they are; the context, the types of K and V,
+    n_ubatch, draft_window, and layers and experts on the CPU are chosen. Other arguments and errors
+    as for `plan`; Error if nothing fits.
     """
     path, drafter = bundled.files_of(path, drafter)
-    vram = None if vram_gib is None else int(vram_gib * GIB)
-    config = LoadConfig(**options)
-    return fit_files(path, drafter, config, options, decode or DecodeConfig(), vram)
+    config = config_of(config, options)
+    values = ((name, getattr(config, name)) for name in OPTIONS)
+    given = {name: value for name, value in values if value != DEFAULTS[name]}
+    decode = decode or DecodeConfig()
+    return fit_files(path, drafter, config, given | options, decode, _vram(vram_gib))
+
+
+def _vram(gib: float | None) -> int | None:
+    return None if gib is None else int(number("vram_gib", gib, 2.0**-10, 1e6) * GIB)
 
 
 def plan_of_files(

@@ -16,7 +16,7 @@ from ..config import DRAFT_KINDS, DRAFT_TYPES, REASONING_FORMATS, TREE_BUDGET, D
 from ..text.chat import template_values
 from ..text.template_process import TemplateProcess
 from ..text.tokenizer import find_template
-from .llama_flags import add_llama_flags
+from .llama_flags import IgnoredFlag, add_llama_flags
 from .model_arguments import add_fit, add_options, new_parser
 
 DESCRIPTION = "Answers a prompt with a GGUF language model."
@@ -25,10 +25,18 @@ A prompt of -p or -f is one turn of a conversation if the model has a chat templ
 text to continue otherwise; -cnv and -no-cnv decide it, --tokens are never changed. Only the answer
 goes to stdout. The temperature is 0 by default: the same prompt gives the same answer.
 """
-IGNORED: tuple[tuple[tuple[str, ...], bool, str], ...] = (
+IGNORED: tuple[IgnoredFlag, ...] = (
     (("--single-turn", "-st"), False, "-p is one turn, -i is a conversation"),
     (("--no-display-prompt",), False, "the prompt is never printed"),
-    (("--simple-io", "--color", "-co"), False, "the answer is printed as plain text"),
+    (("--simple-io",), False, "the answer is printed as plain text"),
+    (("--color", "-co"), "?", "the answer is printed as plain text"),
+    (("--batch-size", "-b"), True, "prompts are computed in micro-batches of -ub"),
+    (("--threads-batch", "-tb"), True, "the threads of -t compute prompts too"),
+    (("--keep",), True, "the context is never shifted"),
+    (("--prio", "--poll", "--numa", "--cpu-strict"), True, "the system schedules the threads"),
+    (("--verbose", "-v"), False, "figures are printed on stderr"),
+    (("--log-file",), True, "messages go to stderr"),
+    (("--reasoning-budget", "--reasoning", "-rea"), True, "--think and --no-think choose"),
     (("--warmup",), False, "the first pass is slow once"),
     (("--no-warmup",), False, "there is no warm-up"),
 )
@@ -72,7 +80,7 @@ def parser() -> argparse.ArgumentParser:
 
 def _add_prompt(p: argparse.ArgumentParser) -> None:
     group = p.add_argument_group("prompt (one of -p, -f, --tokens, -i, or --plan)")
-    source = group.add_mutually_exclusive_group(required=True)
+    source = group.add_mutually_exclusive_group()
     source.add_argument("-p", "--prompt", type=utf8, metavar="TEXT", help="the prompt")
     source.add_argument(
         "-f",
@@ -93,7 +101,7 @@ def _add_prompt(p: argparse.ArgumentParser) -> None:
         action="store_true",
         help="print the devices that models can run on, and exit",
     )
-    source.add_argument(
+    group.add_argument(
         "--plan",
         action="store_true",
         help="print the memory that each part takes on each device, and load nothing",

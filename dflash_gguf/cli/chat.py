@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 
@@ -39,6 +40,7 @@ class Chat:
             "/clear": self._clear,
             "/system": self._replace_system,
             "/regenerate": self._regenerate,
+            "/regen": self._regenerate,
             "/save": self._save,
             "/help": lambda _: print(HELP, file=sys.stderr),
         }
@@ -51,11 +53,13 @@ class Chat:
             except (EOFError, KeyboardInterrupt):
                 return
             command, _, rest = text.partition(" ")
-            if command == "/exit":
+            if command in ("/exit", "/quit", "/bye"):
                 return
             try:
                 if command in self._commands:
                     self._commands[command](rest.strip())
+                elif re.fullmatch("/[a-z]+", command):
+                    raise ValueError(f"{command} is no command")
                 elif text:
                     content = decoded(os.fsencode(text), "the message")
                     self._say([*self._messages, {"role": "user", "content": content}])

@@ -154,6 +154,8 @@ def _check_flags(args: argparse.Namespace, several: bool) -> None:
 
     several: True for more than one prompt.
     """
+    if not (args.plan or args.interactive) and args.prompt is args.file is args.tokens is None:
+        raise ValueError("give a prompt by -p, -f (- for stdin) or --tokens, or -i, or --plan")
     if args.prompt_cache is not None and several:
         raise ValueError(
             "--prompt-cache is for one prompt, not for a chat (-i) or many (--parallel)"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
+from typing import Literal
 
-IGNORED: tuple[tuple[tuple[str, ...], bool, str], ...] = (
+IgnoredFlag = tuple[tuple[str, ...], bool | Literal["?"], str]
+"""Names of a flag, whether a value follows ("?": maybe), and the reason why it does nothing."""
+IGNORED: tuple[IgnoredFlag, ...] = (
     (("--jinja",), False, "chat templates are Jinja always"),
     (("--no-jinja",), False, "chat templates are Jinja always"),
-    (("--flash-attn", "-fa"), True, "the device decides how attention is computed"),
+    (("--flash-attn", "-fa"), "?", "the device decides how attention is computed"),
     (("--kv-unified", "-kvu"), False, "the context is always one pool"),
     (("--cont-batching", "-cb"), False, "requests join and leave at any time"),
     (("--spec-type",), True, "the drafter's file names its kind, and --draft none drafts nothing"),
@@ -23,7 +26,7 @@ IGNORED: tuple[tuple[tuple[str, ...], bool, str], ...] = (
     (("--no-mmap",), False, "the device decides how weights are read"),
     (("--no-context-shift",), False, "the context is never shifted"),
 )
-"""Accepted flags without effect: names, whether a value follows, reason."""
+"""Accepted flags without effect."""
 
 REFUSED: tuple[tuple[tuple[str, ...], str], ...] = (
     (
@@ -38,6 +41,14 @@ REFUSED: tuple[tuple[tuple[str, ...], str], ...] = (
         "adapters are not applied: merge a LoRA into the model and convert the result",
     ),
     (("-mm", "--mmproj", "-mmu", "--mmproj-url", "--image"), "images and audio are not supported"),
+    (("-ot", "--override-tensor"), "use -ncmoe N or -cmoe to keep experts on the CPU"),
+    (
+        (
+            *("--samplers", "--sampling-seq", "--mirostat", "--top-nsigma", "--typical"),
+            *("--dynatemp-range", "--dry-multiplier", "--xtc-probability"),
+        ),
+        "not supported: there are --temp, --top-k, --top-p, --min-p and penalties",
+    ),
     (
         ("-sm", "--split-mode", "-ts", "--tensor-split", "-mg", "--main-gpu"),
         "a model runs on one GPU: name it with -dev",
@@ -46,13 +57,11 @@ REFUSED: tuple[tuple[tuple[str, ...], str], ...] = (
 """Unsupported flags that would change the answer: their names, and what to do instead."""
 
 
-def add_llama_flags(
-    p: argparse.ArgumentParser, more: Iterable[tuple[tuple[str, ...], bool, str]] = ()
-) -> None:
+def add_llama_flags(p: argparse.ArgumentParser, more: Iterable[IgnoredFlag] = ()) -> None:
     """Adds the llama.cpp flags that are ignored (also `more` of one command) or refused."""
     group = p.add_argument_group("flags of llama.cpp that do nothing here")
     for flags, has_value, why in (*IGNORED, *more):
-        nargs = 0 if not has_value else "?" if "-fa" in flags else None
+        nargs = 0 if not has_value else "?" if has_value == "?" else None
         group.add_argument(
             *flags,
             action=_Ignored,

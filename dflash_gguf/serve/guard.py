@@ -125,7 +125,9 @@ class Guard:
         if self._keys and key is None:
             return error_answer(
                 401,
-                "a key is needed: send Authorization: Bearer KEY or X-Api-Key: KEY",
+                "the key is not one of this server's"
+                if "authorization" in headers or "x-api-key" in headers
+                else "a key is needed: send Authorization: Bearer KEY or X-Api-Key: KEY",
                 headers={"WWW-Authenticate": "Bearer"},
             )
         # A page of another site does not know the key.

@@ -99,11 +99,12 @@ class GenerationResponse(Response):
                 task.cancel()
 
     def _log(self) -> str:
+        n_prompt = sum(len(choice.prompt.tokens) for choice in self._choices)
+        n_tokens = sum(len(choice.tokens) for choice in self._choices)
         stats = [choice.stats for choice in self._choices if choice.stats is not None]
-        n_prompt = sum(stats.n_prompt for stats in stats)
-        n_cached = n_prompt - sum(stats.n_prefilled for stats in stats)
-        n_tokens = sum(stats.n_tokens for stats in stats)
-        return f"prompt {n_prompt} ({n_cached} cached), answer {n_tokens}"
+        n_cached = sum(x.n_prompt - x.n_prefilled for x in stats)
+        cached = f" ({n_cached} cached)" if len(stats) == len(self._choices) else ""
+        return f"prompt {n_prompt}{cached}, answer {n_tokens}"
 
     async def _whole(self, request: Submission, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -140,6 +141,7 @@ class GenerationResponse(Response):
             if not self._is_begun:
                 await error_response(error, error.status)(scope, receive, send)
                 return
+            scope["outcome"] = f"ended early: {error}"
             body = error_body(error.status, str(error))
             await self._send(send, b"data: " + encode(body) + b"\n\n", is_last=True)
             return

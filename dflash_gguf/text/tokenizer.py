@@ -268,7 +268,10 @@ class Tokenizer:
         """Returns the Jinja text of a template argument; None for one built into llama.cpp."""
         if choice is None:
             if not self.templates.get(""):
-                raise ValueError("the model has no chat template, name one (for example chatml)")
+                raise ValueError(
+                    "the model has no chat template: name one, for example chatml, with template= "
+                    "or --chat-template"
+                )
             return self.templates[""]
         return find_template(choice, self.templates)
 

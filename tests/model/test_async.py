@@ -97,12 +97,47 @@ def test_errors_reach_the_caller(decoder: Decoder) -> None:
     asyncio.run(life())
 
 
-def test_it_loads_and_closes_itself() -> None:
-    async def life() -> str:
-        async with await AsyncDecoder.load("python-tiny", n_ctx=512, n_threads=1) as decoder:
-            return (await decoder.generate(PROMPTS[0], max_tokens=4)).text
+def test_one_at_a_time_wait_for_each_other_and_closing_is_final() -> None:
+    async def life() -> None:
+        decoder = await AsyncDecoder.load("python-tiny", n_ctx=512, n_threads=1)
+        async with decoder:
+            stream = decoder.stream(PROMPTS[0], max_tokens=8)
+            found = await asyncio.gather(
+                *(decoder.generate(prompt, max_tokens=8) for prompt in PROMPTS),
+                stream.__anext__(),
+            )
+            assert all(found)
+            assert [step async for step in stream]
+            unfinished = asyncio.create_task(decoder.generate(PROMPTS[0], **LONG))
+            await asyncio.sleep(0.1)
+        with pytest.raises(RuntimeError, match="closed before this answer was finished"):
+            await unfinished
+        await decoder.close()
+        with pytest.raises(dflash_gguf.Error, match="the decoder is closed"):
+            await decoder.generate("a")
 
-    assert asyncio.run(life())
+    asyncio.run(life())
+
+
+def test_wrong_arguments_are_named(decoder: Decoder) -> None:
+    for gib, why in (("24G", "must be a number"), (-1, "at least"), (float("nan"), "finite")):
+        with pytest.raises(ValueError, match=f"vram_gib is .*{why}"):
+            dflash_gguf.plan("python-tiny", vram_gib=gib)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="must be a text or a list of token ids"):
+        decoder.generate(b"Hello")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="prompts is 'hello', must be a list"):
+        decoder.generate_batch("hello")
+    for call, name, hint in (
+        (decoder.generate, "max_new_tokens", "max_tokens"),
+        (decoder.chat, "temperatur", "temperature"),
+    ):
+        with pytest.raises(TypeError, match=f"{name} is no setting of an answer; .* {hint}\\?"):
+            call("a", **{name: 1}, **({"template": "chatml"} if call == decoder.chat else {}))
+    for function in (dflash_gguf.load, dflash_gguf.plan, dflash_gguf.fit):
+        with pytest.raises(TypeError, match="ctx is no option of loading; did you mean n_ctx"):
+            function("python-tiny", ctx=8)
+        with pytest.raises(TypeError, match="must be a LoadConfig"):
+            function("python-tiny", config={"n_ctx": 8})
 
 
 def test_results_have_the_log_probabilities_of_their_tokens(decoder: Decoder) -> None:
@@ -154,5 +189,9 @@ def test_a_plan_and_a_fit_from_python() -> None:
     fitted = dflash_gguf.fit("python-tiny", vram_gib=1, n_ctx=1024)
     assert fitted.config.n_ctx == 1024
     assert fitted.reason
+    config = dflash_gguf.LoadConfig(n_ctx=512, cache_type_k="q8_0")
+    assert dflash_gguf.plan("python-tiny", config=config).needed_bytes < plan.needed_bytes
+    fitted = dflash_gguf.fit("python-tiny", vram_gib=1, config=config)
+    assert (fitted.config.n_ctx, fitted.config.cache_type_k) == (512, "q8_0")
     with pytest.raises(dflash_gguf.Error, match="weights and the shortest context need"):
         dflash_gguf.fit("python-tiny", vram_gib=0.001, n_gpu_layers=99)

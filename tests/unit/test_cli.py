@@ -372,8 +372,9 @@ def test_a_chat_has_commands(
     tmp_path: Path,
 ) -> None:
     saved = tmp_path / "chat.json"
-    lines = f"/help\n/regenerate\nab\n/regenerate\n/system x\ncd\n/save {saved}\n/save\n/exit\nef\n"
-    monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
+    lines = ["/help", "/regenerate", "ab", "/regenerate", "/system x", "cd", f"/save {saved}"]
+    lines += ["/save", "/foo", "/quit", "ef"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines)))
     template = "{% for m in messages %}{{ m.content }}:{% endfor %}"
     assert run(loader, "-i", "--chat-template", template, "--draft", "none") == 0
     out, err = capsys.readouterr()
@@ -381,6 +382,7 @@ def test_a_chat_has_commands(
     assert loader.said.endswith("x:cd:yes")
     assert "error: /regenerate: there is no answer yet" in err
     assert "error: /save needs the name of a file" in err
+    assert "error: /foo is no command" in err
     assert "/clear           forget" in err
     assert json.loads(saved.read_text())["messages"] == [
         {"role": "system", "content": "x"},

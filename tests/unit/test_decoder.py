@@ -13,6 +13,7 @@ from fakes import END, FakeModel, FakeSequence
 from vocabularies import byte_level, write
 
 from dflash_gguf.decoder import Decoder
+from dflash_gguf.native import Error
 from dflash_gguf.text.tokenizer import Tokenizer
 
 COLON = ord(":")
@@ -262,5 +263,5 @@ def test_closing_frees_everything_once(tokenizer: Tokenizer) -> None:
         decoder.generate("ab:")
     decoder.close()
     assert decoder.model.n_closed == 2  # type: ignore[attr-defined]
-    with pytest.raises(ValueError, match="the tokenizer is closed"):
+    with pytest.raises(Error, match="the decoder is closed"):
         decoder.generate("ab:")
