@@ -14,9 +14,12 @@ if TYPE_CHECKING:
     from .config import DecodeConfig, LoadConfig
     from .decoder import Decoder
     from .loading import load
-    from .native import Error, devices, ggml_version
+    from .memory.fit import Fit
+    from .memory.plan import Plan
+    from .native import Device, Error, devices, ggml_version
     from .outputs import Result, Step
     from .planning import fit, plan
+    from .sampling.noise import TokenLogprobs
     from .stream import Stream
 
 __all__ = [
@@ -24,11 +27,15 @@ __all__ = [
     "AsyncStream",
     "DecodeConfig",
     "Decoder",
+    "Device",
     "Error",
+    "Fit",
     "LoadConfig",
+    "Plan",
     "Result",
     "Step",
     "Stream",
+    "TokenLogprobs",
     "__version__",
     "devices",
     "fit",
@@ -44,11 +51,15 @@ _HOMES = {
     "AsyncStream": "async_decoder",
     "DecodeConfig": "config",
     "Decoder": "decoder",
+    "Device": "native",
     "Error": "native",
+    "Fit": "memory.fit",
     "LoadConfig": "config",
+    "Plan": "memory.plan",
     "Result": "outputs",
     "Step": "outputs",
     "Stream": "stream",
+    "TokenLogprobs": "sampling.noise",
     "devices": "native",
     "fit": "planning",
     "ggml_version": "native",

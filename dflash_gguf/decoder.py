@@ -76,6 +76,11 @@ class Decoder:
         self._scheduler = Scheduler(sequence, self._prefix_cache, _PaddedVocabulary(tokenizer))
         self._unfinished: RequestState | None = None  # unread stream, which the next request ends
 
+    def __repr__(self) -> str:
+        drafter = self.engine.drafter
+        names = [os.path.basename(x.path) for x in (self.model, drafter) if x is not None]
+        return f"<Decoder {' with '.join(names)}, {self.n_ctx} tokens, {self.model.backend}>"
+
     @property
     def n_ctx(self) -> int:
         """Tokens the context holds: the prompts and answers of all running requests together."""

@@ -74,7 +74,8 @@ class Result:
         "suffix"); a candidate of several proposers counts for each.
     seconds_by_phase: prefill; decode (passes without candidates); choose (deciding whether to
         draft); draft; select (choosing nodes); verify; commit; sample; overhead (all other time).
-    stop_reason: "token", "text", "length", "context" or "cancelled".
+    stop_reason: "token", "text", "length", "context" or "cancelled"; "unfinished" for a stream that
+        was not read to its end.
     stop_text: the stop text that ended the answer.
     kernels, drafter_kernels: bytes of weights by the kernels that multiply with them.
     logprobs: an entry for each token if n_probs is set, else empty. prompt_logprobs: an entry for

@@ -375,7 +375,9 @@ def _replay(
 
 
 def _print(value: dict[str, Any]) -> None:
-    print(json.dumps(value, ensure_ascii=False, allow_nan=False), flush=True)
+    """Prints a JSON line, but not on a terminal, where a table follows."""
+    if not sys.stdout.isatty():
+        print(json.dumps(value, ensure_ascii=False, allow_nan=False), flush=True)
 
 
 def _progress(done: int, total: int) -> None:

@@ -297,6 +297,7 @@ def _answer(
     finally:
         bar.clear()
         thoughts.close()
+        stream.close()
     result = stream.result()
     if args.json:
         print(result.to_json(), flush=True)

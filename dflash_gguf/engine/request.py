@@ -207,7 +207,7 @@ class RequestState(SpeculativeState):
             rounds=stats.rounds,
             prefill_s=stats.prefill_s,
             decode_s=stats.decode_s,
-            stop_reason=output.stop_reason or "cancelled",
+            stop_reason=output.stop_reason or ("cancelled" if self.is_finished else "unfinished"),
             stop_text=output.stop_text,
             draft=request.config.draft if is_drafted else "none",
             seed=self.sampler.seed,
