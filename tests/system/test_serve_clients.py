@@ -109,7 +109,10 @@ def test_models_and_errors(client: openai.OpenAI, served: Served) -> None:
         client.completions.create(model="x", prompt=[1] * 5000, stream=True)
     assert caught.value.type == "exceed_context_size_error"
     stranger = openai.OpenAI(base_url=f"{served.url}/v1", api_key="wrong", max_retries=0)
-    with pytest.raises(openai.AuthenticationError, match="the key is not one of this server's"), stranger:
+    with (
+        pytest.raises(openai.AuthenticationError, match="the key is not one of this server's"),
+        stranger,
+    ):
         stranger.models.list()
 
 
