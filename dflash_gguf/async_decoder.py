@@ -32,7 +32,10 @@ class AsyncStream:
     def __init__(
         self, begin: Callable[[Callable[[], bool]], Stream], threads: ThreadPoolExecutor
     ) -> None:
-        """Use `AsyncDecoder.stream`. begin: makes the stream, given when it is cancelled."""
+        """Use `AsyncDecoder.stream`.
+
+        begin: makes the stream; its argument returns True once the answer is to end.
+        """
         self._begin = begin
         self._threads = threads
         self._is_over = threading.Event()

@@ -162,7 +162,7 @@ class RequestState(SpeculativeState):
         """Takes the logits of prompt tokens from `position` on, for the tokens behind them."""
         prompt = self.request.prompt
         for at, row in enumerate(rows, position + 1):
-            # After a preemption some rows come again.
+            # A preempted request computes some rows again: only the next missing token counts.
             if at == len(self.prompt_logprobs) + 1 and at < len(prompt):
                 found = self.sampler.logprobs(row, prompt[:at], prompt[at])
                 self.prompt_logprobs.append(found)

@@ -32,7 +32,7 @@ class CompletionChoice:
     parts: list[OutputPart] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """Those of the prompt's tokens but the first, if the request echoes them."""
+    """Log-probabilities of the prompt's tokens but the first, if the request echoes them."""
     stats: ResultStats | None = None
     began: float = field(default_factory=time.monotonic)
     _reported: int = -1
