@@ -265,6 +265,26 @@ def test_texts_go_on_and_part() -> None:
     assert proposed(proposer, other).tokens[:3] == [5, 6, 7]
 
 
+@pytest.mark.parametrize("comes_late", [False, True])
+def test_a_tree_begins_with_the_last_token_after_an_interruption(
+    monkeypatch: pytest.MonkeyPatch, comes_late: bool
+) -> None:
+    proposer, request = SuffixProposer(), request_of([*range(20), 5])
+    proposed(proposer, request)
+    request.history.append(6)
+    propose = proposer._proposals.propose
+
+    def interrupted(*args: Any) -> None:
+        if comes_late:
+            propose(*args)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(proposer._proposals, "propose", interrupted)
+        proposed(proposer, request, begins=False)
+    assert proposed(proposer, request, begins=False).tokens[0] == 6
+
+
 def test_each_sequence_has_its_own_texts() -> None:
     proposer = SuffixProposer()
     one, two = request_of([1, 2, 3, 9, 1, 2]), request_of([1, 2, 4, 9, 1, 2])

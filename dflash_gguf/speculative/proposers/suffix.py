@@ -79,12 +79,15 @@ class SuffixProposer(Proposer):
             memory: _Memory = request.notes[self.name]
             texts.append(memory.index)
             chosen.append(request.history[memory.n :])
-            memory.n = len(request.history)
             n_positions.append(request.n_positions)
             n_nodes.append(request.n_nodes)
         proposals = self._proposals.propose(
             texts, chosen, n_positions, n_nodes, requests[0].break_even
         )
+        # An interrupted call is repeated: a tree begins with the last token that the index got, so
+        # tokens may be in the index twice but never be missing.
+        for request in requests:
+            request.notes[self.name].n = len(request.history)
         if proposals is None:
             return [_NO_CANDIDATES] * len(requests)
         return [Tree(*tree) if tree else _NO_CANDIDATES for tree in proposals]
