@@ -100,7 +100,10 @@ class RequestState(SpeculativeState):
         self.n_to_prefill = 0
         self.n_top = 0
         """Number of a row's best tokens that suffice for sampling; 0 if the whole row is needed."""
+        self.added = time.perf_counter()
         self.prefill_started: float | None = None
+        self.turn = 0
+        """Number of the turn in which the request got its sequence, or lost it."""
         self.turn_began: float | None = None
         """Time since which others wait while this request computes new tokens; None: not yet."""
         self.n_reached = 0

@@ -37,6 +37,8 @@ SCORED_ROWS = 32
 """Most rows of a prompt chunk whose logits all come to the host, 20 MB for a large vocabulary."""
 TURN_S = 1.0
 """Seconds of work after which a request gives its place to one of a client that has fewer."""
+LATE_TURN_S = 0.1
+"""Seconds of such work while another request has waited TURN_S / 2 for its first token."""
 
 
 class Scheduler:
@@ -59,8 +61,8 @@ class Scheduler:
         self._sequences: list[KvSequence] = [first]
         prefix_cache.parked = lambda: self._free
         self._batch: Batch | None = None
-        # Number of each client's last admission, for the clients of unfinished requests.
-        self._admissions: dict[str, int] = {}
+        # Number of each client's last turn, for the clients of unfinished requests.
+        self._turns: dict[str, int] = {}
         self._prefill_budget = PrefillBudget()
         # Seconds of learning from the last round that called proposers.
         self._learn_s = 0.0
@@ -170,8 +172,9 @@ class Scheduler:
 
     @property
     def running(self) -> list[RequestState]:
-        """Requests that have a sequence, oldest first."""
-        return [state for state in self._states if state.sequence is not None]
+        """Requests that have a sequence, in the order in which they got it."""
+        held = [state for state in self._states if state.sequence is not None]
+        return sorted(held, key=lambda state: state.turn)
 
     @property
     def waiting(self) -> list[RequestState]:
@@ -209,59 +212,79 @@ class Scheduler:
 
     def _admit(self, batch: Batch) -> list[RequestState]:
         """Assigns sequences to waiting requests in turn; returns the requests that can run."""
-        self._end_turn()
-        while (running := self.running) != self._states and len(running) < self.engine.n_parallel:
-            if (state := self._next(running)) is None or not self._place(state, running, batch):
+        while (waiting := self._next(running := self.running)) is not None:
+            if len(running) < self.engine.n_parallel and self._place(waiting, running, batch):
+                continue
+            if not self._end_turn(waiting, running):
                 break
-        return [state for state in running if not state.is_throttled]
+        return [state for state in self.running if not state.is_throttled]
 
     def _next(self, running: list[RequestState]) -> RequestState | None:
         """Returns the oldest waiting request of the client whose turn it is, None if none waits.
 
-        That client has the fewest running requests, and was not admitted for the longest time.
+        That client has the fewest running requests, and was not served for the longest time.
         """
         if not (waiting := self.waiting):
             return None
         n_running = Counter(state.request.client for state in running)
         return min(
             waiting,
-            key=lambda x: (n_running[x.request.client], self._admissions.get(x.request.client, 0)),
+            key=lambda x: (n_running[x.request.client], self._turns.get(x.request.client, 0)),
         )
 
-    def _end_turn(self) -> None:
-        """Preempts a running request whose turn is over, if another request waits.
+    def _end_turn(self, waiting: RequestState, running: list[RequestState]) -> bool:
+        """Preempts a request whose turn is over, for a waiting one; returns False if none is.
 
-        A turn lasts TURN_S if the waiting request's client has fewer running requests. The turn of
-        a throttled request, whose steps nobody reads, is over at once.
+        A turn ends only if the waiting request's client has fewer running requests. The turn of a
+        throttled request, whose steps nobody reads, is over at once.
         """
-        running = self.running
-        if len(running) < self.engine.n_parallel or not (waiting := self.waiting):
-            return
         now = time.perf_counter()
         n_running = Counter(state.request.client for state in running)
-        fewest = min(n_running[state.request.client] for state in waiting)
+        fewest = n_running[waiting.request.client]
+        late = [
+            len(state.history)
+            for state in self.waiting
+            if not state.output.tokens
+            and now - state.added >= TURN_S / 2
+            and n_running[state.request.client] == fewest
+        ]
         due: list[tuple[float, RequestState]] = []
         for state in running:
             if state.is_throttled:
                 due.append((0.0, state))
                 continue
-            # A turn begins once the tokens that a preemption lost are computed again; otherwise a
-            # request could be preempted before it makes progress.
-            if state.turn_began is None and state.sequence.position >= state.n_reached:
+            # A turn begins with the first token that no earlier turn computed; otherwise a request
+            # could be preempted before it makes progress.
+            n_left = len(state.history) - state.sequence.position
+            if state.turn_began is None and state.sequence.position > state.n_reached:
                 state.turn_began = now
+            # A late request takes the place of one that has its first token, or is further from it.
+            turn_s = LATE_TURN_S if late and (state.output.tokens or n_left > min(late)) else TURN_S
             has_more = n_running[state.request.client] > fewest
-            if has_more and state.turn_began is not None and now - state.turn_began >= TURN_S:
+            if has_more and state.turn_began is not None and now - state.turn_began >= turn_s:
                 due.append((state.turn_began, state))
         if due:
-            self._preempt(min(due, key=lambda x: x[0])[1])
+            _, state = min(due, key=lambda x: x[0])
+            self._preempt(state)
+            self._served(state)
+        return bool(due)
+
+    def _served(self, state: RequestState) -> None:
+        """Puts a request's client behind all other clients."""
+        clients = {x.request.client for x in self._states}
+        last = max(self._turns.values(), default=0)
+        self._turns = {x: n for x, n in self._turns.items() if x in clients}
+        self._turns[state.request.client] = state.turn = last + 1
 
     def _place(self, state: RequestState, running: list[RequestState], batch: Batch) -> bool:
         """Admits a request or fails it; returns False if this and all later requests must wait."""
         match = self._prefix_cache.match(state.history, state.scope)
         if self._is_being_prefilled(state, match, running):
             return False
-        # Running requests need room to grow; otherwise the newest would soon be preempted.
-        headroom = 2 * PAGE * len(running)
+        # Running requests need room for the rest of their prompts and to grow; otherwise the newest
+        # would soon be preempted.
+        left = [x.sequence.cells_needed(len(x.history) - x.sequence.position) for x in running]
+        headroom = 2 * PAGE * len(running) + sum(left)
         try:
             sequence = self._sequence_for(match)
             if not self._prefix_cache.reserve(sequence, match, headroom) and running:
@@ -273,10 +296,7 @@ class Scheduler:
             self._prefix_cache.make_room(sequence.cells_needed(n_left), claimed=sequence)
             batch.admitted.append(state)
             state.begin(sequence, hit)
-            last = max(self._admissions.values(), default=0)
-            clients = {x.request.client for x in self._states}
-            self._admissions = {x: n for x, n in self._admissions.items() if x in clients}
-            self._admissions[state.request.client] = last + 1
+            self._served(state)
             if state.speculator is not None:
                 if not running:
                     state.speculator.end_back_off()
@@ -333,10 +353,6 @@ class Scheduler:
             if state.output.stop_reason is not None or state.is_cancelled():
                 self.abort(state)
         active = self._admit(batch)
-        # All running requests are throttled: the newest gives its sequence to a waiting request.
-        if not active and self.waiting and (running := self.running):
-            self._preempt(running[-1])
-            active = self._admit(batch)
         self._make_room(active)
         decoding = [state for state in active if state.is_decoding]
         batch.n_decoding = len(decoding)
@@ -481,8 +497,6 @@ class Scheduler:
             entries.append(ScheduledEntry(state, rows, is_decoding=False, samples=samples))
             left -= n
             n_taken += entries[-1].cells_needed
-            if n_taken > self.engine.n_free_cells - 2 * PAGE * len(self.running):
-                break  # prefill prompts one by one if cells are short
         return entries
 
     def _sample(self, batch: Batch, rows: list[Rows]) -> None:

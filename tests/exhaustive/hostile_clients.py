@@ -275,14 +275,14 @@ def _quantiles(values: list[float]) -> dict[str, float]:
 
 def problems(found: dict[str, Any]) -> list[str]:
     """Returns sentences about the limits that a trial exceeded."""
-    first_s = 1.0 + len(ATTACKERS) * (1.0 + found["first_token_alone_s"])
+    first_s = 1.0 + len(ATTACKERS) * found["first_token_alone_s"]
     said = []
     if found["wrong"] or found["failed"] or not found["answers"]:
         said.append("answers of the honest client were wrong, failed or missing")
     if found["health_s"]["p99"] > HEALTH_S:
         said.append(f"/health took more than {HEALTH_S} s")
     if found["first_token_s"]["p99"] > first_s:
-        said.append(f"the first token took more than {first_s:.1f} s")
+        said.append(f"the first token took more than {first_s:.2f} s")
     if found["grown_mib"] > MEMORY >> 20:
         said.append(f"the server grew by more than {MEMORY >> 20} MiB")
     return said

@@ -366,10 +366,10 @@ def test_what_is_computed_anew_is_in_no_phase(
         assert sum(result.seconds_by_phase.values()) == pytest.approx(total_s, abs=1e-7, rel=0)
 
 
-def test_prompts_that_hold_all_cells_come_further(pair: Pair) -> None:
-    """Two prompts fill all eight pages, each with a last page too full for a chunk of 16 tokens.
+def test_prompts_that_need_all_cells_run_one_after_the_other(pair: Pair) -> None:
+    """Two prompts need more than all eight pages.
 
-    A turn boundary cuts the first prompt early, so neither prompt fills its page in whole chunks.
+    A turn boundary cuts the first prompt early, so neither prompt fills its pages in whole chunks.
     """
     prompts = [
         ChatPrompt(random_tokens(500, seed=1), None, turn_boundaries=[5]),
@@ -379,20 +379,72 @@ def test_prompts_that_hold_all_cells_come_further(pair: Pair) -> None:
     with open_decoder(pair, 1) as one:
         expected = [one.generate(prompt, draft="none", **settings).tokens for prompt in prompts]
     with open_decoder(pair, 2) as many:
-        scheduler, held_all = many._scheduler, 0
         streams = [many.stream(prompt, draft="none", **settings) for prompt in prompts]
-        jobs = [stream.state for stream in streams]
+        states = [stream.state for stream in streams]
         for _ in range(200):
-            if all(job.is_finished for job in jobs):
+            if all(state.is_finished for state in states):
                 break
-            scheduler.step()
-            held = [
-                job for job in scheduler.running if not job.is_decoding and job.sequence.position
-            ]
-            held_all += len(held) == 2 and many.engine.n_free_cells == 0
-        assert held_all > 0
-        assert all(job.is_finished for job in jobs)
-        assert [tuple(job.output.tokens) for job in jobs] == expected
+            many._scheduler.step()
+            assert len(many._scheduler.running) <= 1
+        assert [tuple(state.output.tokens) for state in states] == expected
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen35", "gemma3"])
+def test_a_short_prompt_gets_cells_from_a_long_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Sequences are free, cells are not: the prompt waits for a turn, not for the answer's end."""
+    now = [0.0]
+    monkeypatch.setattr(scheduler.time, "perf_counter", lambda: now[0])
+    settings: dict[str, Any] = {"ignore_eos": True, "draft": "none"}
+    prompts = [random_tokens(n, seed=n) for n in (300, 250)]
+    with open_decoder(make_pair(tmp_path, kind), 3) as decoder:
+        expected = [decoder.generate(x, max_tokens=40, **settings).tokens for x in prompts]
+        decoder.reset()
+        long, short = (
+            decoder.add_request(decoder.request(prompt, max_tokens=40, client=str(i), **settings))
+            for i, prompt in enumerate(prompts)
+        )
+        while not (long.is_finished and short.is_finished):
+            decoder.step()
+            long.steps.clear()
+            short.steps.clear()
+            assert not (long.sequence and short.sequence)
+            now[0] += scheduler.TURN_S / 20
+            if not short.output.tokens:
+                waited = now[0]
+        assert [tuple(x.output.tokens) for x in (long, short)] == expected
+    assert waited < 3 * scheduler.TURN_S
+
+
+def test_first_tokens_come_within_a_second_and_a_turn_for_each_client(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(scheduler.time, "perf_counter", lambda: now[0])
+    first_s: dict[str, float] = {}
+    with open_decoder(pair, 1) as decoder:
+        states = [
+            decoder.add_request(
+                decoder.request(
+                    random_tokens(20, seed=i),
+                    max_tokens=300,
+                    ignore_eos=True,
+                    draft="none",
+                    client=client,
+                )
+            )
+            for i, client in enumerate("aabcde")
+        ]
+        while len(first_s) < 5:
+            decoder.step()
+            now[0] += 0.05
+            for state in states:
+                if state.output.tokens:
+                    first_s.setdefault(state.request.client, now[0])
+                state.steps.clear()
+    most = scheduler.TURN_S + 5 * (scheduler.LATE_TURN_S + 0.05)
+    assert max(first_s.values()) <= most, first_s
 
 
 def test_threads_read_at_once(pair: Pair, alone: Decoder) -> None:
