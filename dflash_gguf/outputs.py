@@ -63,7 +63,8 @@ class Result:
     n_prompt: tokens of the prompt: n_prefilled computed ones and n_cached from the prefix cache.
         n_draft_context: the last cached tokens whose drafter K/V were cached too.
     n_decoded: tokens sampled in rounds; the first token comes from the prefill.
-    rounds: target passes after the prefill. prefill_s, decode_s: seconds of prefill and of rounds.
+    rounds: target passes after the prefill. n_passes: the same, but a pass that k requests shared
+        counts 1/k. prefill_s, decode_s: seconds of prefill and of rounds.
     draft: draft mode of the settings; "none" for plain decoding.
     n_drafted: candidates verified in all rounds.
     accept_histogram: number of rounds by the number of accepted candidates, as a list from 0 on;
@@ -109,6 +110,7 @@ class Result:
     n_draft_context: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    n_passes: float = 0.0
 
     @property
     def by_proposer(self) -> dict[str, tuple[int, int]]:

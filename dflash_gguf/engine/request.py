@@ -208,6 +208,7 @@ class RequestState(SpeculativeState):
             n_draft_context=self.n_draft_context,
             n_decoded=stats.n_decoded,
             rounds=stats.rounds,
+            n_passes=stats.n_passes,
             prefill_s=stats.prefill_s,
             decode_s=stats.decode_s,
             stop_reason=output.stop_reason or ("cancelled" if self.is_finished else "unfinished"),

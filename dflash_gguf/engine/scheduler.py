@@ -547,7 +547,7 @@ class Scheduler:
 
     def _end_round(self, entry: ScheduledEntry, batch: Batch) -> None:
         state, tree, tokens = entry.state, entry.state.tree, entry.tokens
-        state.stats.add_round(batch.seconds, tree, len(tokens), entry.n_accepted)
+        state.stats.add_round(batch.seconds, batch.n_decoding, tree, len(tokens), entry.n_accepted)
         n_drafted = 0
         if tree is not None:
             n_drafted = tree.n_drafted

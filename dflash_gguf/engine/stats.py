@@ -37,6 +37,7 @@ class RequestStats:
         self.prefill_s = 0.0
         self.decode_s = 0.0
         self.rounds = 0
+        self.n_passes = 0.0
         self.n_decoded = 0
         self.n_drafted = 0
         self.rounds_by_draft: Counter[str] = Counter()
@@ -70,17 +71,24 @@ class RequestStats:
         self._phase_s["prefill"] = seconds - self._phase_s["sample"]
 
     def add_round(
-        self, seconds: Mapping[str, float], tree: Tree | None, n_tokens: int, n_accepted: int
+        self,
+        seconds: Mapping[str, float],
+        n_sharing: int,
+        tree: Tree | None,
+        n_tokens: int,
+        n_accepted: int,
     ) -> None:
-        """Counts a decoding round, which the request may have shared with other requests.
+        """Counts a decoding round.
 
-        seconds: duration of the round by phase. tree: the verified tree, None for a plain step.
-        n_tokens: tokens added to the answer. n_accepted: accepted candidates.
+        seconds: duration of the round by phase. n_sharing: requests that decoded in its pass.
+        tree: the verified tree, None for a plain step. n_tokens: tokens added to the answer.
+        n_accepted: accepted candidates.
         """
         for name, s in seconds.items():
             self._phase_s["decode" if tree is None and name == "verify" else name] += s
         self.decode_s += sum(seconds.values())
         self.rounds += 1
+        self.n_passes += 1 / n_sharing
         self.n_decoded += n_tokens
         if tree is None:
             self.rounds_by_draft["none"] += 1

@@ -244,7 +244,7 @@ def _add_answers(p: argparse.ArgumentParser) -> None:
         "--reasoning",
         choices=("on", "off", "auto"),
         default="auto",
-        help="switch thinking on or off if the chat template can (default: auto, its own choice)",
+        help="switch thinking on or off if the chat template can (default: auto, on)",
     )
     group.add_argument(
         "--no-think",
@@ -279,7 +279,7 @@ def _add_answers(p: argparse.ArgumentParser) -> None:
         type=int,
         default=2048,
         metavar="N",
-        help="prompt tokens between two reports of return_progress (default: 2048)",
+        help="most prompt tokens of a pass and of a report of return_progress (default: 2048)",
     )
     group.add_argument(
         "-v", "--verbose", action="store_true", help="add the prompt as evaluated to every answer"
@@ -381,12 +381,12 @@ def _name(flag: str) -> str:
     return flag.strip("-").replace("-", "_")
 
 
-def thinks(args: argparse.Namespace, variables: dict[str, Any]) -> bool | None:
-    """Returns the default thinking mode: True, False, or None (the chat template decides)."""
+def thinks(args: argparse.Namespace, variables: dict[str, Any]) -> bool:
+    """Returns the default thinking mode, which a template that cannot think ignores."""
     wanted = variables.pop("enable_thinking", None)
     if args.reasoning_budget == 0 or args.reasoning == "off":
         return False
-    return True if args.reasoning == "on" else wanted
+    return args.reasoning == "on" or wanted is not False
 
 
 def listed(text: str | None) -> list[str]:

@@ -17,7 +17,7 @@ from .. import bundled
 from ..cli.arguments import template_of, template_variables
 from ..cli.command import guarded, list_devices
 from ..cli.llama_flags import ignored_flags
-from ..native import OPTIONS
+from ..native import DEFAULTS, OPTIONS
 from ..text.tokenizer import Tokenizer
 from ..text.vocabulary import read_templates
 from .app import App
@@ -216,6 +216,8 @@ async def _serve(
 
     def new_engine(model: ServedModel) -> EngineClient:
         options = {name: getattr(model.args, name) for name in LOAD_OPTIONS}
+        if model.args.batch_size < (options["n_ubatch"] or DEFAULTS["n_ubatch"]):
+            options["n_ubatch"] = model.args.batch_size
         drafter = None if model.drafter is None else str(model.drafter)
         n_parallel = 1 if model.args.n_parallel is None else model.args.n_parallel
         config = asdict(model.settings.decode)

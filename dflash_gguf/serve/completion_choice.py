@@ -143,7 +143,7 @@ def progressed(choice: CompletionChoice, progress: Event) -> Event:
     seconds = progress["time_ms"] / 1e3
     timings = timings_of(
         ResultStats(
-            done, done, 0, 0, 0, seconds, 0.0, "", None, 0, choice.config.draft, 0, 0, {}, None
+            done, done, 0, 0, 0, 0.0, seconds, 0.0, "", None, 0, choice.config.draft, 0, 0, {}, None
         )
     )["timings"]
     timings["cache_n"] = progress["cache"] if done else 0

@@ -149,6 +149,7 @@ class ResultStats(Message, frozen=True):
     n_tokens: int
     n_decoded: int
     rounds: int
+    n_passes: float
     prefill_s: float
     decode_s: float
     stop_reason: str

@@ -29,7 +29,7 @@ COUNTERS: tuple[tuple[str, str, Count], ...] = (
     ("prompt_seconds", "Seconds of computing prompts", lambda x: x.prefill_s),
     ("tokens_predicted", "Tokens generated", lambda x: x.n_tokens),
     ("tokens_predicted_seconds", "Seconds of generating", lambda x: x.decode_s),
-    ("n_decode", "Passes of the model after prompts", lambda x: x.rounds),
+    ("n_decode", "Passes of the model after prompts", lambda x: x.n_passes),
     ("spec_decode_num_draft_tokens", "Tokens drafted", lambda x: x.n_drafted),
     ("spec_decode_num_accepted_tokens", "Drafted tokens accepted", lambda x: x.n_accepted),
     ("spec_decode_num_drafts", "Passes that verified a draft", _n_rounds_drafted),
@@ -42,7 +42,7 @@ class Metrics(Collector):
 
     def __init__(self) -> None:
         self.started = time.time()
-        self._max_context = 0
+        self._max_context = self._n_rounds = 0
         self._sums = {name: 0.0 for name, _, _ in COUNTERS}
         self._engines: Iterable[EngineClient] = ()
         self._registry = CollectorRegistry()
@@ -51,6 +51,7 @@ class Metrics(Collector):
     def add(self, stats: ResultStats) -> None:
         """Adds the statistics of an ended answer to the counters."""
         self._max_context = max(self._max_context, stats.n_prompt + stats.n_tokens)
+        self._n_rounds += stats.rounds
         for name, _, count in COUNTERS:
             self._sums[name] += count(stats)
 
@@ -69,12 +70,12 @@ class Metrics(Collector):
             (
                 "prompt_tokens_seconds",
                 "Prompt tokens a second",
-                self._rate("prompt_tokens", "prompt_seconds"),
+                _ratio(self._sums["prompt_tokens"], self._sums["prompt_seconds"]),
             ),
             (
                 "predicted_tokens_seconds",
                 "Generated tokens a second",
-                self._rate("tokens_predicted", "tokens_predicted_seconds"),
+                _ratio(self._sums["tokens_predicted"], self._sums["tokens_predicted_seconds"]),
             ),
             ("requests_processing", "Answers being generated", processing),
             (
@@ -82,11 +83,15 @@ class Metrics(Collector):
                 "Answers that wait for a slot",
                 sum(e.n_deferred for e in self._engines),
             ),
-            ("n_busy_slots_per_decode", "Answers being generated at once", processing),
+            (
+                "n_busy_slots_per_decode",
+                "Mean answers of a pass after prompts",
+                _ratio(self._n_rounds, self._sums["n_decode"]),
+            ),
         )
         for name, about, value in gauges:
             yield GaugeMetricFamily(f"llamacpp:{name}", about, value=value)
 
-    def _rate(self, tokens: str, seconds: str) -> float:
-        by = self._sums[seconds]
-        return self._sums[tokens] / by if by > 0 else 0.0
+
+def _ratio(value: float, by: float) -> float:
+    return value / by if by > 0 else 0.0

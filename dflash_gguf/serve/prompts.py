@@ -110,6 +110,7 @@ class PromptBuilder:
         begins = _begins(body, messages)
         last = messages[-1] if begins else None
         messages = messages[:-1] if begins else messages
+        words = _words_of(body.messages[-1]) if begins else ""
         think, variables = thinking(body, self._think)
         text = tokenizer.chat_text(
             messages,
@@ -120,9 +121,8 @@ class PromptBuilder:
             variables=self._variables | variables,
         )
         if thoughts := _thoughts(last):
-            return text + self._begun(text, thoughts, _words_of(last))
-        text = self._closed(text, is_off=think is False or bool(_words_of(last)))
-        return text + _words_of(last)
+            return text + self._begun(text, thoughts, words)
+        return self._closed(text, is_off=think is False or bool(words)) + words
 
     def _begun(self, text: str, thoughts: str, words: str) -> str:
         """Returns the begun answer, thoughts and text, with the template's marks of reasoning."""
@@ -210,8 +210,11 @@ def _thoughts(message: dict[str, Any] | None) -> str:
     return thoughts if isinstance(thoughts, str) else ""
 
 
-def _words_of(message: dict[str, Any] | None) -> str:
-    return "" if message is None else str(message["content"])
+def _words_of(message: Mapping[str, Any]) -> str:
+    """Returns the text of a message to continue; its parts are joined as llama-server does."""
+    content = message["content"]
+    parts = [part["text"] for part in content] if isinstance(content, list) else [content or ""]
+    return "\n\n".join(parts)
 
 
 def _is_many(value: list[Any]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -352,6 +353,10 @@ def test_a_conversation_can_end_with_the_beginning_of_the_answer(served: Served)
     begun = [*USER, {"role": "assistant", "content": "add_two("}]
     prompt = served.answer("/apply-template", messages=begun)["prompt"]
     assert prompt.endswith("def add_two(")
+    parts = [{"type": "text", "text": text} for text in ("add_", "two(")]
+    in_parts = [*USER, {"role": "assistant", "content": parts}]
+    prompt_of_parts = served.answer("/apply-template", messages=in_parts)["prompt"]
+    assert prompt_of_parts.endswith("def add_\n\ntwo(")
     found = served.answer(FORMS[2], messages=begun, max_tokens=8)
     assert text_of(found) == served.answer("/completion", prompt=prompt, max_tokens=8)["content"]
     for messages, more in (
@@ -490,6 +495,21 @@ def test_metrics_are_the_sums_of_the_timings(served: Served) -> None:
         gained = after[f"llamacpp:{name}"] - before[f"llamacpp:{name}"]
         assert gained == pytest.approx(told, abs=1e-5), name
     assert after["llamacpp:requests_processing"] == 0
+    rounds = sum(found["dflash"]["rounds"] for found in answers)
+    assert after["llamacpp:n_decode_total"] - before["llamacpp:n_decode_total"] == rounds
+    assert after["llamacpp:n_busy_slots_per_decode"] == 1
+
+
+def test_passes_are_counted_once_and_prompts_come_in_batches() -> None:
+    with closing(tiny("--metrics", "-np", "4", "-c", "1024", "-b", "64")) as served:
+        settings = {"n": 4, "max_tokens": 20, "ignore_eos": True, "logit_bias": {"5": 1}}
+        served.answer("/v1/completions", prompt=CODE, **settings)
+        assert served.metric("n_busy_slots_per_decode") > 3
+        assert served.metric("n_decode_total") == pytest.approx(19, abs=3)
+        settings = {"n_predict": 1, "return_progress": True}
+        events = served.events("/completion", prompt=[7] * 150, **settings)
+        told = [x["prompt_progress"]["processed"] for x in events if "prompt_progress" in x]
+        assert told == [0, 64, 128, 150]
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def smollm2(*flags: str) -> Served:
 @pytest.fixture(scope="module")
 def slow() -> Iterator[Served]:
     """A server that needs seconds for a long prompt or answer."""
-    found = smollm2("-c", "8192", "-b", "1", "--sse-ping-interval", "0.01", "--metrics")
+    found = smollm2("-c", "8192", "-b", "64", "--sse-ping-interval", "0.01", "--metrics")
     yield found
     found.close()
 

@@ -102,6 +102,7 @@ def test_values_for_the_template() -> None:
     assert thinks(args, variables) is False
     assert variables == {"x": 1}
     assert thinks(parsed("--reasoning", "on"), {}) is True
+    assert thinks(parsed(), {}) is True
 
 
 @pytest.mark.parametrize(
