@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from . import bundled, native
+from ._files import check_file
 from ._validate import known_names
 from .config import LoadConfig
 from .decoder import Decoder
@@ -46,6 +47,8 @@ def load(
         the plan does not fit the memory.
     """
     path, drafter = bundled.files_of(path, drafter)
+    for file in filter(None, (path, drafter)):
+        check_file(file)
     config = config_of(config, options)
     planner = Planner(path, drafter, config)
     n_ctx_train = planner.model.n_ctx_train

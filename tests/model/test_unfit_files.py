@@ -88,3 +88,10 @@ def test_names_that_are_not_utf8_name_files(
     capsys.readouterr()
     assert serve(["--port", "0", "-m", str(target)]) == 1
     assert "the name is not UTF-8" in capsys.readouterr().err
+
+
+def test_a_missing_file_is_the_systems_own_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"absent\.gguf"):
+        dflash_gguf.load(tmp_path / "absent.gguf")
+    with pytest.raises(FileNotFoundError, match=r"absent\.gguf"):
+        dflash_gguf.load("python-tiny", drafter=tmp_path / "absent.gguf")
