@@ -47,8 +47,9 @@ def load(
         the plan does not fit the memory.
     """
     path, drafter = bundled.files_of(path, drafter)
-    for file in filter(None, (path, drafter)):
-        check_file(file)
+    for file in (path, drafter):
+        if file is not None:
+            check_file(file)
     config = config_of(config, options)
     planner = Planner(path, drafter, config)
     n_ctx_train = planner.model.n_ctx_train
