@@ -127,6 +127,11 @@ class RequestState(SpeculativeState):
         return bool(self.output.tokens) and self.sequence.position == len(self.history) - 1
 
     @property
+    def n_uncomputed(self) -> int:
+        """Tokens of prompt and answer that the sequence of a running request lacks."""
+        return len(self.history) - int(self.sequence.position)
+
+    @property
     def is_throttled(self) -> bool:
         """True if the reader is MAX_UNREAD_TOKENS or MAX_UNREAD_CHANCES behind the answer."""
         if not self.steps:

@@ -61,7 +61,9 @@ class Scheduler:
         self._sequences: list[KvSequence] = [first]
         prefix_cache.parked = lambda: self._free
         self._batch: Batch | None = None
-        # Number of each client's last turn, for the clients of unfinished requests.
+        # Number of turns so far; the number of each client's last turn, or of the last turn before
+        # the client came, for the clients of unfinished requests.
+        self._n_turns = 0
         self._turns: dict[str, int] = {}
         self._prefill_budget = PrefillBudget()
         # Seconds of learning from the last round that called proposers.
@@ -96,6 +98,8 @@ class Scheduler:
         )
         n_best, n_most = state.sampler.n_best, self.engine.max_top_k
         state.n_top = n_most if request.config.n_probs is None and 0 < n_best <= n_most else 0
+        if all(x.request.client != request.client for x in self._states):
+            self._turns[request.client] = self._n_turns
         self._states.append(state)
         return state
 
@@ -229,7 +233,7 @@ class Scheduler:
         n_running = Counter(state.request.client for state in running)
         return min(
             waiting,
-            key=lambda x: (n_running[x.request.client], self._turns.get(x.request.client, 0)),
+            key=lambda x: (n_running[x.request.client], self._turns[x.request.client]),
         )
 
     def _end_turn(self, waiting: RequestState, running: list[RequestState]) -> bool:
@@ -255,11 +259,14 @@ class Scheduler:
                 continue
             # A turn begins with the first token that no earlier turn computed; otherwise a request
             # could be preempted before it makes progress.
-            n_left = len(state.history) - state.sequence.position
             if state.turn_began is None and state.sequence.position > state.n_reached:
                 state.turn_began = now
             # A late request takes the place of one that has its first token, or is further from it.
-            turn_s = LATE_TURN_S if late and (state.output.tokens or n_left > min(late)) else TURN_S
+            turn_s = (
+                LATE_TURN_S
+                if late and (state.output.tokens or state.n_uncomputed > min(late))
+                else TURN_S
+            )
             has_more = n_running[state.request.client] > fewest
             if has_more and state.turn_began is not None and now - state.turn_began >= turn_s:
                 due.append((state.turn_began, state))
@@ -272,9 +279,9 @@ class Scheduler:
     def _served(self, state: RequestState) -> None:
         """Puts a request's client behind all other clients."""
         clients = {x.request.client for x in self._states}
-        last = max(self._turns.values(), default=0)
+        self._n_turns += 1
         self._turns = {x: n for x, n in self._turns.items() if x in clients}
-        self._turns[state.request.client] = state.turn = last + 1
+        self._turns[state.request.client] = state.turn = self._n_turns
 
     def _place(self, state: RequestState, running: list[RequestState], batch: Batch) -> bool:
         """Admits a request or fails it; returns False if this and all later requests must wait."""
@@ -283,7 +290,7 @@ class Scheduler:
             return False
         # Running requests need room for the rest of their prompts and to grow; otherwise the newest
         # would soon be preempted.
-        left = [x.sequence.cells_needed(len(x.history) - x.sequence.position) for x in running]
+        left = [x.sequence.cells_needed(x.n_uncomputed) for x in running]
         headroom = 2 * PAGE * len(running) + sum(left)
         try:
             sequence = self._sequence_for(match)
@@ -470,34 +477,50 @@ class Scheduler:
             left = min(left, self._prefill_budget.chunk(len(decoding), len(prefilling)))
         n_taken = sum([entry.cells_needed for entry in decoding])
         entries: list[ScheduledEntry] = []
+        by_client: dict[str, list[RequestState]] = {}
         for state in prefilling:
-            position, end = state.sequence.position, len(state.history)
-            n = min(left, state.prefix_hit.next_snapshot(position, end) - position)
-            self._prefix_cache.make_room(n_taken + state.sequence.cells_needed(n))
-            n_free = self.engine.n_free_cells - n_taken
-            # Use every free cell, even in a partly filled page: else two prompts could deadlock.
-            needed = state.sequence.cells_needed
-            n = bisect_right(range(1, n + 1), n_free, key=needed) if n > 0 else 0
-            if n == 0:
-                continue
-            all_logits = None
-            if not state.is_scored:
-                n = min(n, SCORED_ROWS)
-                all_logits = np.empty((n, self.engine.model.n_vocab), dtype=np.float32)
-            stop = position + n
-            # n_remaining 0, the prompt's end, makes the pass keep features, which a snapshot needs.
-            n_remaining = 0 if stop in state.prefix_hit.snapshot_positions else end - stop
-            rows = BatchEntry(
-                state.sequence,
-                state.history[position:stop],
-                n_remaining=n_remaining,
-                all_logits=all_logits,
-            )
-            samples = stop == end
-            entries.append(ScheduledEntry(state, rows, is_decoding=False, samples=samples))
-            left -= n
-            n_taken += entries[-1].cells_needed
+            by_client.setdefault(state.request.client, []).append(state)
+        # Clients share the rows of the pass; what a short prompt leaves goes to longer ones.
+        groups = sorted(by_client.values(), key=lambda x: sum([one.n_uncomputed for one in x]))
+        for n_after, states in zip(range(len(groups), 0, -1), groups, strict=True):
+            share = -(-left // n_after)
+            for state in states:
+                if (entry := self._chunk(state, share, n_taken)) is None:
+                    continue
+                entries.append(entry)
+                share -= len(entry.rows.tokens)
+                left -= len(entry.rows.tokens)
+                n_taken += entry.cells_needed
         return entries
+
+    def _chunk(self, state: RequestState, n_most: int, n_taken: int) -> ScheduledEntry | None:
+        """Builds an entry of at most n_most tokens of a prompt; None if no cell is free.
+
+        n_taken: free cells that other entries of the pass will take.
+        """
+        position, end = state.sequence.position, len(state.history)
+        n = min(n_most, state.prefix_hit.next_snapshot(position, end) - position)
+        self._prefix_cache.make_room(n_taken + state.sequence.cells_needed(n))
+        n_free = self.engine.n_free_cells - n_taken
+        # Use every free cell, even in a partly filled page: else two prompts could deadlock.
+        needed = state.sequence.cells_needed
+        n = bisect_right(range(1, n + 1), n_free, key=needed) if n > 0 else 0
+        if n == 0:
+            return None
+        all_logits = None
+        if not state.is_scored:
+            n = min(n, SCORED_ROWS)
+            all_logits = np.empty((n, self.engine.model.n_vocab), dtype=np.float32)
+        stop = position + n
+        # n_remaining 0, the prompt's end, makes the pass keep features, which a snapshot needs.
+        n_remaining = 0 if stop in state.prefix_hit.snapshot_positions else end - stop
+        rows = BatchEntry(
+            state.sequence,
+            state.history[position:stop],
+            n_remaining=n_remaining,
+            all_logits=all_logits,
+        )
+        return ScheduledEntry(state, rows, is_decoding=False, samples=stop == end)
 
     def _sample(self, batch: Batch, rows: list[Rows]) -> None:
         sampling: list[tuple[ScheduledEntry, Rows]] = []

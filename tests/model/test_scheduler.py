@@ -366,6 +366,44 @@ def test_what_is_computed_anew_is_in_no_phase(
         assert sum(result.seconds_by_phase.values()) == pytest.approx(total_s, abs=1e-7, rel=0)
 
 
+def test_a_long_answer_goes_on_beside_clients_that_ask_again_and_again(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(scheduler.time, "perf_counter", lambda: now[0])
+    settings: dict[str, Any] = {"ignore_eos": True, "draft": "none"}
+    with open_decoder(pair, 1) as decoder:
+
+        def ask(client: str, n: int) -> RequestState:
+            prompt = random_tokens(10, seed=n)
+            return decoder.add_request(
+                decoder.request(prompt, max_tokens=n, client=client, **settings)
+            )
+
+        long, short = ask("long", 100), [ask("a", 3), ask("b", 3)]
+        for _ in range(2000):
+            decoder.step()
+            now[0] += 0.05
+            long.steps.clear()
+            short = [ask(x.request.client, 3) if x.is_finished else x for x in short]
+            if long.is_finished:
+                break
+        assert long.is_finished
+
+
+def test_a_short_prompt_shares_the_passes_of_a_long_one(pair: Pair) -> None:
+    with open_decoder(pair, 2, n_ctx=1024) as decoder:
+        long, short = (
+            decoder.add_request(
+                decoder.request(random_tokens(n, seed=n), max_tokens=4, client=str(n))
+            )
+            for n in (800, 20)
+        )
+        while not short.output.tokens:
+            decoder.step()
+        assert 20 <= long.sequence.position <= 4 * 20
+
+
 def test_prompts_that_need_all_cells_run_one_after_the_other(pair: Pair) -> None:
     """Two prompts need more than all eight pages.
 
