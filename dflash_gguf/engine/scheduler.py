@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 
@@ -32,13 +31,10 @@ from .output_processor import VocabularyLike
 from .prefill_budget import PrefillBudget
 from .request import Request, RequestState
 from .stats import Phase
+from .turns import Turns
 
 SCORED_ROWS = 32
 """Most rows of a prompt chunk whose logits all come to the host, 20 MB for a large vocabulary."""
-TURN_S = 1.0
-"""Seconds of work after which a request gives its place to one of a client that has fewer."""
-LATE_TURN_S = 0.1
-"""Seconds of such work while another request has waited TURN_S / 2 for its first token."""
 
 
 class Scheduler:
@@ -61,10 +57,7 @@ class Scheduler:
         self._sequences: list[KvSequence] = [first]
         prefix_cache.parked = lambda: self._free
         self._batch: Batch | None = None
-        # Number of turns so far; the number of each client's last turn, or of the last turn before
-        # the client came, for the clients of unfinished requests.
-        self._n_turns = 0
-        self._turns: dict[str, int] = {}
+        self._turns = Turns()
         self._prefill_budget = PrefillBudget()
         # Seconds of learning from the last round that called proposers.
         self._learn_s = 0.0
@@ -99,7 +92,7 @@ class Scheduler:
         n_best, n_most = state.sampler.n_best, self.engine.max_top_k
         state.n_top = n_most if request.config.n_probs is None and 0 < n_best <= n_most else 0
         if all(x.request.client != request.client for x in self._states):
-            self._turns[request.client] = self._n_turns
+            self._turns.add(request.client)
         self._states.append(state)
         return state
 
@@ -216,72 +209,15 @@ class Scheduler:
 
     def _admit(self, batch: Batch) -> list[RequestState]:
         """Assigns sequences to waiting requests in turn; returns the requests that can run."""
-        while (waiting := self._next(running := self.running)) is not None:
-            if len(running) < self.engine.n_parallel and self._place(waiting, running, batch):
+        turns = self._turns
+        while (following := turns.next(self.waiting, running := self.running)) is not None:
+            if len(running) < self.engine.n_parallel and self._place(following, running, batch):
                 continue
-            if not self._end_turn(waiting, running):
+            if (state := turns.over(following, self.waiting, running)) is None:
                 break
-        return [state for state in self.running if not state.is_throttled]
-
-    def _next(self, running: list[RequestState]) -> RequestState | None:
-        """Returns the oldest waiting request of the client whose turn it is, None if none waits.
-
-        That client has the fewest running requests, and was not served for the longest time.
-        """
-        if not (waiting := self.waiting):
-            return None
-        n_running = Counter(state.request.client for state in running)
-        return min(
-            waiting,
-            key=lambda x: (n_running[x.request.client], self._turns[x.request.client]),
-        )
-
-    def _end_turn(self, waiting: RequestState, running: list[RequestState]) -> bool:
-        """Preempts a request whose turn is over, for a waiting one; returns False if none is.
-
-        A turn ends only if the waiting request's client has fewer running requests. The turn of a
-        throttled request, whose steps nobody reads, is over at once.
-        """
-        now = time.perf_counter()
-        n_running = Counter(state.request.client for state in running)
-        fewest = n_running[waiting.request.client]
-        late = [
-            len(state.history)
-            for state in self.waiting
-            if not state.output.tokens
-            and now - state.added >= TURN_S / 2
-            and n_running[state.request.client] == fewest
-        ]
-        due: list[tuple[float, RequestState]] = []
-        for state in running:
-            if state.is_throttled:
-                due.append((0.0, state))
-                continue
-            # A turn begins with the first token that no earlier turn computed; otherwise a request
-            # could be preempted before it makes progress.
-            if state.turn_began is None and state.sequence.position > state.n_reached:
-                state.turn_began = now
-            # A late request takes the place of one that has its first token, or is further from it.
-            turn_s = (
-                LATE_TURN_S
-                if late and (state.output.tokens or state.n_uncomputed > min(late))
-                else TURN_S
-            )
-            has_more = n_running[state.request.client] > fewest
-            if has_more and state.turn_began is not None and now - state.turn_began >= turn_s:
-                due.append((state.turn_began, state))
-        if due:
-            _, state = min(due, key=lambda x: x[0])
             self._preempt(state)
-            self._served(state)
-        return bool(due)
-
-    def _served(self, state: RequestState) -> None:
-        """Puts a request's client behind all other clients."""
-        clients = {x.request.client for x in self._states}
-        self._n_turns += 1
-        self._turns = {x: n for x, n in self._turns.items() if x in clients}
-        self._turns[state.request.client] = state.turn = self._n_turns
+            turns.served(state, self._states)
+        return [state for state in self.running if not state.is_throttled]
 
     def _place(self, state: RequestState, running: list[RequestState], batch: Batch) -> bool:
         """Admits a request or fails it; returns False if this and all later requests must wait."""
@@ -303,7 +239,7 @@ class Scheduler:
             self._prefix_cache.make_room(sequence.cells_needed(n_left), claimed=sequence)
             batch.admitted.append(state)
             state.begin(sequence, hit)
-            self._served(state)
+            self._turns.served(state, self._states)
             if state.speculator is not None:
                 if not running:
                     state.speculator.end_back_off()

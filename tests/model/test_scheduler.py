@@ -18,7 +18,7 @@ from schedules import built_anew, play
 
 from dflash_gguf.config import LoadConfig
 from dflash_gguf.decoder import Decoder
-from dflash_gguf.engine import request, scheduler
+from dflash_gguf.engine import request, turns
 from dflash_gguf.engine.prefill_budget import PrefillBudget
 from dflash_gguf.engine.request import RequestState
 from dflash_gguf.kv_cache.prefix_cache import PrefixCache
@@ -266,7 +266,7 @@ def run_in_turns(
 def test_clients_take_turns_and_get_the_text_of_one_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(scheduler, "TURN_S", 0.0)  # a turn ends with every batch
+    monkeypatch.setattr(turns, "TURN_S", 0.0)  # a turn ends with every batch
     pair = make_pair(tmp_path, kind)
     for n_parallel, clients in ((1, "aab"), (2, "aaaab"), (2, "abc")):
         with open_decoder(pair, n_parallel) as many, open_decoder(pair, 1) as one:
@@ -284,7 +284,7 @@ def test_clients_take_turns_and_get_the_text_of_one_alone(
 
 
 def test_a_client_alone_keeps_its_place(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler, "TURN_S", 0.0)
+    monkeypatch.setattr(turns, "TURN_S", 0.0)
     with open_decoder(pair, 1) as decoder:
         preempted: list[RequestState] = []
         monkeypatch.setattr(decoder._scheduler, "_preempt", preempted.append)
@@ -326,7 +326,7 @@ def test_a_turn_lasts_a_second_after_what_is_computed_anew(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr(scheduler.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(turns.time, "perf_counter", lambda: now[0])
     with open_decoder(pair, 1) as decoder:
         for client in "ab":
             decoder.add_request(
@@ -342,11 +342,11 @@ def test_a_turn_lasts_a_second_after_what_is_computed_anew(
             return decoder._scheduler.running[0].request.client
 
         assert [running() for _ in range(5)] == ["a"] * 5
-        now[0] += scheduler.TURN_S
+        now[0] += turns.TURN_S
         assert [running() for _ in range(5)] == ["b"] * 5
-        now[0] += scheduler.TURN_S / 2
+        now[0] += turns.TURN_S / 2
         assert running() == "b"
-        now[0] += scheduler.TURN_S
+        now[0] += turns.TURN_S
         assert running() == "a"
 
 
@@ -370,7 +370,7 @@ def test_a_long_answer_goes_on_beside_clients_that_ask_again_and_again(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr(scheduler.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(turns.time, "perf_counter", lambda: now[0])
     settings: dict[str, Any] = {"ignore_eos": True, "draft": "none"}
     with open_decoder(pair, 1) as decoder:
 
@@ -433,7 +433,7 @@ def test_a_short_prompt_gets_cells_from_a_long_answer(
 ) -> None:
     """Sequences are free, cells are not: the prompt waits for a turn, not for the answer's end."""
     now = [0.0]
-    monkeypatch.setattr(scheduler.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(turns.time, "perf_counter", lambda: now[0])
     settings: dict[str, Any] = {"ignore_eos": True, "draft": "none"}
     prompts = [random_tokens(n, seed=n) for n in (300, 250)]
     with open_decoder(make_pair(tmp_path, kind), 3) as decoder:
@@ -448,18 +448,18 @@ def test_a_short_prompt_gets_cells_from_a_long_answer(
             long.steps.clear()
             short.steps.clear()
             assert not (long.sequence and short.sequence)
-            now[0] += scheduler.TURN_S / 20
+            now[0] += turns.TURN_S / 20
             if not short.output.tokens:
                 waited = now[0]
         assert [tuple(x.output.tokens) for x in (long, short)] == expected
-    assert waited < 3 * scheduler.TURN_S
+    assert waited < 3 * turns.TURN_S
 
 
 def test_first_tokens_come_within_a_second_and_a_turn_for_each_client(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr(scheduler.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(turns.time, "perf_counter", lambda: now[0])
     first_s: dict[str, float] = {}
     with open_decoder(pair, 1) as decoder:
         states = [
@@ -481,7 +481,7 @@ def test_first_tokens_come_within_a_second_and_a_turn_for_each_client(
                 if state.output.tokens:
                     first_s.setdefault(state.request.client, now[0])
                 state.steps.clear()
-    most = scheduler.TURN_S + 5 * (scheduler.LATE_TURN_S + 0.05)
+    most = turns.TURN_S + 5 * (turns.LATE_TURN_S + 0.05)
     assert max(first_s.values()) <= most, first_s
 
 
