@@ -446,16 +446,8 @@ void Engine::run_pass(const std::vector<BatchEntry> & entries, const std::vector
         throw;
     }
     find_finite_rows(*cached, pass);
-    for (PassEntry & entry : pass.entries) {
-        Sequence & sequence = *entry.sequence;
-        if (entry.is_verify) {
-            sequence.verified(std::move(entry), *cached);
-        } else {
-            sequence.appended(entry, pass.tokens.data() + entry.first, *cached);
-        }
-    }
     const int64_t n_vocab = model_->hparams().n_vocab;
-    for (const PassEntry & entry : pass.entries) {
+    for (PassEntry & entry : pass.entries) {
         if (!entry.reads_all_logits) {
             continue;
         }
@@ -463,12 +455,19 @@ void Engine::run_pass(const std::vector<BatchEntry> & entries, const std::vector
             std::find_if(entries.begin(), entries.end(), [&](const BatchEntry & batch_entry) {
                 return batch_entry.sequence == entry.sequence;
             });
-        const int64_t done = from[of - entries.begin()];
-        float * to = of->all_logits + done * n_vocab;
+        float * to = of->all_logits + from[of - entries.begin()] * n_vocab;
         const size_t row_size = n_vocab * sizeof(float);
         devices_.main().read(cached->logits, to, entry.first_out * row_size, entry.n * row_size);
         for (int64_t row = 0; row < entry.n; ++row) {
-            entry.sequence->check_finite(done + row, all_finite(to + row * n_vocab, n_vocab));
+            entry.finite[row] = entry.finite[row] && all_finite(to + row * n_vocab, n_vocab);
+        }
+    }
+    for (PassEntry & entry : pass.entries) {
+        Sequence & sequence = *entry.sequence;
+        if (entry.is_verify) {
+            sequence.verified(std::move(entry), *cached);
+        } else {
+            sequence.appended(entry, pass.tokens.data() + entry.first, *cached);
         }
     }
 }

@@ -88,12 +88,15 @@ def loaded(decoder: Decoder) -> None:
         print(f"{decoder.model.backend} lacks {names}: the CPU computes that", file=sys.stderr)
 
 
-def draft_max_note(decoder: Decoder, config: DecodeConfig) -> list[str]:
-    """Returns a note if --draft-max exceeds the drafter's maximum and is cut, as in llama.cpp."""
-    longest, wanted = decoder.sequence.max_draft, config.draft_max or 0
-    if not 0 < longest < wanted:
-        return []
-    return [f"--draft-max is {wanted}, the drafter drafts at most {longest}"]
+def draft_length_notes(decoder: Decoder, config: DecodeConfig) -> list[str]:
+    """Returns a note for each length that exceeds the drafter's and is cut, as in llama.cpp."""
+    longest = decoder.sequence.max_draft
+    wanted = {"--draft-max": config.draft_max or 0, "--draft-min": config.draft_min}
+    return [
+        f"{flag} is {n}, the drafter drafts at most {longest}"
+        for flag, n in wanted.items()
+        if 0 < longest < n
+    ]
 
 
 def _fail(sentence: str) -> int:
@@ -128,7 +131,7 @@ def _run(args: argparse.Namespace) -> int:
     with _load(args, settings) as decoder:
         if settings.n_ctx is None:
             print(_context(decoder), file=sys.stderr)
-        for note in draft_max_note(decoder, config):
+        for note in draft_length_notes(decoder, config):
             print(f"warning: {note}", file=sys.stderr)
         loaded(decoder)
         if args.interactive:

@@ -168,11 +168,12 @@ class RequestState(SpeculativeState):
 
     def score(self, position: int, rows: NDArray[np.float32]) -> None:
         """Takes the logits of prompt tokens from `position` on, for the tokens behind them."""
-        prompt = self.request.prompt
+        prompt, config = self.request.prompt, self.request.config
         for at, row in enumerate(rows, position + 1):
             # A preempted request computes some rows again: only the next missing token counts.
             if at == len(self.prompt_logprobs) + 1 and at < len(prompt):
-                found = self.sampler.logprobs(row, prompt[:at], prompt[at])
+                history = prompt[:at] if config.post_sampling_probs else ()
+                found = self.sampler.logprobs(row, history, prompt[at])
                 self.prompt_logprobs.append(found)
 
     def is_cancelled(self) -> bool:

@@ -209,21 +209,37 @@ class Scheduler:
 
     def _admit(self, batch: Batch) -> list[RequestState]:
         """Assigns sequences to waiting requests in turn; returns the requests that can run."""
-        turns = self._turns
-        while (following := turns.next(self.waiting, running := self.running)) is not None:
-            if len(running) < self.engine.n_parallel and self._place(following, running, batch):
-                continue
-            if (state := turns.over(following, self.waiting, running)) is None:
+        turns, held = self._turns, list[RequestState]()
+        while True:
+            running, waiting = self.running, [x for x in self.waiting if x not in held]
+            if (following := turns.next(waiting, running)) is None:
+                break
+            if len(running) < self.engine.n_parallel:
+                match = self._match(following)
+                if self._is_being_prefilled(following, match, running):
+                    held.append(following)
+                    continue
+                if self._place(following, match, running, batch):
+                    continue
+            if (state := turns.over(following, waiting, running)) is None:
                 break
             self._preempt(state)
             turns.served(state, self._states)
         return [state for state in self.running if not state.is_throttled]
 
-    def _place(self, state: RequestState, running: list[RequestState], batch: Batch) -> bool:
-        """Admits a request or fails it; returns False if this and all later requests must wait."""
-        match = self._prefix_cache.match(state.history, state.scope)
-        if self._is_being_prefilled(state, match, running):
-            return False
+    def _match(self, state: RequestState) -> PrefixMatch:
+        # Rows that are scored must be computed.
+        limit = None if state.is_scored else len(state.prompt_logprobs)
+        return self._prefix_cache.match(state.history, state.scope, limit)
+
+    def _place(
+        self,
+        state: RequestState,
+        match: PrefixMatch,
+        running: list[RequestState],
+        batch: Batch,
+    ) -> bool:
+        """Admits a request or fails it; returns False if cells are short."""
         # Running requests need room for the rest of their prompts and to grow; otherwise the newest
         # would soon be preempted.
         left = [x.sequence.cells_needed(x.n_uncomputed) for x in running]
@@ -461,14 +477,14 @@ class Scheduler:
     def _sample(self, batch: Batch, rows: list[Rows]) -> None:
         sampling: list[tuple[ScheduledEntry, Rows]] = []
         for entry, found in zip(batch.entries, rows, strict=True):
-            if (scored := entry.rows.all_logits) is not None:
-                entry.state.score(entry.position, scored)
-            if entry.samples and entry.state.output.n_left > 0:
-                sampling.append((entry, found))
-                continue
-            try:
+            try:  # non-finite logits of a prompt end its request alone
+                if (scored := entry.rows.all_logits) is not None:
+                    entry.state.score(entry.position, scored)
+                if entry.samples and entry.state.output.n_left > 0:
+                    sampling.append((entry, found))
+                    continue
                 found.check()
-            except Error as error:  # non-finite logits of a prompt end its request alone
+            except (Error, ValueError) as error:
                 self.abort(entry.state, error)
             if entry.samples:
                 entry.state.output.stop_reason = "length"  # max_tokens is 0, so no token is sampled

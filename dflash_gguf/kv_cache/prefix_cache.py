@@ -154,9 +154,15 @@ class PrefixCache:
     def __len__(self) -> int:
         return len(self._used)
 
-    def match(self, tokens: Sequence[int] | Tokens, scope: Hashable = "") -> PrefixMatch:
-        """Returns the longest prefix that a scope has cached, at most len(tokens) - 1 tokens."""
-        return self._match(tokens, len(tokens) - 1, scope)
+    def match(
+        self, tokens: Sequence[int] | Tokens, scope: Hashable = "", limit: int | None = None
+    ) -> PrefixMatch:
+        """Returns the longest prefix that a scope has cached, at most len(tokens) - 1 tokens.
+
+        limit: maximum tokens of the prefix, None for no other limit.
+        """
+        end = len(tokens) - 1
+        return self._match(tokens, end if limit is None else min(limit, end), scope)
 
     def start(
         self, sequence: SequenceLike, match: PrefixMatch, turn_boundaries: Sequence[int] = ()

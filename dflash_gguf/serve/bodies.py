@@ -105,7 +105,7 @@ class Bodies:
             for body in self._received:
                 n_of_client[body.client] += body.n_counted
             victim = max(
-                (body for body in self._received if body.task is not None),
+                (body for body in self._received if body.task and not body.task.done()),
                 key=lambda body: (n_of_client[body.client], body.n_counted),
             )
             victim.is_refused = True

@@ -219,7 +219,8 @@ class Generation:
         ]
         # Not asdict, which copies every value and took as long as tokenizing.
         settings = {name: getattr(config, name) for name in DecodeConfig.__slots__}
-        return Ask(runs, asked, settings, bool(body.timings_per_token), scope, client)
+        slot = -1 if body.id_slot is None else body.id_slot
+        return Ask(runs, asked, settings, bool(body.timings_per_token), scope, client, slot)
 
     def _context(
         self,

@@ -61,7 +61,7 @@ class Ask(Message, frozen=True):
 
     config: fields of a DecodeConfig, whose seed the runs replace. wants_stats: each Stepped has
     statistics. scope: requests of the same scope may reuse the texts. client: who asks, as clients
-    take turns.
+    take turns. slot: where the answers run if it is free, -1 for any slot.
     """
 
     runs: list[Run]
@@ -70,6 +70,7 @@ class Ask(Message, frozen=True):
     wants_stats: bool = False
     scope: str = ""
     client: str = ""
+    slot: int = -1
 
 
 class Cancel(Message, frozen=True):

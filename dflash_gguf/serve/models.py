@@ -176,7 +176,6 @@ class ModelRegistry:
                     engine.tell_soon()
         assert model.engine is not None
         assert model.prompt_builder is not None
-        model.last_ready = model.engine.require_ready()
         model.last_used, model.is_asleep = time.time(), False
         model.engine.touch()
         return model, model.engine, model.prompt_builder
@@ -242,7 +241,7 @@ class ModelRegistry:
             model.is_leaving = False
         if successor is not None and not self._queue.is_wanted(successor):
             raise NotReadyError(f"no request waits for {successor.name} any more")
-        model.engine = None
+        model.engine, model.last_ready = None, engine.ready
         await engine.close()
 
     async def sleep_idle(self, seconds: float, log: Callable[[str], None]) -> None:

@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from .._files import message_of
-from ..cli.command import draft_max_note, training_context
+from ..cli.command import draft_length_notes, training_context
 from ..cli.model_arguments import load_config, on_present_devices
 from ..cli.plan import fitted
 from ..config import DecodeConfig, LoadConfig
@@ -244,7 +244,11 @@ class Worker:
         """Gives a running answer a slot: at its start, and when it runs again after others."""
         if job.slot < 0:
             used = {x.slot for x in self._live if x.is_running}
-            job.slot = min(slot for slot in self._slots if slot not in used)
+            free = [slot for slot in self._slots if slot not in used]
+            job.slot = job.ask.slot if job.ask.slot in free else free[0]
+            for other in self._live:  # a request may lose its place and get another in one step
+                if other is not job and other.slot == job.slot:
+                    other.slot = -1
             self._say(Started(job.run.id, job.slot))
 
     def _advance(self, job: Job) -> None:
@@ -306,7 +310,7 @@ def open_decoder(request: Load, progress: Progress) -> tuple[Decoder, list[str]]
         decoder = load(request.model, drafter=request.drafter, config=settings, progress=progress)
     notes = [str(warning.message) for warning in caught]
     decode = DecodeConfig(**request.config)
-    notes += draft_max_note(decoder, decode)
+    notes += draft_length_notes(decoder, decode)
     gc.freeze()  # later garbage collections skip the objects of the loaded model
     try:
         decoder.check(decode)

@@ -93,10 +93,8 @@ class SpeculativeRuntime:
                 f"draft is {config.draft!r}, which needs a drafter; load one, or use 'auto'"
             )
         longest = max(proposer.max_draft for proposer in drafters or proposers)
-        least = config.draft_min
-        if least > longest:
-            raise ValueError(f"draft_min is {least}, this drafter drafts at most {longest} tokens")
         longest = min(config.draft_max or longest, longest)
+        least = min(config.draft_min, longest)
         if config.draft == "chain":
             return proposers, FixedController(CHAIN, longest, longest, least)
         if config.draft == "tree":

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gguf_files import Parts, edited
-from pairs import Pair, make_pair, random_tokens
+from pairs import Pair, make_pair, open_decoder, random_tokens
 
 from dflash_gguf.config import DecodeConfig, LoadConfig
 from dflash_gguf.decoder import Decoder
@@ -185,6 +185,21 @@ def test_minus_infinity_bans_a_token(pair: Pair, tmp_path: Path) -> None:
         assert np.isneginf(row[:3]).all()
         assert rows.argmax() == row.argmax()
     assert seen == {"inf", "-inf"}
+
+
+@pytest.mark.parametrize("n_probs", [0, 1])
+def test_a_scored_prompt_fails_alone(poisoned: Pair, n_probs: int) -> None:
+    settings: dict[str, Any] = {"max_tokens": 20, "ignore_eos": True, "draft": "none"}
+    scored = {"n_probs": n_probs, "prompt_logprobs": True, "cache_prompt": False}
+    with open_decoder(poisoned, 2) as decoder:
+        honest = decoder.add_request(decoder.request(CLEAN[:20], **settings))
+        decoder.step()
+        bad = decoder.add_request(decoder.request(POISONED, **settings, **scored))
+        while not (honest.is_finished and bad.is_finished):
+            decoder.step()
+            honest.steps.clear()
+        assert (honest.error, len(honest.output.tokens)) == (None, 20)
+        assert bad.error is not None
 
 
 def test_a_decoder_answers_the_next_prompt(poisoned: Pair) -> None:

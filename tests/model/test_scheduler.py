@@ -404,6 +404,52 @@ def test_a_short_prompt_shares_the_passes_of_a_long_one(pair: Pair) -> None:
         assert 20 <= long.sequence.position <= 4 * 20
 
 
+def test_another_prompt_goes_before_one_that_waits_for_a_prefix(pair: Pair) -> None:
+    shared = random_tokens(400, seed=0)
+    with open_decoder(pair, 3, n_ctx=2048) as decoder:
+        first, second, other = (
+            decoder.add_request(decoder.request(prompt, max_tokens=5, client=client))
+            for client, prompt in (
+                ("a", [*shared, 1]),
+                ("b", [*shared, 2]),
+                ("c", random_tokens(10, seed=3)),
+            )
+        )
+        while not other.output.tokens:
+            decoder.step()
+        assert first.sequence is not None
+        assert second.sequence is None
+        while not second.is_finished:
+            decoder.step()
+            second.steps.clear()
+        assert second.n_cached >= 384
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen35", "gemma3"])
+def test_an_interrupted_pass_loses_no_score(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    settings: dict[str, Any] = {"max_tokens": 2, "n_probs": 0, "prompt_logprobs": True}
+    settings |= {"cache_prompt": False, "draft": "none", "ignore_eos": True}
+    prompt = random_tokens(80, seed=1)
+    with open_decoder(make_pair(tmp_path, kind), 1) as decoder:
+        expected = decoder.generate(prompt, **settings).prompt_logprobs
+        state = decoder.add_request(decoder.request(prompt, **settings))
+        decoder.step()
+        run = decoder.engine.run
+
+        def interrupted(entries: Any) -> None:
+            run(entries)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(decoder.engine, "run", interrupted)
+            decoder.step()
+        while not state.is_finished:
+            decoder.step()
+        assert decoder.result(state).prompt_logprobs == expected
+
+
 def test_prompts_that_need_all_cells_run_one_after_the_other(pair: Pair) -> None:
     """Two prompts need more than all eight pages.
 
@@ -593,7 +639,7 @@ def test_what_cannot_be(pair: Pair) -> None:
             ([np.array([1.0])], {}, "prompt 1 of 1: a token id is 1.0, must be an integer"),
             ([[1], 5], {}, "prompt 2 of 2: the prompt is 5, must be a text or a list of token ids"),
             ([[1]] * 3, {"temperature": [0, 1, -1]}, "prompt 3 of 3: temperature is -1, must be"),
-            ([[1]] * 2, {"draft_min": [1, 99]}, "prompt 2 of 2: draft_min is 99, this drafter"),
+            ([[1]] * 2, {"draft_min": [1, -1]}, "prompt 2 of 2: draft_min is -1, must be at least"),
             (
                 [[1]],
                 {"logit_bias": {VOCAB_SIZE: 1.0}},

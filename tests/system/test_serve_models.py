@@ -103,10 +103,11 @@ def test_presets_set_flags_of_each_model(tmp_path: Path) -> None:
 def test_a_model_that_nobody_asks_sleeps_and_wakes() -> None:
     served = tiny("-c", "256", "--sleep-idle-seconds", "0.5")
     try:
-        text = served.answer("/completion", **ASKED)["content"]
         served.wait_for("python-tiny: unloaded, no request for 0.5 s")
-        assert served.get("/health").status_code == 200
         assert served.get("/props").json()["is_sleeping"] is True
+        text = served.answer("/completion", **ASKED)["content"]
+        served.wait_until(lambda: served.get("/props").json()["is_sleeping"])
+        assert served.get("/health").status_code == 200
         assert not served.get("/slots").json()[0]["is_processing"]
         assert states(served) == {"python-tiny": "unloaded"}
         assert served.answer("/completion", **ASKED)["content"] == text

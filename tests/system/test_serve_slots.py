@@ -21,7 +21,7 @@ def test_slots_are_saved_restored_and_erased(tmp_path: Path) -> None:
         assert "slot 0 has answered nothing" in found.text
         first = served.answer("/completion", **ask)
         entry = served.get("/slots").json()[0]
-        assert entry["next_token"][0] == {"has_next_token": False, "n_remain": -1, "n_decoded": 12}
+        assert entry["next_token"][0] == {"has_next_token": False, "n_remain": -1, "n_decoded": 0}
         slot = served.answer("/slots/0?action=save", filename="a.dfl")
         n_saved = first["timings"]["prompt_n"] + 11
         assert (slot["id_slot"], slot["filename"], slot["n_saved"]) == (0, "a.dfl", n_saved)
@@ -35,6 +35,10 @@ def test_slots_are_saved_restored_and_erased(tmp_path: Path) -> None:
         again = served.answer("/completion", **ask)
         assert again["timings"]["prompt_n"] == 1
         assert served.answer("/slots/0?action=erase")["n_erased"] == n_saved
+        there = served.answer("/completion", id_slot=1, **ask)
+        assert (there["timings"]["cache_n"], there["id_slot"]) == (0, 1)
+        assert served.answer("/slots/1?action=save", filename="b.dfl")["n_saved"] == n_saved
+        assert served.answer("/slots/1?action=erase")["n_erased"] == n_saved
         assert served.answer("/completion", **ask)["timings"]["cache_n"] == 0
     finally:
         assert served.close() == 0

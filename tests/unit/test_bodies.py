@@ -76,6 +76,29 @@ def test_the_client_with_the_most_bytes_loses_a_body(monkeypatch: pytest.MonkeyP
     asyncio.run(life())
 
 
+def test_a_whole_body_is_not_dropped_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "N_LARGEST", 2)
+
+    async def life() -> None:
+        reader, done = Bodies(replace(Settings(), max_body_bytes=LIMIT)), asyncio.Event()
+        clients = [Client(name) for name in ("a", "a", "b")]
+        tasks = [asyncio.create_task(hold(reader, client, done)) for client in clients]
+        for client in clients:
+            client.send(b'{"content":' + PART + b"x" * (1 << 20))
+        await asyncio.sleep(0.05)
+        clients[0].send(b"x" * (3 << 19) + b'"}', has_more=False)
+        clients[2].send(b"x" * (3 << 19))  # exceeds the budget in the same turn of the loop
+        await asyncio.sleep(0.05)
+        done.set()
+        assert await tasks[0] > 3 << 20
+        for task in tasks[1:]:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, HTTPException):
+                await task
+
+    asyncio.run(life())
+
+
 def test_small_bodies_need_no_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bodies, "N_LARGEST", 0)
 

@@ -30,7 +30,7 @@ from dflash_gguf.serve.messages import (
     from_engine,
     length,
 )
-from dflash_gguf.serve.worker import Worker
+from dflash_gguf.serve.worker import Job, Worker
 from dflash_gguf.text.reasoning import OutputPart
 
 HANGS_S = 60.0
@@ -182,6 +182,25 @@ def test_live_answers_take_turns_and_the_others_wait_in_order(pipe: Pipe) -> Non
         assert [m.tokens for m in of(said, Stepped, number)] == [[i] for i in range(n)]
         (end,) = of(said, Ended, number)
         assert (end.stats.n_tokens, end.stats.stop_reason) == (n, "length")
+
+
+def test_an_answer_that_moves_within_a_step_gets_another_slot(pipe: Pipe) -> None:
+    """One answer loses its place to another and gets a new one, all in one step."""
+    decoder: Any = Many(2)
+    worker = Worker(decoder, pipe, 2)
+    jobs = [Job(run(i, 9), run(i, 9).runs[0], DecodeConfig()) for i in range(2)]
+    for job in jobs:
+        worker._add(job)
+    first, second = (job.state for job in jobs)
+    assert isinstance(first, State)
+    assert isinstance(second, State)
+    first.has_begun = True
+    worker._take_slot(jobs[0])
+    first.has_begun, second.has_begun = False, True
+    worker._take_slot(jobs[1])
+    first.has_begun = True
+    worker._take_slot(jobs[0])
+    assert [job.slot for job in jobs] == [1, 0]
 
 
 def test_what_a_round_says_comes_at_once(pipe: Pipe) -> None:
