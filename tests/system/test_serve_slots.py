@@ -63,7 +63,7 @@ def test_slots_are_saved_restored_and_erased(tmp_path: Path) -> None:
         assert (fresh["timings"]["cache_n"], fresh["content"]) == (0, found["content"])
     finally:
         assert served.close() == 0
-    assert sorted(x.name for x in tmp_path.iterdir()) == ["a.dfl", "cut.dfl"]
+    assert sorted(x.name for x in tmp_path.iterdir()) == ["a.dfl", "b.dfl", "cut.dfl"]
 
 
 def test_slot_files_are_private_and_bounded(tmp_path: Path) -> None:
