@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from types import FrameType
@@ -20,7 +21,18 @@ def _command(module: str) -> Callable[[], int]:
         is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
         if is_default:
             signal.signal(signal.SIGINT, _leave)
-        main = import_module(module).main
+        try:
+            main = import_module(module).main
+        except ModuleNotFoundError as error:
+            if (name := error.name or "") == "dflash_gguf" or name.startswith("dflash_gguf."):
+                raise
+            print(
+                f"error: the package {name} is not installed: pip install 'dflash-gguf[server]'"
+                if ".serve." in module
+                else f"error: the package {name} is not installed: install dflash-gguf again",
+                file=sys.stderr,
+            )
+            return 1
         if is_default:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         try:

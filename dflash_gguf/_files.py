@@ -32,7 +32,7 @@ def check_file(path: AnyPath) -> None:
     A pipe would be waited for, and a pointer of Git LFS stands for a file that is elsewhere.
     Errors: OSError for a missing file.
     """
-    mode = os.stat(path).st_mode
+    mode = os.stat(os.fspath(path)).st_mode  # a number would name an open file
     if not stat.S_ISREG(mode):
         what = " but a folder" if stat.S_ISDIR(mode) else ""
         raise ValueError(f"{os.fspath(path)}: not a file{what}")

@@ -253,6 +253,8 @@ class Decoder:
         """
         self._check_open()
         known_names(settings, (*DecodeConfig.__slots__, *RETIRED_FIELDS), "setting of an answer")
+        if config is not None and not isinstance(config, DecodeConfig):
+            raise TypeError(f"config is {config!r:.80}, must be a DecodeConfig")
         config = dataclasses.replace(config or DecodeConfig(), **settings)
         tokens = tuple(self._tokens_of(prompt))
         check_prompt(tokens, self.n_ctx)
@@ -356,6 +358,10 @@ class Decoder:
         config: DecodeConfig | None = None,
         *,
         stream: Literal[True],
+        template: str | None = None,
+        enable_thinking: bool | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        cancelled: Callable[[], bool] | None = None,
         **settings: Unpack[DecodeOptions],
     ) -> Stream: ...
 
@@ -366,6 +372,10 @@ class Decoder:
         config: DecodeConfig | None = None,
         *,
         stream: Literal[False] = False,
+        template: str | None = None,
+        enable_thinking: bool | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        cancelled: Callable[[], bool] | None = None,
         **settings: Unpack[DecodeOptions],
     ) -> Result: ...
 
@@ -378,6 +388,7 @@ class Decoder:
         template: str | None = None,
         enable_thinking: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        cancelled: Callable[[], bool] | None = None,
         **settings: Unpack[DecodeOptions],
     ) -> Result | Stream:
         """Answers a conversation; arguments and errors as for `chat_prompt` and `generate`.
@@ -391,7 +402,7 @@ class Decoder:
             chat_template_kwargs=chat_template_kwargs,
         )
         answer = self.stream if stream else self.generate
-        return answer(prompt, config, **settings)
+        return answer(prompt, config, cancelled=cancelled, **settings)
 
     def chat_prompt(
         self,

@@ -46,10 +46,7 @@ def load(
     Errors: ValueError for a bad option, file or tokenizer; OSError; Error from the core, also if
         the plan does not fit the memory.
     """
-    path, drafter = bundled.files_of(path, drafter)
-    for file in (path, drafter):
-        if file is not None:
-            check_file(file)
+    path, drafter = given_files(path, drafter)
     config = config_of(config, options)
     planner = Planner(path, drafter, config)
     n_ctx_train = planner.model.n_ctx_train
@@ -83,6 +80,20 @@ def load(
     decoder = Decoder(native.Sequence(engine), tokenizer, costs, n_rows, prefix_bytes)
     decoder.measure()
     return decoder
+
+
+def given_files(
+    path: str | os.PathLike[str], drafter: str | os.PathLike[str] | None
+) -> tuple[str | os.PathLike[str], str | os.PathLike[str] | None]:
+    """Returns the files of a target and a drafter, of which `path` may name a bundled pair.
+
+    Errors: ValueError for an unknown name, a folder or a device; OSError for a missing file.
+    """
+    path, drafter = bundled.files_of(path, drafter)
+    check_file(path)
+    if drafter is not None:
+        check_file(drafter)
+    return path, drafter
 
 
 def config_of(config: LoadConfig | None, options: Mapping[str, Any]) -> LoadConfig:

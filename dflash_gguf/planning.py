@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from . import bundled
 from ._validate import number
 from .config import AUTO_TREE_BUDGET, TREE_BUDGET, DecodeConfig, LoadConfig
-from .loading import config_of
+from .loading import config_of, given_files
 from .memory import fit as fitting
 from .memory.fit import Fit, FitConstraints, fit_part, max_verify_rows, with_context
 from .memory.plan import Plan, Planner, gib
@@ -37,9 +36,9 @@ def plan(
 
     drafter, config, options: as for `load`. decode: settings of answers, from which the rows of a
     verify follow. vram_gib: GiB of a GPU to plan for, whether or not the machine has one.
-    Errors: ValueError for a bad option; Error for a file that cannot be loaded.
+    Errors: ValueError for a bad option; OSError; Error for a file that cannot be loaded.
     """
-    path, drafter = bundled.files_of(path, drafter)
+    path, drafter = given_files(path, drafter)
     config = config_of(config, options)
     return plan_of_files(path, drafter, config, decode or DecodeConfig(), _vram(vram_gib))
 
@@ -59,7 +58,7 @@ def fit(
     n_ubatch, draft_window, and layers and experts on the CPU are chosen. Other arguments and errors
     as for `plan`; Error if nothing fits.
     """
-    path, drafter = bundled.files_of(path, drafter)
+    path, drafter = given_files(path, drafter)
     config = config_of(config, options)
     values = ((name, getattr(config, name)) for name in OPTIONS)
     given = {name: value for name, value in values if value != DEFAULTS[name]}

@@ -224,6 +224,8 @@ def _reason(planning: Planning, constraints: FitConstraints, plan: Plan) -> str:
     ideal = planning(replace(first, n_ctx=constraints.n_ctx or constraints.n_ctx_train), n_rows)
     if fits(ideal):
         return f"{chosen}: {used}, no setting was reduced"
+    if constraints.n_ctx and plan.n_ctx < constraints.n_ctx:
+        chosen = f"the given context of {constraints.n_ctx} does not fit, {chosen}"
     return (
         f"{chosen}: {used}; {ideal.n_ctx} tokens with {ideal.cache_type_k}/{ideal.cache_type_v} "
         f"would need {gib(ideal.needed_bytes)}"

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from .._validate import flag
 from ..convert.schema import Key
 from .chat import ChatPrompt, Message, check_tools_shown, conversation, last_asked
 from .gguf_metadata import GgufMetadata
@@ -234,6 +235,8 @@ class Tokenizer:
         begins, False after the last message. Other arguments: as for `chat.render`.
         Errors: ValueError for an unknown template, or messages that the template refuses.
         """
+        if enable_thinking is not None:
+            flag("enable_thinking", enable_thinking)
         source = self.jinja(template)
         specials = {
             name: text

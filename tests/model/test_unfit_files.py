@@ -95,3 +95,8 @@ def test_a_missing_file_is_the_systems_own_error(tmp_path: Path) -> None:
         dflash_gguf.load(tmp_path / "absent.gguf")
     with pytest.raises(FileNotFoundError, match=r"absent\.gguf"):
         dflash_gguf.load("python-tiny", drafter=tmp_path / "absent.gguf")
+    with pytest.raises(FileNotFoundError, match=r"absent\.gguf"):
+        dflash_gguf.plan(tmp_path / "absent.gguf")
+    with pytest.raises(TypeError, match="not bool"):  # and the file that is open as 1 stays open
+        dflash_gguf.load("python-tiny", drafter=True)  # type: ignore[arg-type]
+    os.fstat(1)

@@ -104,6 +104,8 @@ def test_fit_by_shape(
     config = found.config
     assert (config.n_ctx, config.cache_type_k, config.n_ubatch) == expected
     assert str(config.n_ctx) in found.reason
+    is_cut = constraints.n_ctx is not None and plan(config, 0).n_ctx < constraints.n_ctx
+    assert ("does not fit" in found.reason) == is_cut
 
 
 @pytest.mark.parametrize(
