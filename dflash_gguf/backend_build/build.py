@@ -205,8 +205,10 @@ def _run(command: list[str]) -> None:
 
 
 def first_error(log: str) -> str:
-    """Returns the first line of a build log with "error", else the last line."""
+    """Returns the first line of a build log with "fatal error", or with "error", or the last."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
+    if fatal := [line for line in lines if "fatal error" in line]:
+        return fatal[0]
     for line, following in zip(lines, [*lines[1:], ""], strict=True):
         if re.search(r"\berror\b", line, re.IGNORECASE):
             return f"{line} {following}" if line.endswith(":") else line

@@ -26,18 +26,21 @@ def draw(entries: Sequence[dict[str, Any]], path: str) -> None:
             (left, "tokens_per_s", "tokens/s"),
             (right, "tau", "tokens a round"),
         ):
+            scale = "linear"
             for kind, mark in (("chain", "o-"), ("tree", "s-")):
                 points = sorted(
                     (int(entry["setting"].split()[1]), entry[name])
                     for entry in mine
                     if entry["setting"].startswith(f"{kind} ")
                 )
-                axis.plot(*zip(*points, strict=True) if points else ([], []), mark, label=kind)
+                if points:
+                    scale = "log"
+                    axis.plot(*zip(*points, strict=True), mark, label=kind)
             for kind, style in (("none", ":"), ("auto", "--")):
                 for entry in mine:
                     if entry["setting"] == kind:
                         axis.axhline(entry[name], ls=style, color="black", label=kind)
-            axis.set(xlabel="candidates a round", ylabel=label, title=pair, xscale="log")
+            axis.set(xlabel="candidates a round", ylabel=label, title=pair, xscale=scale)
             axis.set_ylim(bottom=0)
             axis.legend()
     _write(figure, path)

@@ -30,6 +30,11 @@ def is_name(model: str) -> bool:
     return Path(model).name == model and not model.endswith(".gguf") and not Path(model).exists()
 
 
+def default_for_chat() -> str:
+    """Returns the name of the model that answers chats without -m: smollm2 if it is installed."""
+    return "smollm2" if find_spec(PACKAGES["smollm2"][0]) else DEFAULT
+
+
 def files_of(model: PathLike, drafter: PathLike | None) -> tuple[PathLike, PathLike | None]:
     """Returns the files of a target, which may be a name, and of its drafter, if it has one."""
     if not is_name(os.fspath(model)):

@@ -114,9 +114,15 @@ def _run(args: argparse.Namespace) -> int:
         _check_flags(args, several)
         _choose_models(args)
         config = decode_config(args)
-        own_templates = read_templates(args.model) if args.chat_template else {}
+        needs_own = args.chat_template or args.interactive
+        own_templates = read_templates(args.model) if needs_own else {}
         args.chat_template = template_of(args, own_templates)
         args.chat_template_kwargs = template_variables(args)
+        if args.interactive and args.chat_template is None and not own_templates.get(""):
+            raise ValueError(
+                "-i needs a chat template, and the model has none: name one, for example "
+                "--chat-template chatml"
+            )
         n_ctx_train = training_context(args.model) if args.n_ctx == 0 else None
         settings = on_present_devices(load_config(args, n_ctx_train), args)
     except ValueError as error:
@@ -208,7 +214,8 @@ def _choose_models(args: argparse.Namespace) -> None:
         raise ValueError(f"-md {args.model_draft} is a drafter: give its target model with -m")
     if args.model is not None and not bundled.is_name(args.model):
         return
-    bundle = bundled.find(args.model or bundled.DEFAULT)
+    default = bundled.default_for_chat() if args.interactive else bundled.DEFAULT
+    bundle = bundled.find(args.model or default)
     drafter = bundle.drafter if args.model_draft is None else Path(args.model_draft)
     args.model = str(bundle.target)
     args.model_draft = str(drafter)

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from importlib.util import find_spec
 from pathlib import Path
 
 from .. import bundled
@@ -185,7 +184,7 @@ def _leave_out(path: Path, why: str) -> None:
 
 
 def _one_model(args: argparse.Namespace) -> FoundModel:
-    name = args.model or default_model()
+    name = args.model or bundled.default_for_chat()
     drafter = None if args.model_draft is None else Path(args.model_draft)
     path, called = Path(name), Path(name).stem
     if bundled.is_name(name):
@@ -199,11 +198,6 @@ def _one_model(args: argparse.Namespace) -> FoundModel:
             except ValueError as error:
                 raise ValueError(f"{file}: {error}") from None
     return FoundModel(called, path, drafter)
-
-
-def default_model() -> str:
-    """Returns the name of the model served without -m: smollm2 if installed, else python-tiny."""
-    return "smollm2" if find_spec(bundled.PACKAGES["smollm2"][0]) else bundled.DEFAULT
 
 
 async def _serve(

@@ -42,4 +42,6 @@ def test_what_a_compiler_says_is_wrong_is_found() -> None:
     assert first_error(log) == "x.cu(3): error: no such name"
     cmake = "-- looking\nCMake Error at x.cmake:2 (message):\n\n  no glslc\n\nmore"
     assert first_error(cmake) == "CMake Error at x.cmake:2 (message): no glslc"
+    cmake += "\n  a.cpp:1:10: fatal error: vulkan.h: No such file"
+    assert first_error(cmake) == "a.cpp:1:10: fatal error: vulkan.h: No such file"
     assert first_error("killed\n") == "killed"
