@@ -46,6 +46,9 @@ def test_the_command_prints_a_line_an_answer_and_a_summary(
         assert line["n_equal"] == line["n_tokens"] == 20
         assert line["pair"] == "target + drafter"
     summary = lines[-1]["summary"]
+    plain = ["-f", prompts, "--settings", "none,auto", "-n", "4", "--limit", "1"]
+    assert main([*tiny, *plain, "--plot", str(tmp_path / "plain.png")]) == 0
+    capsys.readouterr()
     assert [entry["setting"] for entry in summary] == ["none", "chain 3", "tree 6", "auto"]
     assert summary[0]["ratio"] == [1.0, 1.0, 1.0]
     assert all(entry["equal"] == entry["prompts"] == 3 for entry in summary)

@@ -567,7 +567,11 @@ def test_errors_are_one_sentence(
         (["--top-p", "2"], "--top-p is 2, must be at most 1"),
         (["-ub", "0"], "--ubatch-size is 0, must be at least 1"),
         (["--compare", "-i"], "--compare is for one prompt, not for a chat (-i)"),
-        (["-m", "python-tiny", "-i"], "-i needs a chat template, and the model has none"),
+        (
+            ["-m", "python-tiny", "-i"],
+            "-i needs a chat template, and the model has none: name one, for example "
+            "--chat-template chatml",
+        ),
         (["--vram", "9G"], "--vram needs --fit or --plan, add one"),
         (["-md", "d.gguf"], "-md d.gguf is a drafter: give its target model with -m"),
         (["-m", "smollm3"], "'smollm3' is neither a file nor a known model (python-tiny, smollm2)"),
