@@ -62,21 +62,20 @@ class Turns:
         A turn ends only if the client of the following request has fewer running requests. The turn
         of a throttled request, whose steps nobody reads, is over at once.
         """
-        now = time.perf_counter()
         n_running = Counter(state.request.client for state in running)
         fewest = n_running[following.request.client]
-        late = [
-            len(state.history)
-            for state in waiting
-            if not state.output.tokens
-            and now - state.added >= TURN_S / 2
-            and n_running[state.request.client] == fewest
-        ]
-        due: list[tuple[float, RequestState]] = []
-        for state in running:
-            if state.is_throttled:
-                due.append((0.0, state))
-                continue
+        due = [(0.0, state) for state in running if state.is_throttled]
+        rivals = [state for state in running if n_running[state.request.client] > fewest]
+        if rivals:
+            now = time.perf_counter()
+            late = [
+                len(state.history)
+                for state in waiting
+                if not state.output.tokens
+                and now - state.added >= TURN_S / 2
+                and n_running[state.request.client] == fewest
+            ]
+        for state in rivals:
             # A turn begins with the first token that no earlier turn computed; otherwise a request
             # could be preempted before it makes progress.
             if state.turn_began is None and state.sequence.position > state.n_reached:
@@ -84,7 +83,6 @@ class Turns:
             # A late request takes the place of one that has its first token, or is further from it.
             gives_way = late and (state.output.tokens or state.n_uncomputed > min(late))
             turn_s = LATE_TURN_S if gives_way else TURN_S
-            has_more = n_running[state.request.client] > fewest
-            if has_more and state.turn_began is not None and now - state.turn_began >= turn_s:
+            if state.turn_began is not None and now - state.turn_began >= turn_s:
                 due.append((state.turn_began, state))
         return min(due, key=lambda x: x[0])[1] if due else None
