@@ -1,0 +1,52 @@
+// A block of a launch: its warps, shared memory and barriers.
+#pragma once
+
+#include "special_registers.h"
+#include "warp.h"
+
+#include <memory>
+#include <vector>
+
+namespace soft_gpu {
+
+// Sizes and arguments of a launch.
+struct Launch {
+    const Kernel * kernel = nullptr;
+    u32 grid[3] = {1, 1, 1}, block[3] = {1, 1, 1};
+    u32 dynamic_bytes = 0; // shared memory
+    bool is_cooperative = false;
+    std::vector<u8> parameters;
+
+    u32 n_threads() const { return block[0] * block[1] * block[2]; }
+    u64 n_blocks() const { return static_cast<u64>(grid[0]) * grid[1] * grid[2]; }
+};
+
+// Settings of the device, read once.
+struct Settings {
+    bool is_reversed;      // SOFT_GPU_REVERSE: warps run in the opposite order
+    u32 n_threads;         // SOFT_GPU_THREADS: of the host, for the blocks of a launch
+    u32 n_multiprocessors; // SOFT_GPU_SMS
+    u64 max_jumps_back;    // SOFT_GPU_MAX_JUMPS: of a warp, against loops without end
+};
+Settings & settings();
+
+class Block {
+  public:
+    explicit Block(const Launch & launch);
+    // Makes it the block of an index, with NaN in registers and memory.
+    void start(u64 index, u64 workspace);
+    // Lets every warp run until a barrier or for a while. True when all have ended.
+    bool step();
+
+  private:
+    bool open_barriers();
+    bool open_barrier(const std::vector<Warp *> & warps, u32 n_alive);
+
+    const Launch & launch_;
+    const Kernel & kernel_;
+    std::vector<Warp> warps_;
+    std::unique_ptr<u8, void (*)(void *)> registers_, shared_, local_;
+    size_t register_bytes_, shared_bytes_;
+};
+
+} // namespace soft_gpu

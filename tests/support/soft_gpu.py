@@ -1,0 +1,136 @@
+"""Compiles the software GPU of tests/soft_gpu, and runs kernels of PTX text on numpy arrays."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+FOLDER = Path(__file__).parents[1] / "soft_gpu"
+ROOT = FOLDER.parents[1]
+FLAGS = ("-std=c++17", "-O2", "-march=native", "-fno-math-errno", "-fno-strict-aliasing", "-fwrapv")
+FLAGS += ("-fPIC", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra", "-Werror")
+INTERPRETER = sorted(FOLDER.glob("*.cpp"))
+VERSION = ".version 8.0\n.target sm_86\n.address_size 64\n"
+N_PARALLEL = 2
+"""Compilers at a time."""
+
+Argument = np.ndarray | np.generic | int
+
+
+class GpuError(Exception):
+    """The software GPU ended a run: its message."""
+
+
+def _replace(made: Path, command: Sequence[str]) -> None:
+    """Runs a compiler into a file, which appears as a whole; earlier versions are removed."""
+    made.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=made.parent) as folder:
+        new = Path(folder) / made.name
+        subprocess.run([*command, "-o", str(new)], check=True)
+        for old in made.parent.glob(made.name.rpartition("-")[0] + "-*"):
+            old.unlink(missing_ok=True)
+        new.replace(made)
+
+
+def compiled(sources: Sequence[Path], flags: Sequence[str] = ()) -> list[Path]:
+    """Returns object files of sources, from build/soft_gpu if they have not changed."""
+    compiler = os.environ.get("CXX", "c++")
+    facts = hashlib.sha256(" ".join([compiler, *FLAGS, *flags]).encode())
+    facts.update(subprocess.run([compiler, "--version"], capture_output=True).stdout)
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("flags"):  # of -march=native
+            facts.update(line.encode())
+            break
+    for header in sorted(FOLDER.rglob("*.h")):
+        facts.update(header.read_bytes())
+
+    def compile_one(source: Path) -> Path:
+        text = facts.copy()
+        text.update(source.read_bytes())
+        made = ROOT / "build" / "soft_gpu" / f"{source.stem}-{text.hexdigest()[:16]}.o"
+        if not made.is_file():
+            _replace(made, [compiler, *FLAGS, *flags, "-c", str(source)])
+        return made
+
+    with ThreadPoolExecutor(N_PARALLEL) as pool:
+        return list(pool.map(compile_one, sources))
+
+
+def linked(name: str, objects: Sequence[Path], flags: Sequence[str] = ()) -> Path:
+    """Returns a shared library of objects, whose names hold their content."""
+    facts = hashlib.sha256(" ".join([*(x.name for x in objects), *flags]).encode())
+    made = ROOT / "build" / "soft_gpu" / f"{name}-{facts.hexdigest()[:16]}.so"
+    if not made.is_file():
+        compiler = os.environ.get("CXX", "c++")
+        _replace(made, [compiler, "-shared", "-pthread", *map(str, objects), *flags])
+    return made
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(linked("interpreter", compiled(INTERPRETER))))
+    library.soft_gpu_free.argtypes = [ctypes.c_void_p]
+    return library
+
+
+def _call(function: str, *arguments: object) -> None:
+    error = ctypes.create_string_buffer(512)
+    if getattr(_library(), function)(*arguments, error):
+        raise GpuError(error.value.decode())
+
+
+def set_order(*, is_reversed: bool = False, n_threads: int = 1, max_jumps: int = 10**6) -> None:
+    """Sets the order of warps, the threads for blocks, and the limit of jumps back of a warp."""
+    _library().soft_gpu_set(int(is_reversed), n_threads, ctypes.c_uint64(max_jumps))
+
+
+class PtxModule:
+    """Kernels of a PTX text. A text without its head gets that of sm_86."""
+
+    def __init__(self, text: str) -> None:
+        self._module = ctypes.c_void_p()
+        whole = text if ".version" in text else VERSION + text
+        _call("soft_gpu_load", whole.encode(), ctypes.byref(self._module))
+
+    def __del__(self) -> None:
+        if self._module:
+            _library().soft_gpu_free(self._module)
+
+    def launch(
+        self,
+        name: str,
+        *arguments: Argument,
+        grid: Sequence[int] = (1,),
+        block: Sequence[int] = (32,),
+        shared: int = 0,
+        cooperative: bool = False,
+    ) -> None:
+        """Runs a kernel. Arrays are passed by address, so that it reads and writes them in place.
+
+        Raises GpuError if the software GPU ends the run.
+        """
+        sizes = [*grid, 1, 1][:3] + [*block, 1, 1][:3]
+        values = [
+            np.array(x.ctypes.data, np.uint64) if isinstance(x, np.ndarray) else np.asarray(x)
+            for x in arguments
+        ]
+        pointers = (ctypes.c_void_p * len(values))(*(x.ctypes.data for x in values))
+        _call(
+            "soft_gpu_launch",
+            self._module,
+            name.encode(),
+            (ctypes.c_uint32 * 6)(*sizes),
+            shared,
+            int(cooperative),
+            pointers,
+            ctypes.c_size_t(len(values)),
+        )
