@@ -148,8 +148,8 @@ bool Block::open_barrier(const std::vector<Warp *> & warps, u32 n_alive) {
         require(barrier.mode == first.mode, kernel_.name + ": warps reduce at different barriers");
         if (barrier.mode != 0) {
             n_lanes += __builtin_popcount(warp->alive);
-            n_true +=
-                __builtin_popcount(lanes_of(*warp, barrier.source[2], barrier.flag) & warp->alive);
+            n_true += __builtin_popcount(lanes_with(*warp, barrier.source[2], barrier.flag) &
+                                         warp->alive);
         }
     }
     for (Warp * warp : warps) {

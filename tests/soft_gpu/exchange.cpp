@@ -71,7 +71,7 @@ void for_each_lane(u32 lanes, Body && body) {
 enum Vote : u8 { BALLOT, ALL, ANY, UNANIMOUS };
 
 void vote(Warp & warp, const Instruction & instruction) {
-    const u32 votes = lanes_of(warp, instruction.source[0], instruction.flag);
+    const u32 votes = lanes_with(warp, instruction.source[0], instruction.flag);
     for_groups(warp, instruction, [&](u32 group) {
         const u32 yes = votes & group;
         const bool is_all = yes == group, is_none = yes == 0;

@@ -56,7 +56,7 @@ void block(const Kernel & kernel, Warp & warp) {
 u32 guarded(const Warp & warp, const Instruction & instruction) {
     return instruction.guard == NO_REGISTER
                ? warp.active
-               : warp.active & lanes_of(warp, instruction.guard, instruction.guard_negated);
+               : warp.active & lanes_with(warp, instruction.guard, instruction.guard_negated);
 }
 
 void execute(Warp & warp, const Instruction & instruction, u32 lanes) {

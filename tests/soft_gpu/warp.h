@@ -61,7 +61,7 @@ __attribute__((always_inline)) inline void for_lanes(const Warp & warp, Body && 
 }
 
 // Returns the lanes whose predicate is set.
-inline u32 lanes_of(const Warp & warp, Register predicate, bool negated = false) {
+inline u32 lanes_with(const Warp & warp, Register predicate, bool negated = false) {
     u32 lanes = 0;
     for (int part = 0; part < 4; ++part) {
         const u64 bits = warp.at<u64>(predicate)[part] & 0x0101010101010101;

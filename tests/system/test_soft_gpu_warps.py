@@ -1,0 +1,483 @@
+"""Warps and blocks of the software GPU against models, and kernels whose mutants must fail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from soft_gpu import GpuError, PtxModule, set_order
+
+HEAD = """
+.reg .pred %p<8>; .reg .b16 %h<8>; .reg .b32 %r<40>; .reg .b64 %rd<16>; .reg .f32 %f<16>;
+mov.u32 %r1, %tid.x; mov.u32 %r2, %ctaid.x; mov.u32 %r3, %ntid.x; mad.lo.u32 %r4, %r2, %r3, %r1;
+ld.param.u64 %rd1, [out]; ld.param.u64 %rd2, [a]; ld.param.u64 %rd3, [b];
+mul.wide.u32 %rd4, %r4, 4; add.s64 %rd5, %rd1, %rd4; add.s64 %rd6, %rd2, %rd4;
+add.s64 %rd7, %rd3, %rd4;
+"""
+"""Thread %r1 of block %r2, number %r4: addresses of its elements of out, a and b in %rd5 to 7."""
+
+
+def kernel(body: str, before: str = "") -> PtxModule:
+    parameters = ".param .u64 out, .param .u64 a, .param .u64 b"
+    return PtxModule(f"{before}\n.visible .entry k({parameters})\n{{\n{HEAD}{body}\nret;\n}}\n")
+
+
+def run(
+    body: str,
+    a: np.ndarray,
+    b: np.ndarray | None = None,
+    *,
+    before: str = "",
+    grid: int = 1,
+    cooperative: bool = False,
+) -> np.ndarray:
+    """Runs a kernel with a thread for each element of a; returns its result, of 32 bits each."""
+    out = np.zeros(len(a), a.dtype if a.itemsize == 4 else np.uint32)
+    other = a if b is None else b
+    kernel(body, before).launch(
+        "k", out, a, other, grid=(grid,), block=(len(a) // grid,), cooperative=cooperative
+    )
+    return out
+
+
+@pytest.fixture(autouse=True)
+def _order() -> Iterator[None]:
+    set_order()
+    yield
+    set_order()
+
+
+def words(n: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 2**32, n, np.uint32)
+
+
+LOADED = "ld.global.u32 %r5, [%rd6]; ld.global.u32 %r6, [%rd7];"
+STORED = "st.global.u32 [%rd5], %r7;"
+
+
+@pytest.mark.parametrize("width", [32, 16, 8])
+@pytest.mark.parametrize("mode", ["up", "down", "bfly", "idx"])
+def test_shuffles(mode: str, width: int) -> None:
+    a, distance = words(32), words(32, 1) % 40
+    segment = 32 - width
+    bounds = segment << 8 | (0 if mode == "up" else 31)
+    body = f"{LOADED} shfl.sync.{mode}.b32 %r7|%p1, %r5, %r6, {bounds}, -1;"
+    found = run(f"{body} {STORED}", a, distance)
+    inside = run(f"{body} selp.u32 %r7, 1, 0, %p1; {STORED}", a, distance)
+    for lane in range(32):
+        first, last = lane & segment, (lane & segment) + width - 1
+        n = int(distance[lane]) & 31
+        source = {
+            "up": lane - n,
+            "down": lane + n,
+            "bfly": lane ^ n,
+            "idx": first | (n & ~segment),
+        }[mode]
+        is_inside = source >= first if mode == "up" else source <= last
+        assert inside[lane] == is_inside
+        assert found[lane] == a[source if is_inside else lane]
+
+
+def test_a_shuffle_from_a_lane_that_does_not_take_part_gives_nan() -> None:
+    body = """setp.lt.u32 %p1, %r1, 16; @!%p1 bra END;
+    shfl.sync.idx.b32 %r7, %r5, 20, 31, 0xffff; END:"""
+    found = run(f"{LOADED} mov.u32 %r7, 0; {body} {STORED}", words(32))
+    assert (found[:16] == 0xFFFFFFFF).all()
+    assert not found[16:].any()
+
+
+def test_votes_and_reductions_are_those_of_their_members() -> None:
+    a = words(32) % 100
+    members = np.array([0x0000FFFF] * 16 + [0xFFFF0000] * 16, np.uint32)
+    halves = [a[:16], a[16:]]
+
+    def both(*results: int) -> np.ndarray:
+        return np.repeat(np.array(results, np.uint32), 16)
+
+    def ballot(half: int, test: np.ndarray) -> int:
+        return sum(int(bit) << (16 * half + lane) for lane, bit in enumerate(test))
+
+    vote = "setp.lt.u32 %p1, %r5, 50;"
+    found = run(f"{LOADED} {vote} vote.sync.ballot.b32 %r7, %p1, %r6; {STORED}", a, members)
+    assert np.array_equal(found, both(*(ballot(i, x < 50) for i, x in enumerate(halves))))
+    for name, model in (("all", all), ("any", any)):
+        for limit in (0, 50, 100):
+            vote = f"setp.lt.u32 %p1, %r5, {limit}; vote.sync.{name}.pred %p2, !%p1, %r6;"
+            found = run(f"{LOADED} {vote} selp.u32 %r7, 1, 0, %p2; {STORED}", a, members)
+            assert np.array_equal(found, both(*(model(x >= limit) for x in halves)))
+    for name, model in (("add", np.sum), ("min", np.min), ("max", np.max)):
+        found = run(f"{LOADED} redux.sync.{name}.u32 %r7, %r5, %r6; {STORED}", a, members)
+        assert np.array_equal(found, both(*(model(x) for x in halves)))
+    few = a % 4
+    found = run(f"{LOADED} match.any.sync.b32 %r7, %r5, %r6; {STORED}", few, members)
+    for lane in range(32):
+        half = lane // 16
+        assert found[lane] == ballot(half, few[16 * half :][:16] == few[lane])
+
+
+LOOP = """
+mov.u32 %r7, 0; mov.u32 %r8, %r5;
+AGAIN: setp.eq.u32 %p1, %r8, 1; @%p1 bra DONE;
+and.b32 %r9, %r8, 1; setp.eq.u32 %p2, %r9, 0; @%p2 bra EVEN;
+mad.lo.u32 %r8, %r8, 3, 1; bra NEXT;
+EVEN: shr.u32 %r8, %r8, 1;
+NEXT: add.u32 %r7, %r7, 1; bra AGAIN;
+DONE:
+"""
+
+
+def test_lanes_diverge_and_meet_again() -> None:
+    def steps(n: int) -> int:
+        return 0 if n == 1 else 1 + steps(n // 2 if n % 2 == 0 else 3 * n + 1)
+
+    a = np.arange(1, 65, dtype=np.uint32)
+    meet = "activemask.b32 %r10; setp.ne.u32 %p3, %r10, -1; @%p3 trap;"
+    found = run(f"{LOADED} {LOOP} {meet} {STORED}", a)
+    assert found.tolist() == [steps(int(n)) for n in a]
+
+
+def test_lanes_wait_for_members_on_the_other_side_of_a_branch() -> None:
+    body = """setp.lt.u32 %p1, %r1, 16; @%p1 bra LEFT;
+    shfl.sync.bfly.b32 %r7, %r5, 16, 31, -1; bra END;
+    LEFT: add.u32 %r5, %r5, 1;
+    END: """
+    with pytest.raises(GpuError, match="never arrive"):
+        run(f"{LOADED} {body} bar.warp.sync -1; shfl.sync.idx.b32 %r7, %r5, 0, 31, -1;", words(32))
+
+
+SUM = """
+.shared .align 4 .b8 parts[512];
+ld.global.f32 %f1, [%rd6]; mov.u32 %r10, parts; shl.b32 %r11, %r1, 2; add.u32 %r12, %r10, %r11;
+st.shared.f32 [%r12], %f1; bar.sync 0; mov.u32 %r13, 64;
+AGAIN: setp.ge.u32 %p1, %r1, %r13; @%p1 bra SKIP;
+shl.b32 %r14, %r13, 2; add.u32 %r15, %r12, %r14;
+ld.shared.f32 %f2, [%r12]; ld.shared.f32 %f3, [%r15]; add.f32 %f4, %f2, %f3;
+st.shared.f32 [%r12], %f4;
+SKIP: barrier.sync 0; shr.u32 %r13, %r13, 1; setp.ne.u32 %p2, %r13, 0; @%p2 bra AGAIN;
+ld.shared.f32 %f5, [parts]; st.global.f32 [%rd5], %f5;
+"""
+
+
+def test_a_missing_barrier_is_seen_in_one_order_of_warps() -> None:
+    a = np.random.default_rng(0).integers(0, 100, 256).astype(np.float32)
+    expected = np.repeat(a.reshape(2, 128).sum(1), 128)
+
+    def is_right(body: str) -> bool:
+        results = []
+        for is_reversed in (False, True):
+            set_order(is_reversed=is_reversed, n_threads=2)
+            results.append(np.array_equal(run(body, a, grid=2), expected))
+        return all(results)
+
+    assert is_right(SUM)
+    assert not is_right(SUM.replace("bar.sync 0;", ""))
+    assert not is_right(SUM.replace("barrier.sync 0;", ""))
+
+
+def test_a_barrier_that_not_all_warps_reach_ends_the_run() -> None:
+    few = "setp.lt.u32 %p1, %r1, 32; @%p1 bra END; bar.sync 0; END: bar.sync 1;"
+    with pytest.raises(GpuError, match="at a barrier"):
+        run(few, words(64))
+    # Barriers of some of the threads, and those that warps at their end leave.
+    run("setp.lt.u32 %p1, %r1, 32; @%p1 bra END; bar.sync 1, 32; END:", words(64))
+    run("setp.lt.u32 %p1, %r1, 32; @%p1 exit; bar.sync 0;", words(64))
+
+
+@pytest.mark.parametrize("limit", [0, 30, 100])
+def test_barriers_reduce_predicates(limit: int) -> None:
+    a = words(96) % 100
+    test = f"setp.lt.u32 %p1, %r5, {limit};"
+    found = run(f"{LOADED} {test} bar.red.popc.u32 %r7, 0, %p1; {STORED}", a)
+    assert (found == np.count_nonzero(a < limit)).all()
+    for name, model in (("and", all), ("or", any)):
+        reduced = f"{test} barrier.cta.red.{name}.pred %p2, 0, !%p1; selp.u32 %r7, 1, 0, %p2;"
+        assert (run(f"{LOADED} {reduced} {STORED}", a) == model(a >= limit)).all()
+
+
+@pytest.mark.parametrize(
+    ("operation", "model"),
+    [
+        ("add.u32", np.add),
+        ("min.u32", np.minimum),
+        ("max.u32", np.maximum),
+        ("and.b32", np.bitwise_and),
+        ("or.b32", np.bitwise_or),
+        ("xor.b32", np.bitwise_xor),
+    ],
+)
+def test_atomics_of_blocks_on_several_threads(operation: str, model: np.ufunc) -> None:
+    set_order(n_threads=4)
+    a, total = words(64 * 64), words(1, 1)
+    expected = model.reduce([*a, *total], dtype=np.uint32)
+    run(f"{LOADED} red.global.{operation} [%rd3], %r5;", a, total, grid=64)
+    assert total[0] == expected
+
+
+def test_an_atomic_counter_gives_each_thread_its_number() -> None:
+    set_order(n_threads=4)
+    counted = f"atom.global.inc.u32 %r7, [%rd3], 0xffffffff; {STORED}"
+    found = run(counted, words(64 * 64), np.zeros(1, np.uint32), grid=64)
+    assert sorted(found) == list(range(64 * 64))
+
+
+def test_atomics_return_the_old_value() -> None:
+    body = """.shared .align 4 .b8 cell[4]; mov.u32 %r10, cell; mov.u32 %r11, 7;
+    setp.ne.u32 %p1, %r1, 0; @%p1 bra WAIT; st.shared.u32 [%r10], %r11;
+    WAIT: bar.sync 0;"""
+    a = np.zeros(32, np.uint32)
+    swapped = "atom.shared.cas.b32 %r7, [%r10], 7, 9;"
+    assert run(f"{body} {swapped} {STORED}", a).tolist() == [7] + [9] * 31
+    exchanged = "atom.shared.exch.b32 %r7, [%r10], %r1;"
+    assert run(f"{body} {exchanged} {STORED}", a).tolist() == [7, *range(31)]
+    added = "atom.shared.add.f32 %f1, [%r10], 0f3F800000; ld.shared.f32 %f2, [%r10];"
+    cleared = "mov.u32 %r11, 0; @%p1 bra ON; st.shared.u32 [%r10], %r11; ON: bar.sync 0;"
+    found = run(f"{body} {cleared} {added} st.global.f32 [%rd5], %f2;", a.view(np.float32))
+    assert (found == 32).all()
+
+
+COPY = """
+.shared .align 16 .b8 tile[256];
+mov.u32 %r10, tile; shl.b32 %r11, %r1, 2; add.u32 %r12, %r10, %r11; add.u32 %r13, %r12, 128;
+cp.async.ca.shared.global [%r12], [%rd6], 4; cp.async.commit_group;
+cp.async.ca.shared.global.L2::128B [%r13], [%rd7], 4; cp.async.commit_group;
+cp.async.wait_group 1; ld.shared.u32 %r5, [%r12];
+cp.async.wait_all; ld.shared.u32 %r6, [%r13];
+sub.u32 %r7, %r5, %r6; st.global.u32 [%rd5], %r7;
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("cp.async.wait_group 1;", ""),
+        ("cp.async.wait_group 1;", "cp.async.wait_group 2;"),
+        ("cp.async.wait_all;", ""),
+        ("cp.async.wait_all;", "cp.async.wait_group 1;"),
+        ("%r5, %r6;", "%r6, %r5;"),
+    ],
+)
+def test_a_missing_wait_for_a_copy_is_seen(old: str, new: str) -> None:
+    a, b = words(32), words(32, 1)
+    assert np.array_equal(run(COPY, a, b), a - b)
+    assert old in COPY
+    mutant = COPY.replace(old, new)
+    assert not np.array_equal(run(mutant, a, b), a - b)
+
+
+def test_copies_fill_with_zeros() -> None:
+    body = """.shared .align 16 .b8 tile[512]; mov.u32 %r10, tile; shl.b32 %r11, %r1, 4;
+    add.u32 %r12, %r10, %r11; and.b32 %r13, %r1, 3; shl.b32 %r13, %r13, 2;
+    cp.async.cg.shared.global [%r12], [%rd2], 16, %r13; cp.async.wait_all;
+    ld.shared.v4.u32 {%r5, %r6, %r7, %r8}, [%r12]; add.u32 %r5, %r5, %r6; add.u32 %r7, %r7, %r8;
+    add.u32 %r7, %r5, %r7; st.global.u32 [%rd5], %r7;"""
+    a = words(32) % 1000
+    expected = [int(a[: lane % 4].sum()) for lane in range(32)]
+    assert run(body, a).tolist() == expected
+
+
+def product(shape: str, kinds: str, instruction: str = "") -> tuple[np.ndarray, np.ndarray]:
+    """Multiplies random matrices by mma; returns its result and numpy's."""
+    rows, depth = (int(x) for x in shape[1:].replace("n8k", " ").split())
+    result, element = kinds.split(".")[:2]
+    rng = np.random.default_rng(0)
+    bits = {"f16": 16, "bf16": 16, "tf32": 32, "s8": 8}[element]
+    if element == "s8":
+        a, b = (rng.integers(-128, 128, s).astype(np.int8) for s in ((rows, depth), (depth, 8)))
+        c = rng.integers(-1000, 1000, (rows, 8)).astype(np.int32)
+        stored = a, b
+    else:
+        a, b = (rng.integers(-64, 64, s) / 8 for s in ((rows, depth), (depth, 8)))
+        c = (rng.integers(-64, 64, (rows, 8)) / 8).astype(
+            result.replace("f16", "f2").replace("f32", "f4")
+        )
+        as_bits = {
+            "f16": lambda x: x.astype(np.float16).view(np.uint16),
+            "bf16": lambda x: (x.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16),
+            "tf32": lambda x: x.astype(np.float32).view(np.uint32),
+        }[element]
+        stored = as_bits(a), as_bits(b)
+    n = 32 // bits  # elements in a register
+    lane = np.arange(32)
+    group, part = lane // 4, lane % 4
+
+    def packed(values: np.ndarray) -> np.ndarray:  # [lane, n] to [lane] registers
+        return np.ascontiguousarray(values).view(np.uint32).reshape(32)
+
+    fragment = [
+        packed(
+            np.stack(
+                [stored[0][group + 8 * half, block * 4 * n + part * n + i] for i in range(n)], 1
+            )
+        )
+        for block in range(depth // (4 * n))
+        for half in range(rows // 8)
+    ]
+    n_a = len(fragment)
+    fragment += [
+        packed(np.stack([stored[1][block * 4 * n + part * n + i, group] for i in range(n)], 1))
+        for block in range(depth // (4 * n))
+    ]
+    n_b = len(fragment) - n_a
+    pairs = [
+        np.stack([c[group + 8 * half, 2 * part + i] for i in (0, 1)], 1)
+        for half in range(rows // 8)
+    ]
+    sums = (
+        [packed(x) for x in pairs]
+        if result == "f16"
+        else [packed(x[:, i]) for x in pairs for i in (0, 1)]
+    )
+    every = np.concatenate([*fragment, *sums])
+    n_c = len(sums)
+    text = "mul.wide.u32 %rd4, %r1, 4; add.s64 %rd6, %rd2, %rd4; add.s64 %rd5, %rd1, %rd4;"
+    for i in range(n_a + n_b + n_c):
+        text += f"ld.global.b32 %r{10 + i}, [%rd6+{128 * i}];"
+
+    def registers(first: int, count: int) -> str:
+        return "{" + ", ".join(f"%r{i}" for i in range(first, first + count)) + "}"
+
+    text += instruction or (
+        f"mma.sync.aligned.{shape}.row.col.{kinds} {registers(30, n_c)}, {registers(10, n_a)},"
+        f" {registers(10 + n_a, n_b)}, {registers(10 + n_a + n_b, n_c)};"
+    )
+    for i in range(n_c):
+        text += f"st.global.b32 [%rd5+{128 * i}], %r{30 + i};"
+    out = np.zeros(32 * n_c, np.uint32)
+    kernel(text).launch("k", out, every, every, block=(32,))
+    found = np.zeros((rows, 8))
+    values = out.reshape(n_c, 32)
+    for half in range(rows // 8):
+        for i in (0, 1):
+            column = (
+                values[half].view(np.float16).reshape(32, 2)[:, i]
+                if result == "f16"
+                else values[2 * half + i].view(c.dtype)
+            )
+            found[group + 8 * half, 2 * part + i] = column
+    return found, a.astype(np.float64) @ b.astype(np.float64) + c.astype(np.float64)
+
+
+@pytest.mark.parametrize(
+    ("shape", "kinds"),
+    [
+        ("m16n8k16", "f32.f16.f16.f32"),
+        ("m16n8k8", "f32.f16.f16.f32"),
+        ("m16n8k16", "f16.f16.f16.f16"),
+        ("m16n8k16", "f32.bf16.bf16.f32"),
+        ("m16n8k8", "f32.tf32.tf32.f32"),
+        ("m16n8k4", "f32.tf32.tf32.f32"),
+        ("m16n8k32", "s32.s8.s8.s32"),
+        ("m16n8k16", "s32.s8.s8.s32"),
+        ("m8n8k16", "s32.s8.s8.s32"),
+    ],
+)
+def test_matrix_products(shape: str, kinds: str) -> None:
+    found, expected = product(shape, kinds)
+    if kinds.startswith("f16"):
+        expected = expected.astype(np.float16).astype(float)
+    assert np.array_equal(found, expected)
+
+
+def test_swapped_operands_of_a_matrix_product_are_seen() -> None:
+    right = "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%r30, %r31, %r32, %r33},"
+    right += " {%r10, %r11}, {%r12}, {%r13, %r14, %r15, %r16};"
+    found, expected = product("m16n8k8", "f32.f16.f16.f32", right)
+    assert np.array_equal(found, expected)
+    for old, new in (("%r10, %r11", "%r11, %r10"), ("%r13, %r14", "%r14, %r13")):
+        found, expected = product("m16n8k8", "f32.f16.f16.f32", right.replace(old, new))
+        assert not np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("transposed", ["", ".trans"])
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_matrices_are_loaded_from_rows(count: int, transposed: str) -> None:
+    matrices = np.random.default_rng(0).integers(0, 2**16, (4, 8, 8)).astype(np.uint16)
+    registers = ", ".join(f"%r{20 + i}" for i in range(count))
+    stores = " ".join(f"st.global.u32 [%rd5+{128 * i}], %r{20 + i};" for i in range(count))
+    body = f""".shared .align 16 .b8 tile[512]; mov.u32 %r10, tile; shl.b32 %r11, %r1, 4;
+    mul.wide.u32 %rd8, %r11, 1; add.s64 %rd9, %rd2, %rd8; add.u32 %r12, %r10, %r11;
+    ld.global.v4.u32 {{%r5, %r6, %r7, %r8}}, [%rd9];
+    st.shared.v4.u32 [%r12], {{%r5, %r6, %r7, %r8}}; bar.warp.sync -1;
+    ldmatrix.sync.aligned.m8n8.x{count}{transposed}.shared.b16 {{{registers}}}, [%r12]; {stores}"""
+    out = np.zeros((count, 8, 8), np.uint16)
+    kernel(body).launch("k", out, matrices, matrices, block=(32,))
+    expected = matrices.transpose(0, 2, 1) if transposed else matrices
+    assert np.array_equal(out, expected[:count])
+    turned = np.zeros((8, 8), np.uint16)
+    body = f"{LOADED} movmatrix.sync.aligned.m8n8.trans.b16 %r7, %r5; {STORED}"
+    kernel(body).launch("k", turned, matrices[0], matrices[0], block=(32,))
+    assert np.array_equal(turned, matrices[0].T)
+
+
+def test_memory_of_all_spaces_and_widths() -> None:
+    a = words(32)
+    body = """.local .align 16 .b8 own[64]; .reg .b64 %own, %generic; mov.u64 %own, own;
+    cvta.local.u64 %generic, %own; st.local.u32 [%own+4], %r5; ld.u32 %r7, [%generic+4];
+    st.v2.u16 [%generic+8], {%h1, 9}; st.local.u8 [%own+12], 200; ld.local.s8 %r8, [%own+12];
+    ld.local.u8 %r9, [own+12]; sub.u32 %r8, %r9, %r8; add.u32 %r7, %r7, %r8;"""
+    assert np.array_equal(run(f"{LOADED} {body} {STORED}", a), a + np.uint32(256))
+    table = ".const .align 4 .u32 table[4] = {5, 6, 7, 8};\n.global .align 4 .b8 more[4] = {1, 0};"
+    body = """and.b32 %r8, %r1, 3; mul.wide.u32 %rd8, %r8, 4; mov.u64 %rd9, table;
+    add.s64 %rd10, %rd9, %rd8; ld.const.u32 %r7, [%rd10]; ld.global.u32 %r9, [more];
+    add.u32 %r7, %r7, %r9;"""
+    found = run(f"{body} {STORED}", a, before=table)
+    assert found.tolist() == [6, 7, 8, 9] * 8
+
+
+def test_shared_memory_is_nan_in_each_block_and_has_bounds() -> None:
+    body = """ld.shared.u32 %r7, [tile]; st.shared.u32 [tile], %r1;"""
+    tile = ".shared .align 4 .b8 tile[64];"
+    assert (run(f"{tile} {body} {STORED}", words(64), grid=2) == 0xFFFFFFFF).all()
+    with pytest.raises(GpuError, match=r"address 64 is outside of the 64 bytes"):
+        run(f"{tile} ld.shared.u32 %r7, [tile+64];", words(32))
+    with pytest.raises(GpuError, match="no multiple of 8"):
+        run(f"{tile} ld.shared.v2.u32 {{%r7, %r8}}, [tile+4];", words(32))
+
+
+def test_dynamic_shared_memory_lies_behind_static() -> None:
+    dynamic = ".extern .shared .align 16 .b8 dynamic[];"
+    body = ".shared .align 4 .b8 one[20]; mov.u32 %r7, dynamic; st.shared.u32 [%r7+12], %r7;"
+    text = f"{dynamic}\n.visible .entry k(.param .u64 out, .param .u64 a, .param .u64 b)\n"
+    module = PtxModule(f"{text}{{\n{HEAD}{body} {STORED}\nret;\n}}\n")
+    out = np.zeros(32, np.uint32)
+    module.launch("k", out, out, out, shared=16)
+    assert (out == 32).all()
+    with pytest.raises(GpuError, match="outside of the 40 bytes"):
+        module.launch("k", out, out, out, shared=8)
+    with pytest.raises(GpuError, match="bytes of shared memory"):
+        module.launch("k", out, out, out, shared=100 << 10)
+
+
+GRID_BARRIER = """
+mov.u32 %r10, %nctaid.x; st.global.u32 [%rd6], %r4; bar.sync 0;
+setp.ne.u32 %p1, %r1, 0; @%p1 bra MEET; atom.global.add.u32 %r11, [%rd3], 1;
+AGAIN: ld.volatile.global.u32 %r12, [%rd3]; setp.lt.u32 %p2, %r12, %r10; @%p2 bra AGAIN;
+MEET: bar.sync 0; mul.lo.u32 %r13, %r10, %r3; sub.u32 %r13, %r13, %r4; sub.u32 %r13, %r13, 1;
+mul.wide.u32 %rd8, %r13, 4; add.s64 %rd9, %rd2, %rd8; ld.global.u32 %r7, [%rd9];
+"""
+
+
+def test_blocks_of_a_cooperative_launch_wait_for_each_other() -> None:
+    a, count = np.zeros(256, np.uint32), np.zeros(1, np.uint32)
+    found = run(f"{GRID_BARRIER} {STORED}", a, count, grid=4, cooperative=True)
+    assert found.tolist() == list(range(255, -1, -1))
+    set_order(max_jumps=10**5)
+    with pytest.raises(GpuError, match="a loop without end"):
+        run(f"{GRID_BARRIER} {STORED}", a, np.zeros(1, np.uint32), grid=4)
+
+
+def test_limits_of_a_launch() -> None:
+    a = words(64)
+    with pytest.raises(GpuError, match="2048 threads"):
+        run(STORED, words(2048))
+    bounded = "\n.visible .entry k(.param .u64 out) .maxntid 32, 1, 1\n{ ret; }\n"
+    PtxModule(bounded).launch("k", a, block=(32,))
+    with pytest.raises(GpuError, match="launch bounds"):
+        PtxModule(bounded).launch("k", a, block=(64,))
+    with pytest.raises(GpuError, match="wrong number of arguments"):
+        PtxModule(bounded).launch("k", a, a)
+    with pytest.raises(GpuError, match="no kernel other"):
+        PtxModule(bounded).launch("other", a)
+    with pytest.raises(GpuError, match="a trap"):
+        run("trap;", a)
