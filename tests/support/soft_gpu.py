@@ -6,6 +6,7 @@ import ctypes
 import functools
 import hashlib
 import os
+import re
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -14,10 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
+from dflash_gguf.backend_build.build import cuda_homes, first_of
+
 FOLDER = Path(__file__).parents[1] / "soft_gpu"
-ROOT = FOLDER.parents[1]
+BUILT = FOLDER.parents[1] / "build" / "soft_gpu"
 FLAGS = ("-std=c++17", "-O2", "-march=native", "-fno-math-errno", "-fno-strict-aliasing", "-fwrapv")
-FLAGS += ("-fPIC", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra", "-Werror")
+FLAGS += ("-fPIC", "-pthread", "-Wall", "-Wextra", "-Werror")
 INTERPRETER = sorted(FOLDER.glob("*.cpp"))
 VERSION = ".version 8.0\n.target sm_86\n.address_size 64\n"
 N_PARALLEL = 2
@@ -36,7 +39,7 @@ def _replace(made: Path, command: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory(dir=made.parent) as folder:
         new = Path(folder) / made.name
         subprocess.run([*command, "-o", str(new)], check=True)
-        for old in made.parent.glob(made.name.rpartition("-")[0] + "-*"):
+        for old in made.parent.glob(f"{made.name.rpartition('-')[0] or made.name}-*"):
             old.unlink(missing_ok=True)
         new.replace(made)
 
@@ -56,7 +59,7 @@ def compiled(sources: Sequence[Path], flags: Sequence[str] = ()) -> list[Path]:
     def compile_one(source: Path) -> Path:
         text = facts.copy()
         text.update(source.read_bytes())
-        made = ROOT / "build" / "soft_gpu" / f"{source.stem}-{text.hexdigest()[:16]}.o"
+        made = BUILT / f"{source.stem}-{text.hexdigest()[:16]}.o"
         if not made.is_file():
             _replace(made, [compiler, *FLAGS, *flags, "-c", str(source)])
         return made
@@ -65,19 +68,53 @@ def compiled(sources: Sequence[Path], flags: Sequence[str] = ()) -> list[Path]:
         return list(pool.map(compile_one, sources))
 
 
-def linked(name: str, objects: Sequence[Path], flags: Sequence[str] = ()) -> Path:
-    """Returns a shared library of objects, whose names hold their content."""
-    facts = hashlib.sha256(" ".join([*(x.name for x in objects), *flags]).encode())
-    made = ROOT / "build" / "soft_gpu" / f"{name}-{facts.hexdigest()[:16]}.so"
-    if not made.is_file():
-        compiler = os.environ.get("CXX", "c++")
-        _replace(made, [compiler, "-shared", "-pthread", *map(str, objects), *flags])
-    return made
+def _hash(objects: Sequence[Path]) -> str:
+    """Returns a hash of objects, whose names hold one of their content."""
+    return hashlib.sha256(" ".join(x.name for x in objects).encode()).hexdigest()[:16]
+
+
+def _link(library: Path, objects: Sequence[Path], *flags: str) -> None:
+    compiler = os.environ.get("CXX", "c++")
+    _replace(library, [compiler, "-shared", "-pthread", *map(str, objects), *flags])
+
+
+def cuda_libraries() -> Path:
+    """Returns a folder with libcuda, libcudart and libcublas of the software GPU.
+
+    Raises dflash_gguf.Error if the machine has no CUDA headers.
+    """
+    header = first_of(cuda_homes(), "nvidia-cuda-runtime", "include/cuda_runtime_api.h")
+    version = re.search(r"define CUDART_VERSION\s+(\d+)", header.read_text(encoding="utf-8"))
+    major = int(version[1]) // 1000 if version else 13
+    names = ("driver", "device_memory", "streams", "runtime", "graphs", "launches", "cublas")
+    sources = [FOLDER / "cuda" / f"{name}.cpp" for name in names]
+    cuda = dict(zip(names, compiled(sources, ("-isystem", str(header.parent))), strict=True))
+    interpreter = compiled([x for x in INTERPRETER if x.stem != "for_tests"])
+    parts = {
+        "libcuda.so.1": [*interpreter, cuda["driver"], cuda["device_memory"], cuda["streams"]],
+        f"libcudart.so.{major}": [cuda["runtime"], cuda["graphs"], cuda["launches"]],
+        f"libcublas.so.{major}": [cuda["cublas"]],
+    }
+    folder = BUILT / f"cuda-{_hash([*interpreter, *cuda.values()])}"
+    for name, objects in parts.items():
+        flags = [f"-Wl,-soname,{name}"]
+        if name != "libcuda.so.1":  # the real ones have symbol versions
+            versions = folder / f"{name}.map"
+            versions.write_text(f"{name} {{ *; }};\n", encoding="utf-8")
+            flags += [f"-Wl,--version-script={versions}", "-Wl,-rpath,$ORIGIN"]
+            flags += [f"-L{folder}", "-l:libcuda.so.1"]
+        if not (folder / name).is_file():
+            _link(folder / name, objects, *flags)
+    return folder
 
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    library = ctypes.CDLL(str(linked("interpreter", compiled(INTERPRETER))))
+    objects = compiled(INTERPRETER)
+    path = BUILT / f"interpreter-{_hash(objects)}.so"
+    if not path.is_file():
+        _link(path, objects)
+    library = ctypes.CDLL(str(path))
     library.soft_gpu_free.argtypes = [ctypes.c_void_p]
     return library
 

@@ -1,0 +1,24 @@
+// Memory of the software GPU, as much as an RTX 3090 has.
+//
+// An allocation ends at a guard page and is filled with NaN; freed memory is unmapped.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace soft_gpu {
+
+constexpr int64_t TOTAL_BYTES = int64_t(24) << 30;
+
+// Counts bytes as used, or as free if negative. False if the GPU has not as many.
+bool take(int64_t bytes);
+
+void * allocate(size_t bytes); // nullptr if the GPU has not as many
+void release(void * at);
+
+// Reserves addresses, which map() makes accessible memory.
+void * reserve(size_t bytes);
+void map(void * at, size_t bytes);
+void unmap(void * at, size_t bytes);
+
+} // namespace soft_gpu

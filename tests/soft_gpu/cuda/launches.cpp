@@ -1,0 +1,191 @@
+// libcudart.so: registration of modules and kernels, and their launches.
+//
+// SOFT_GPU_TRACE: prints each kernel that runs.
+#include "../launch.h"
+#include "../module.h"
+#include "api.h"
+#include "streams.h"
+
+#include <cuda_runtime_api.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <mutex>
+
+using namespace soft_gpu;
+
+namespace {
+
+struct Function {
+    Module * module;
+    std::string name;
+    int max_dynamic_bytes = 48 << 10;
+};
+
+// Kernels by the address of their host function. Never destroyed: modules unregister at exit.
+std::map<const void *, Function> & functions() {
+    static auto * all = new std::map<const void *, Function>;
+    return *all;
+}
+
+Function & function_of(const void * host_function) {
+    const auto found = functions().find(host_function);
+    require(found != functions().end(), "a kernel is launched that was not registered");
+    return found->second;
+}
+
+struct Configuration {
+    dim3 grid, block;
+    size_t shared;
+    cudaStream_t stream;
+};
+thread_local Configuration pushed;
+
+void trace(const Launch & launch) {
+    static const bool is_traced = std::getenv("SOFT_GPU_TRACE") != nullptr;
+    if (is_traced) {
+        std::fprintf(stderr, "%s grid %u %u %u block %u %u %u shared %u\n",
+                     launch.kernel->name.c_str(), launch.grid[0], launch.grid[1], launch.grid[2],
+                     launch.block[0], launch.block[1], launch.block[2], launch.dynamic_bytes);
+    }
+}
+
+// Copies the arguments, which the caller may change, and enqueues the kernel.
+cudaError_t launch(const void * host_function, const Configuration & size, void ** arguments,
+                   bool is_cooperative) {
+    return loudly([&] {
+        const Function & function = function_of(host_function);
+        require(size.shared <= static_cast<size_t>(function.max_dynamic_bytes),
+                function.name + ": " + std::to_string(size.shared) + " bytes of shared memory, " +
+                    std::to_string(function.max_dynamic_bytes) + " are allowed");
+        auto made = std::make_shared<Launch>();
+        made->kernel = &function.module->kernel(function.name);
+        const dim3 sizes[] = {size.grid, size.block};
+        u32 * fields[] = {made->grid, made->block};
+        for (int i = 0; i < 2; ++i) {
+            fields[i][0] = sizes[i].x;
+            fields[i][1] = sizes[i].y;
+            fields[i][2] = sizes[i].z;
+        }
+        made->dynamic_bytes = static_cast<u32>(size.shared);
+        made->is_cooperative = is_cooperative;
+        made->parameters.resize(made->kernel->parameter_bytes);
+        for (size_t i = 0; i < made->kernel->parameters.size(); ++i) {
+            const Parameter & parameter = made->kernel->parameters[i];
+            std::memcpy(&made->parameters[parameter.offset], arguments[i], parameter.bytes);
+        }
+        ++(is_capturing(size.stream) ? counts().captured_kernels : counts().kernels);
+        enqueue(size.stream, {"kernel " + function.name, [made] {
+                                  trace(*made);
+                                  run(*made);
+                              }});
+        return cudaSuccess;
+    });
+}
+
+} // namespace
+
+EXPORT void ** __cudaRegisterFatBinary(void * binary) {
+    return loudly([&] {
+        // Never freed: launches may outlive the registration.
+        return reinterpret_cast<void **>(new Module(ptx_of_fat_binary(binary)));
+    });
+}
+
+EXPORT void __cudaRegisterFatBinaryEnd(void **) {}
+EXPORT void __cudaUnregisterFatBinary(void **) {}
+
+EXPORT void __cudaRegisterFunction(void ** module, const char * host_function, char *,
+                                   const char * name, int, uint3 *, uint3 *, dim3 *, dim3 *,
+                                   int *) {
+    functions()[host_function] = {reinterpret_cast<Module *>(module), name};
+}
+
+EXPORT void __cudaRegisterVar(void **, char *, char *, const char *, int, size_t, int, int) {}
+
+EXPORT unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared,
+                                            cudaStream_t stream) {
+    pushed = {grid, block, shared, stream};
+    return 0;
+}
+
+EXPORT cudaError_t __cudaPopCallConfiguration(dim3 * grid, dim3 * block, size_t * shared,
+                                              void * stream) {
+    *grid = pushed.grid;
+    *block = pushed.block;
+    *shared = pushed.shared;
+    *static_cast<cudaStream_t *>(stream) = pushed.stream;
+    return cudaSuccess;
+}
+
+EXPORT cudaError_t __cudaGetKernel(cudaKernel_t * kernel, const void * host_function) {
+    *kernel = static_cast<cudaKernel_t>(const_cast<void *>(host_function));
+    return cudaSuccess;
+}
+
+EXPORT cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void ** arguments,
+                                      size_t shared, cudaStream_t stream) {
+    return launch(kernel, {grid, block, shared, stream}, arguments, false);
+}
+
+EXPORT cudaError_t cudaLaunchCooperativeKernel(const void * kernel, dim3 grid, dim3 block,
+                                               void ** arguments, size_t shared,
+                                               cudaStream_t stream) {
+    return launch(kernel, {grid, block, shared, stream}, arguments, true);
+}
+
+EXPORT cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t * config, const void * kernel,
+                                       void ** arguments) {
+    bool is_cooperative = false;
+    for (unsigned i = 0; i < config->numAttrs; ++i) {
+        is_cooperative |= config->attrs[i].id == cudaLaunchAttributeCooperative &&
+                          config->attrs[i].val.cooperative != 0;
+    }
+    return launch(kernel,
+                  {config->gridDim, config->blockDim, config->dynamicSmemBytes, config->stream},
+                  arguments, is_cooperative);
+}
+
+EXPORT cudaError_t cudaFuncGetAttributes(cudaFuncAttributes * attributes, const void *) {
+    *attributes = {};
+    attributes->maxThreadsPerBlock = MAX_BLOCK_THREADS;
+    attributes->numRegs = 64;
+    attributes->ptxVersion = attributes->binaryVersion = 86;
+    return cudaSuccess;
+}
+
+EXPORT cudaError_t cudaFuncSetAttribute(const void * host_function, cudaFuncAttribute attribute,
+                                        int value) {
+    if (attribute == cudaFuncAttributeMaxDynamicSharedMemorySize) {
+        if (value > static_cast<int>(MAX_SHARED_BYTES)) {
+            return cudaErrorInvalidValue;
+        }
+        loudly([&] { return function_of(host_function).max_dynamic_bytes = value; });
+    }
+    return cudaSuccess;
+}
+
+EXPORT cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int * n, const void *,
+                                                                          int, size_t, unsigned) {
+    *n = 2;
+    return cudaSuccess;
+}
+
+// Lists instructions that no kernel of a module may reach, a line each. Returns the length.
+EXPORT int soft_gpu_unknown_instructions(char * text, int size) {
+    return loudly([&] {
+        std::string all;
+        for (const auto & [host_function, function] : functions()) {
+            const Kernel & kernel = function.module->kernel(function.name);
+            for (size_t i = 0; i < kernel.code.size(); ++i) {
+                if (kernel.code[i].flow == Flow::TRAP &&
+                    kernel.texts[i].find(" (") != std::string::npos) {
+                    all += kernel.name + ": " + kernel.texts[i] + "\n";
+                }
+            }
+        }
+        return std::snprintf(text, size, "%s", all.c_str());
+    });
+}
