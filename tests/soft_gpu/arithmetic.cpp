@@ -79,6 +79,22 @@ constexpr auto greater_or_nan = [](auto a, auto b) {
     return a != a ? a : b != b ? b : greater_number(a, b);
 };
 
+// Moves a rounded result towards zero if the exact one, which differs by `error`, is nearer to it.
+f32 to_zero(f32 result, f32 error, bool is_finite) {
+    const bool is_too_far =
+        (result > 0 && error < 0) || (result < 0 && error > 0) || (std::isinf(result) && is_finite);
+    return bit_cast<f32>(bit_cast<u32>(result) - (is_too_far ? 1 : 0));
+}
+constexpr auto add_to_zero = [](f32 a, f32 b) {
+    const f32 sum = a + b, part = sum - a;
+    const f32 error = (a - (sum - part)) + (b - part);
+    return to_zero(sum, error, std::isfinite(a) && std::isfinite(b));
+};
+constexpr auto multiply_to_zero = [](f32 a, f32 b) {
+    const f32 product = a * b;
+    return to_zero(product, std::fma(a, b, -product), std::isfinite(a) && std::isfinite(b));
+};
+
 f32 fuse(f32 a, f32 b, f32 c) { return std::fma(a, b, c); }
 f64 fuse(f64 a, f64 b, f64 c) { return std::fma(a, b, c); }
 bf16 fuse(bf16 a, bf16 b, bf16 c) {
@@ -118,6 +134,8 @@ const Row ROWS[] = {
     {"add", 2, choose<add, 2, Numbers>},
     {"sub", 2, choose<subtract, 2, Numbers>},
     {"mul", 2, choose<multiply, 2, Numbers>},
+    {"add.rz", 2, choose<add_to_zero, 2, F32>},
+    {"mul.rz", 2, choose<multiply_to_zero, 2, F32>},
     {"mul.hi", 2, choose<multiply_high, 2, Integers>},
     {"mad", 3, choose<multiply_add, 3, Integers>},
     {"mad.hi", 3, choose<multiply_add_high, 3, Types<u32, s32, u64, s64>>},
@@ -171,9 +189,10 @@ void decode_arithmetic(Decoder & decoder, const Statement & statement, Instructi
         decode_wide(decoder, statement, instruction);
         return;
     }
-    const std::string name = statement.mnemonic + (statement.has("hi")    ? ".hi"
-                                                   : statement.has("NaN") ? ".NaN"
-                                                                          : "");
+    static const std::vector<std::string> VARIANTS = {"hi", "NaN", "rz"};
+    const int variant = statement.which(VARIANTS);
+    const std::string name =
+        statement.mnemonic + (variant >= 0 ? "." + VARIANTS[variant] : std::string());
     const Type type = statement.type();
     for (const Row & row : ROWS) {
         const Execute execute = row.name == name ? row.choose(type) : nullptr;

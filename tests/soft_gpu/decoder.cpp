@@ -315,7 +315,7 @@ void Decoder::emit(const Instruction & instruction) {
 void Decoder::decode_statement(const std::string & text) {
     const size_t first = kernel_.code.size(), n_jumps = jumps_.size();
     current_ = {};
-    current_text_ = text;
+    current_text_ = in_one_line(text);
     Instruction instruction;
     try {
         const Statement statement(text);

@@ -33,6 +33,13 @@ EXPORT int soft_gpu_load(const char * ptx, Module ** module, char * error) {
     return guard(error, [&] { *module = new Module(ptx); });
 }
 
+EXPORT int soft_gpu_unknown(Module * module, char * text, size_t size, char * error) {
+    return guard(error, [&] {
+        std::strncpy(text, module->unknown_instructions().c_str(), size - 1);
+        text[size - 1] = '\0';
+    });
+}
+
 EXPORT void soft_gpu_free(Module * module) { delete module; }
 
 // sizes: of the grid and the block, 3 each. arguments: values of all parameters, one after another.

@@ -139,10 +139,16 @@ const Kernel & Module::kernel(const std::string & name) {
     return *entry.decoded;
 }
 
-std::vector<std::string> Module::names() const {
-    std::vector<std::string> all;
-    for (const auto & [name, entry] : entries_) {
-        all.push_back(name);
+std::string Module::unknown_instructions() {
+    std::string all;
+    for (const auto & entry : entries_) {
+        const Kernel & decoded = kernel(entry.first);
+        for (size_t i = 0; i < decoded.code.size(); ++i) {
+            const bool is_trap = decoded.texts[i].find("trap") == 0;
+            if (decoded.code[i].flow == Flow::TRAP && !is_trap) {
+                all += decoded.name + ": " + decoded.texts[i] + "\n";
+            }
+        }
     }
     return all;
 }

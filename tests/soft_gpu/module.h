@@ -13,7 +13,8 @@ class Module {
     explicit Module(const std::string & ptx);
     // Returns a kernel, decoded when it is asked for first.
     const Kernel & kernel(const std::string & name);
-    std::vector<std::string> names() const;
+    // Decodes all kernels, and lists the instructions that they must not reach, a line each.
+    std::string unknown_instructions();
     // Returns the address of a global variable, 0 if there is none.
     u64 address(const std::string & variable) const;
 

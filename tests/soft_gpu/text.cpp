@@ -87,6 +87,15 @@ std::string trimmed(const std::string & text) {
                : text.substr(first, text.find_last_not_of(" \t\r\n") - first + 1);
 }
 
+std::string in_one_line(const std::string & text) {
+    std::stringstream words(text);
+    std::string line;
+    for (std::string word; words >> word;) {
+        line += (line.empty() ? "" : " ") + word;
+    }
+    return line;
+}
+
 std::vector<std::string> split_operands(const std::string & text) {
     std::vector<std::string> parts;
     std::string part;

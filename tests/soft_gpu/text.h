@@ -10,6 +10,8 @@ namespace soft_gpu {
 
 std::string without_comments(const std::string & text);
 std::string trimmed(const std::string & text);
+// Joins lines into one.
+std::string in_one_line(const std::string & text);
 // Splits at commas outside of brackets.
 std::vector<std::string> split_operands(const std::string & text);
 

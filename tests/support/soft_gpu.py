@@ -142,6 +142,12 @@ class PtxModule:
         if self._module:
             _library().soft_gpu_free(self._module)
 
+    def unknown_instructions(self) -> list[str]:
+        """Returns the instructions that the kernels must not reach, with the reasons."""
+        text = ctypes.create_string_buffer(1 << 20)
+        _call("soft_gpu_unknown", self._module, text, ctypes.c_size_t(len(text)))
+        return text.value.decode().splitlines()
+
     def launch(
         self,
         name: str,

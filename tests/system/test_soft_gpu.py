@@ -398,6 +398,29 @@ def test_float_functions() -> None:
     check("copysign.f32 %d, %a, %b;", "f32", ["f32", "f32"], lambda a, b: np.copysign(b, a))
 
 
+def toward_zero(exact: np.ndarray) -> np.ndarray:
+    """Float32 numbers that are no farther from zero."""
+    rounded = exact.astype(np.float32)
+    is_too_far = np.abs(rounded.astype(np.longdouble)) > np.abs(exact)
+    return np.where(is_too_far, np.nextafter(rounded, np.float32(0)), rounded)
+
+
+def test_sums_and_products_rounded_toward_zero() -> None:
+    rng = np.random.default_rng(0)
+    arrays = [(rng.standard_normal(N) * 2.0 ** rng.integers(-30, 30, N)).astype("f4") for _ in "ab"]
+    arrays[0][:2], arrays[1][:2] = np.float32(0.49999997), 0.5  # as roundf() adds
+    for name, model in (("add", np.add), ("mul", np.multiply)):
+        exact = model(*(x.astype(np.longdouble) for x in arrays))
+        expected = toward_zero(exact)
+        check(
+            f"{name}.rz.f32 %d, %a, %b;",
+            "f32",
+            ["f32", "f32"],
+            lambda *_, expected=expected: expected,
+            arrays=arrays,
+        )
+
+
 def test_denormals_are_flushed_where_the_kernel_says_so() -> None:
     small = [np.full(N, 1e-39, np.float32), np.zeros(N, np.float32)]
     for name, expected in (("add.f32", np.float32(1e-39)), ("add.ftz.f32", np.float32(0))):
@@ -577,7 +600,7 @@ def test_an_unknown_instruction_or_modifier_ends_the_run() -> None:
     for instruction, why in {
         "frobnicate.u32 %d, %a;": "unknown instruction",
         "add.cc.u32 %d, %a, %a;": "unknown modifier .cc",
-        "add.rz.f32 %d, %a, %a;": "unknown modifier .rz",
+        "fma.rz.f32 %d, %a, %a, %a;": "unknown type|modifier",
         "add.u32 %d, %a, %x;": "unknown operand %x",
         "add.u64 %d, %a, %a;": "%d has 4 bytes, expected 8",
         "popc.b16 %d, %a;": "unknown type",

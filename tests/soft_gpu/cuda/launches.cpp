@@ -12,7 +12,7 @@
 #include <cstdlib>
 #include <map>
 #include <memory>
-#include <mutex>
+#include <set>
 
 using namespace soft_gpu;
 
@@ -173,18 +173,16 @@ EXPORT cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int * 
     return cudaSuccess;
 }
 
-// Lists instructions that no kernel of a module may reach, a line each. Returns the length.
+// Lists the unknown instructions of all registered modules. Returns the length of the list.
 EXPORT int soft_gpu_unknown_instructions(char * text, int size) {
     return loudly([&] {
+        std::set<Module *> modules;
+        for (const auto & entry : functions()) {
+            modules.insert(entry.second.module);
+        }
         std::string all;
-        for (const auto & [host_function, function] : functions()) {
-            const Kernel & kernel = function.module->kernel(function.name);
-            for (size_t i = 0; i < kernel.code.size(); ++i) {
-                if (kernel.code[i].flow == Flow::TRAP &&
-                    kernel.texts[i].find(" (") != std::string::npos) {
-                    all += kernel.name + ": " + kernel.texts[i] + "\n";
-                }
-            }
+        for (Module * module : modules) {
+            all += module->unknown_instructions();
         }
         return std::snprintf(text, size, "%s", all.c_str());
     });
