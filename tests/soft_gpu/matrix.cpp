@@ -132,7 +132,10 @@ void decode_multiply(Decoder & decoder, const Statement & statement, Instruction
 template <bool TRANSPOSED>
 void load_matrices(Warp & warp, const Instruction & instruction) {
     u8 * rows[N_LANES];
-    resolve(warp, instruction.address, 16, rows);
+    const u32 active = warp.active;
+    warp.active = instruction.count == 4 ? ALL_LANES : (1u << 8 * instruction.count) - 1;
+    resolve(warp, instruction.address, 16, rows); // of other lanes, no address is used
+    warp.active = active;
     for (u32 matrix = 0; matrix < instruction.count; ++matrix) {
         u16 * target = warp.at<u16>(instruction.list[matrix]);
         for (u32 lane = 0; lane < N_LANES; ++lane) {
@@ -148,12 +151,12 @@ void load_matrices(Warp & warp, const Instruction & instruction) {
 
 void decode_load_matrices(Decoder & decoder, const Statement & statement,
                           Instruction & instruction) {
-    require(statement.has("m8n8") && statement.has("shared") && bytes_of(statement.type()) == 2,
-            "unknown matrix load");
+    require(statement.has("m8n8") && bytes_of(statement.type()) == 2, "unknown matrix load");
     const int count = statement.which({"x1", "x2", "x4"});
     require(count >= 0, "unknown number of matrices");
     instruction.count = static_cast<u8>(1 << count);
-    instruction.address = decoder.address(statement.operand(1), Space::SHARED);
+    instruction.address = decoder.address(statement.operand(1),
+                                          statement.has("shared") ? Space::SHARED : Space::GENERIC);
     require(decoder.list(statement.operand(0), 4, instruction.list) == instruction.count,
             "registers are missing");
     instruction.execute = statement.has("trans") ? load_matrices<true> : load_matrices<false>;

@@ -404,6 +404,13 @@ def test_matrices_are_loaded_from_rows(count: int, transposed: str) -> None:
     kernel(body).launch("k", out, matrices, matrices, block=(32,))
     expected = matrices.transpose(0, 2, 1) if transposed else matrices
     assert np.array_equal(out, expected[:count])
+    generic = body.replace(".shared.b16", ".b16").replace("[%r12]; st", "[%rd10]; st")
+    generic = generic.replace(
+        "ldmatrix", "cvt.u64.u32 %rd8, %r12; cvta.shared.u64 %rd10, %rd8; ldmatrix"
+    )
+    out[:] = 0
+    kernel(generic).launch("k", out, matrices, matrices, block=(32,))
+    assert np.array_equal(out, expected[:count])
     turned = np.zeros((8, 8), np.uint16)
     body = f"{LOADED} movmatrix.sync.aligned.m8n8.trans.b16 %r7, %r5; {STORED}"
     kernel(body).launch("k", turned, matrices[0], matrices[0], block=(32,))
