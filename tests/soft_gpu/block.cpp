@@ -35,60 +35,68 @@ Settings & settings() {
     return all;
 }
 
-Block::Block(const Launch & launch)
+Block::Block(const Launch & launch, u64 workspace)
     : launch_(launch), kernel_(*launch.kernel), warps_((launch.n_threads() + 31) / 32),
       registers_(buffer(kernel_.registers.size() * warps_.size())),
       shared_(buffer(kernel_.shared_bytes + launch.dynamic_bytes)),
       local_(buffer(static_cast<size_t>(kernel_.local_bytes) * N_LANES * warps_.size())),
       register_bytes_(kernel_.registers.size()),
       shared_bytes_(kernel_.shared_bytes + launch.dynamic_bytes) {
-    for (size_t i = 0; i < warps_.size(); ++i) {
+    place_.n_warps = static_cast<u32>(warps_.size());
+    place_.workspace = workspace;
+    place_.n_multiprocessors = settings().n_multiprocessors;
+    place_.shared_bytes = static_cast<u32>(shared_bytes_);
+    place_.dynamic_bytes = launch.dynamic_bytes;
+    std::copy_n(launch.block, 3, place_.block_size);
+    std::copy_n(launch.grid, 3, place_.grid_size);
+    for (u32 i = 0; i < warps_.size(); ++i) {
         Warp & warp = warps_[i];
         warp.registers = registers_.get() + i * register_bytes_;
         warp.shared = shared_.get();
         warp.shared_bytes = static_cast<u32>(shared_bytes_);
-        warp.local = local_.get() + i * N_LANES * kernel_.local_bytes;
+        warp.local = local_.get() + static_cast<size_t>(i) * N_LANES * kernel_.local_bytes;
         warp.local_bytes = kernel_.local_bytes;
         warp.parameters = const_cast<u8 *>(launch.parameters.data());
         warp.parameter_bytes = static_cast<u32>(launch.parameters.size());
+        std::memcpy(warp.registers, kernel_.registers.data(), register_bytes_);
+        place_.warp = i;
+        set_special_registers(warp, false);
     }
 }
 
-void Block::start(u64 index, u64 workspace) {
-    const u32 n_threads = launch_.n_threads(), *grid = launch_.grid;
+void Block::set_special_registers(Warp & warp, bool only_of_block) {
+    Register at = 0;
+    for (const SpecialRegister & special : special_registers()) {
+        if (special.is_of_block) {
+            std::fill_n(warp.at<u32>(at), N_LANES, special.value(place_));
+        } else if (!only_of_block) {
+            for (place_.lane = 0; place_.lane < N_LANES; ++place_.lane) {
+                place_.thread = place_.warp * N_LANES + place_.lane;
+                warp.at<u32>(at)[place_.lane] = special.value(place_);
+            }
+        }
+        at += N_LANES * sizeof(u32);
+    }
+}
+
+void Block::start(u64 index) {
     std::memset(shared_.get(), 0xff, shared_bytes_);
     std::memset(local_.get(), 0xff,
                 static_cast<size_t>(kernel_.local_bytes) * N_LANES * warps_.size());
-    Place place = {};
-    place.n_warps = static_cast<u32>(warps_.size());
-    place.workspace = workspace;
-    place.n_multiprocessors = settings().n_multiprocessors;
-    place.shared_bytes = static_cast<u32>(shared_bytes_);
-    place.dynamic_bytes = launch_.dynamic_bytes;
-    std::copy_n(launch_.block, 3, place.block_size);
-    std::copy_n(grid, 3, place.grid_size);
-    place.block[0] = static_cast<u32>(index % grid[0]);
-    place.block[1] = static_cast<u32>(index / grid[0] % grid[1]);
-    place.block[2] = static_cast<u32>(index / grid[0] / grid[1]);
+    const u32 * grid = launch_.grid;
+    place_.block[0] = static_cast<u32>(index % grid[0]);
+    place_.block[1] = static_cast<u32>(index / grid[0] % grid[1]);
+    place_.block[2] = static_cast<u32>(index / grid[0] / grid[1]);
     for (u32 i = 0; i < warps_.size(); ++i) {
         Warp & warp = warps_[i];
-        const u32 n = std::min<u32>(N_LANES, n_threads - i * N_LANES);
+        const u32 n = std::min<u32>(N_LANES, launch_.n_threads() - i * N_LANES);
         warp.active = warp.alive = n == N_LANES ? ALL_LANES : (1u << n) - 1;
         warp.pc = 0;
         warp.state = State::READY;
         warp.waiting.clear();
         warp.copies.clear();
         warp.n_jumps_back = 0;
-        std::memcpy(warp.registers, kernel_.registers.data(), register_bytes_);
-        place.warp = i;
-        for (place.lane = 0; place.lane < N_LANES; ++place.lane) {
-            place.thread = i * N_LANES + place.lane;
-            Register at = 0;
-            for (const SpecialRegister & special : special_registers()) {
-                warp.at<u32>(at)[place.lane] = special.value(place);
-                at += N_LANES * sizeof(u32);
-            }
-        }
+        set_special_registers(warp, true);
     }
 }
 

@@ -32,18 +32,21 @@ Settings & settings();
 
 class Block {
   public:
-    explicit Block(const Launch & launch);
-    // Makes it the block of an index, with NaN in registers and memory.
-    void start(u64 index, u64 workspace);
+    // workspace: of a cooperative launch, or 0. Registers are NaN until they are written.
+    explicit Block(const Launch & launch, u64 workspace = 0);
+    // Makes it the block of an index, with NaN in shared and local memory.
+    void start(u64 index);
     // Lets every warp run until a barrier or for a while. True when all have ended.
     bool step();
 
   private:
+    void set_special_registers(Warp & warp, bool only_of_block);
     bool open_barriers();
     bool open_barrier(const std::vector<Warp *> & warps, u32 n_alive);
 
     const Launch & launch_;
     const Kernel & kernel_;
+    Place place_ = {};
     std::vector<Warp> warps_;
     std::unique_ptr<u8, void (*)(void *)> registers_, shared_, local_;
     size_t register_bytes_, shared_bytes_;

@@ -60,7 +60,7 @@ void run_blocks(const Launch & launch, std::atomic<u64> & next) {
     const CrashReport report(*launch.kernel);
     Block block(launch);
     for (u64 index = next++; index < launch.n_blocks(); index = next++) {
-        block.start(index, 0);
+        block.start(index);
         while (!block.step()) {
         }
     }
@@ -74,8 +74,8 @@ void run_together(const Launch & launch) {
     allow_memory(workspace, sizeof(workspace));
     std::vector<std::unique_ptr<Block>> blocks;
     for (u64 index = 0; index < launch.n_blocks(); ++index) {
-        blocks.push_back(std::make_unique<Block>(launch));
-        blocks.back()->start(index, reinterpret_cast<u64>(workspace));
+        blocks.push_back(std::make_unique<Block>(launch, reinterpret_cast<u64>(workspace)));
+        blocks.back()->start(index);
     }
     while (!blocks.empty()) {
         blocks.erase(std::remove_if(blocks.begin(), blocks.end(),

@@ -7,47 +7,81 @@
 
 namespace soft_gpu {
 
+namespace {
+
+// Start of a space for each lane, and the bytes that a lane may use of it.
+struct Range {
+    u64 base = 0, stride = 0, limit = 0;
+};
+
+Range range_of(const Warp & warp, Space space) {
+    switch (space) {
+    case Space::SHARED:
+        return {reinterpret_cast<u64>(warp.shared), 0, warp.shared_bytes};
+    case Space::LOCAL:
+        return {reinterpret_cast<u64>(warp.local), warp.local_bytes, warp.local_bytes};
+    case Space::PARAM:
+        return {reinterpret_cast<u64>(warp.parameters), 0, warp.parameter_bytes};
+    default:
+        return {};
+    }
+}
+
+template <class Offset>
+void add_offset(const Warp & warp, const Address & address, u64 * offsets) {
+    const Offset * base = warp.at<Offset>(address.base);
+    const auto offset = static_cast<u64>(address.offset);
+    for (int lane = 0; lane < N_LANES; ++lane) {
+        offsets[lane] = base[lane] + offset;
+    }
+}
+
+void check_limit(const Warp & warp, const u64 * offsets, u32 bytes, u64 limit) {
+    for (int lane = 0; lane < N_LANES; ++lane) {
+        require(!warp.is_active(lane) || offsets[lane] + bytes <= limit,
+                "address " + std::to_string(offsets[lane]) + " is outside of the " +
+                    std::to_string(limit) + " bytes of its space");
+    }
+}
+
+void look_up(const Warp & warp, const u64 * addresses, u32 bytes) {
+    const Range ranges[] = {range_of(warp, Space::SHARED), range_of(warp, Space::PARAM),
+                            range_of(warp, Space::LOCAL)};
+    for (int lane = 0; lane < N_LANES; ++lane) {
+        bool is_allowed = !warp.is_active(lane);
+        for (const Range & range : ranges) {
+            is_allowed = is_allowed || addresses[lane] - range.base <
+                                           std::max(range.limit, range.stride * N_LANES);
+        }
+        require(is_allowed || is_device_memory(addresses[lane], bytes),
+                "an address is not of the GPU");
+    }
+}
+
+} // namespace
+
 void resolve(const Warp & warp, const Address & address, u32 bytes, u8 ** lanes) {
     u64 offsets[N_LANES];
+    if (address.base_bytes == 8) {
+        add_offset<u64>(warp, address, offsets);
+    } else {
+        add_offset<u32>(warp, address, offsets);
+    }
+    const Range range = range_of(warp, address.space);
+    u64 all_bits = 0; // of all offsets
+    for_lanes(warp, [&](int lane) { all_bits |= offsets[lane]; });
+    if ((all_bits & (bytes - 1)) != 0) {
+        throw Error("an address is no multiple of " + std::to_string(bytes));
+    }
+    // No offset is larger than all bits together, so that most accesses need no look at each.
+    if (address.space != Space::GENERIC && all_bits + bytes > range.limit) {
+        check_limit(warp, offsets, bytes, range.limit);
+    }
     for (int lane = 0; lane < N_LANES; ++lane) {
-        offsets[lane] = (address.base_bytes == 8 ? warp.at<u64>(address.base)[lane]
-                                                 : warp.at<u32>(address.base)[lane]) +
-                        static_cast<u64>(address.offset);
+        lanes[lane] = reinterpret_cast<u8 *>(offsets[lane] + range.base + lane * range.stride);
     }
-    u64 base = 0, stride = 0, limit = 0;
-    if (address.space == Space::SHARED) {
-        base = reinterpret_cast<u64>(warp.shared);
-        limit = warp.shared_bytes;
-    } else if (address.space == Space::LOCAL) {
-        base = reinterpret_cast<u64>(warp.local);
-        stride = limit = warp.local_bytes;
-    } else if (address.space == Space::PARAM) {
-        base = reinterpret_cast<u64>(warp.parameters);
-        limit = warp.parameter_bytes;
-    }
-    u64 farthest = 0, misaligned = 0;
-    for (int lane = 0; lane < N_LANES; ++lane) {
-        const u64 used = warp.is_active(lane) ? offsets[lane] : 0;
-        farthest = std::max(farthest, used);
-        misaligned |= used & (bytes - 1);
-        lanes[lane] = reinterpret_cast<u8 *>(offsets[lane] + base + lane * stride);
-    }
-    require(misaligned == 0, "an address is no multiple of " + std::to_string(bytes));
-    if (address.space != Space::GENERIC) {
-        require(farthest + bytes <= limit, "address " + std::to_string(farthest) +
-                                               " is outside of the " + std::to_string(limit) +
-                                               " bytes of its space");
-    } else if (is_checking_addresses()) {
-        for (int lane = 0; lane < N_LANES; ++lane) {
-            const auto at = reinterpret_cast<u64>(lanes[lane]);
-            const bool is_own =
-                at - reinterpret_cast<u64>(warp.shared) < warp.shared_bytes ||
-                at - reinterpret_cast<u64>(warp.parameters) < warp.parameter_bytes ||
-                at - reinterpret_cast<u64>(warp.local) <
-                    static_cast<u64>(N_LANES) * warp.local_bytes;
-            require(!warp.is_active(lane) || is_own || is_device_memory(at, bytes),
-                    "an address is not of the GPU");
-        }
+    if (address.space == Space::GENERIC && is_checking_addresses()) {
+        look_up(warp, offsets, bytes);
     }
 }
 
@@ -136,20 +170,14 @@ void decode_access(Decoder & decoder, const Statement & statement, Instruction &
     instruction.execute = access(type, is_store, held);
 }
 
-// Generic addresses are those of the host; in the other spaces, offsets.
-u64 base_of(const Warp & warp, Space space, int lane) {
-    return space == Space::SHARED ? reinterpret_cast<u64>(warp.shared)
-           : space == Space::PARAM
-               ? reinterpret_cast<u64>(warp.parameters)
-               : reinterpret_cast<u64>(warp.local) + static_cast<u64>(lane) * warp.local_bytes;
-}
-
+// Adds the start of a space to addresses, which are those of the host in the generic space.
 template <Space SPACE, bool TO_SPACE>
 void convert_address(Warp & warp, const Instruction & instruction) {
     u64 * target = warp.at<u64>(instruction.target);
     const u64 * source = warp.at<u64>(instruction.source[0]);
+    const Range range = range_of(warp, SPACE);
     for_lanes(warp, [&](int lane) {
-        const u64 base = base_of(warp, SPACE, lane);
+        const u64 base = range.base + lane * range.stride;
         target[lane] = source[lane] + (TO_SPACE ? 0 - base : base);
     });
 }

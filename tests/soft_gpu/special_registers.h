@@ -17,6 +17,7 @@ struct Place {
 struct SpecialRegister {
     const char * name;
     u32 (*value)(const Place &);
+    bool is_of_block = false; // the same for all threads of a block, another in each block
 };
 const std::vector<SpecialRegister> & special_registers();
 
