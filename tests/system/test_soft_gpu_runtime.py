@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from soft_gpu import VERSION, cuda_libraries
+from soft_gpu import FOLDER, VERSION, cuda_libraries
 
 from dflash_gguf import Error
 
@@ -245,6 +245,20 @@ def test_products_of_cublas(folder: Path) -> None:
     assert found["plain"] < 1e-6
     assert 1e-5 < found["half"] < 1e-2  # float16 and TF32 keep 10 bits
     assert found["solved"] < 1e-6
+
+
+def test_a_program_of_nvcc_runs(folder: Path, tmp_path: Path) -> None:
+    flags = ["-std=c++17", "-gencode", "arch=compute_86,code=compute_86", "-compress-mode=none"]
+    (runtime,) = folder.glob("libcudart.so.*[0-9]")
+    flags += ["-cudart=none", f"-L{folder}", f"-l:{runtime.name}", "-Xlinker", f"-rpath,{folder}"]
+    program = tmp_path / "sample"
+    nvcc = os.environ.get("CUDACXX", "nvcc")
+    subprocess.run([nvcc, *flags, str(FOLDER / "sample.cu"), "-o", str(program)], check=True)
+    for variables in ({}, {"SOFT_GPU_CHECK": "1"}, {"SOFT_GPU_LATE": "1", "SOFT_GPU_REVERSE": "1"}):
+        done = subprocess.run(
+            [program], capture_output=True, text=True, env={**os.environ, **variables}
+        )
+        assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
 
 
 def test_counters_are_those_of_the_null_gpu(folder: Path) -> None:

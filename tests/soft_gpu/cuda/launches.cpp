@@ -95,6 +95,7 @@ EXPORT void ** __cudaRegisterFatBinary(void * binary) {
 }
 
 EXPORT void __cudaRegisterFatBinaryEnd(void **) {}
+EXPORT char __cudaInitModule(void **) { return 1; }
 EXPORT void __cudaUnregisterFatBinary(void **) {}
 
 EXPORT void __cudaRegisterFunction(void ** module, const char * host_function, char *,
