@@ -27,11 +27,16 @@ std::unique_ptr<u8, void (*)(void *)> buffer(size_t bytes) {
 } // namespace
 
 Settings & settings() {
-    static Settings all = {
-        std::getenv("SOFT_GPU_REVERSE") != nullptr,
-        static_cast<u32>(number_of("SOFT_GPU_THREADS", std::thread::hardware_concurrency())),
-        static_cast<u32>(number_of("SOFT_GPU_SMS", 82)), // an RTX 3090
-        number_of("SOFT_GPU_MAX_JUMPS", 100'000'000)};
+    static Settings all = [] {
+        Settings read;
+        read.is_reversed = std::getenv("SOFT_GPU_REVERSE") != nullptr;
+        read.n_threads =
+            static_cast<u32>(number_of("SOFT_GPU_THREADS", std::thread::hardware_concurrency()));
+        read.n_multiprocessors =
+            static_cast<u32>(number_of("SOFT_GPU_SMS", read.n_multiprocessors));
+        read.max_jumps_back = number_of("SOFT_GPU_MAX_JUMPS", read.max_jumps_back);
+        return read;
+    }();
     return all;
 }
 

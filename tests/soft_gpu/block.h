@@ -23,10 +23,11 @@ struct Launch {
 
 // Settings of the device, read once.
 struct Settings {
-    bool is_reversed;      // SOFT_GPU_REVERSE: warps run in the opposite order
-    u32 n_threads;         // SOFT_GPU_THREADS: of the host, for the blocks of a launch
-    u32 n_multiprocessors; // SOFT_GPU_SMS
-    u64 max_jumps_back;    // SOFT_GPU_MAX_JUMPS: of a warp, against loops without end
+    bool is_reversed = false;         // SOFT_GPU_REVERSE: warps run in the opposite order
+    u32 n_threads = 1;                // SOFT_GPU_THREADS: of the host, for the blocks of a launch
+    u32 alone_us = 1000;              // that one thread runs before it starts others
+    u32 n_multiprocessors = 82;       // SOFT_GPU_SMS; 82 are those of an RTX 3090
+    u64 max_jumps_back = 100'000'000; // SOFT_GPU_MAX_JUMPS: of a warp, against endless loops
 };
 Settings & settings();
 

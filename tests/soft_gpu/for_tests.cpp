@@ -66,5 +66,6 @@ EXPORT int soft_gpu_launch(Module * module, const char * name, const uint32_t * 
 EXPORT void soft_gpu_set(int is_reversed, uint32_t n_threads, uint64_t max_jumps_back) {
     settings().is_reversed = is_reversed != 0;
     settings().n_threads = n_threads;
+    settings().alone_us = 0; // small launches use all threads too
     settings().max_jumps_back = max_jumps_back;
 }

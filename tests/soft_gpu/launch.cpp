@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <exception>
 #include <mutex>
 #include <thread>
@@ -54,12 +55,19 @@ void check(const Launch & launch) {
            std::to_string(kernel.shared_bytes + launch.dynamic_bytes) + " bytes of shared memory");
 }
 
-// Runs blocks in the order of their index until all are taken. A block may wait for earlier ones.
-void run_blocks(const Launch & launch, std::atomic<u64> & next) {
+using Clock = std::chrono::steady_clock;
+
+// Runs blocks in the order of their index, until all are taken or a time has come. A block may wait
+// for earlier ones.
+void run_blocks(const Launch & launch, std::atomic<u64> & next, Clock::time_point end) {
     const DenormalMode mode(launch.kernel->flushes_denormals);
     const CrashReport report(*launch.kernel);
     Block block(launch);
-    for (u64 index = next++; index < launch.n_blocks(); index = next++) {
+    while (Clock::now() < end) {
+        const u64 index = next++;
+        if (index >= launch.n_blocks()) {
+            return;
+        }
         block.start(index);
         while (!block.step()) {
         }
@@ -96,21 +104,24 @@ void run(const Launch & launch) {
     std::atomic<u64> next{0};
     std::exception_ptr failure;
     std::mutex mutex;
-    const auto work = [&] {
+    const auto work = [&](Clock::time_point end) {
         try {
-            run_blocks(launch, next);
+            run_blocks(launch, next, end);
         } catch (...) {
             const std::lock_guard<std::mutex> lock(mutex);
             failure = failure != nullptr ? failure : std::current_exception();
             next = launch.n_blocks();
         }
     };
-    const u64 n = std::min<u64>(std::max(settings().n_threads, 1u), launch.n_blocks());
-    std::vector<std::thread> others;
-    for (u64 i = 1; i < n; ++i) {
-        others.emplace_back(work);
+    work(Clock::now() + std::chrono::microseconds(settings().alone_us));
+    if (next >= launch.n_blocks() && failure == nullptr) {
+        return;
     }
-    work();
+    std::vector<std::thread> others;
+    for (u64 i = 1; i < settings().n_threads && next + i < launch.n_blocks(); ++i) {
+        others.emplace_back(work, Clock::time_point::max());
+    }
+    work(Clock::time_point::max());
     for (std::thread & other : others) {
         other.join();
     }
