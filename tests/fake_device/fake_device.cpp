@@ -226,15 +226,15 @@ bool supports_buft(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft) {
 // As ggml's CUDA backend: rows times heads of most operations, from 32 on.
 bool offload_op(ggml_backend_dev_t, const ggml_tensor * op) {
     switch (op->op) {
-        case GGML_OP_GET_ROWS:
-            return false;
-        case GGML_OP_MUL_MAT:
-            return op->ne[1] >= 32;
-        case GGML_OP_MUL_MAT_ID:
-        case GGML_OP_ROPE:
-            return op->ne[2] >= 32;
-        default:
-            return ggml_nrows(op) >= 32;
+    case GGML_OP_GET_ROWS:
+        return false;
+    case GGML_OP_MUL_MAT:
+        return op->ne[1] >= 32;
+    case GGML_OP_MUL_MAT_ID:
+    case GGML_OP_ROPE:
+        return op->ne[2] >= 32;
+    default:
+        return ggml_nrows(op) >= 32;
     }
 }
 
