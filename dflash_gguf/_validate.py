@@ -8,7 +8,13 @@ import os
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 
-SYNONYMS = {"max_new_tokens": "max_tokens", "n_predict": "max_tokens", "ctx_size": "n_ctx"}
+SYNONYMS = {
+    "ctx_size": "n_ctx",
+    "logprobs": "n_probs",
+    "max_new_tokens": "max_tokens",
+    "n_predict": "max_tokens",
+    "top_logprobs": "n_probs",
+}
 """Names of other programs for settings."""
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from ._validate import choice, flag, integer, number
 from .native import CACHE_TYPES as CACHE_TYPES
 from .native import DEFAULT_N_CTX as DEFAULT_N_CTX
-from .native import MAX_N_CTX, MAX_VERIFY
+from .native import MAX_VERIFY
 from .native import LoadConfig as LoadConfig
 
 DRAFT_TYPES = ("dflash", "suffix")
@@ -38,6 +38,7 @@ FLAGS = (
     "tree_main_chain",
 )
 MAX_DRAFT = 1 << 16
+MAX_TOKENS = 1 << 30
 MAX_N_PROBS = 1 << 20
 MAX_LOGIT_CHANGE = 1e28
 """Largest bias or penalty: the sum of repeat_last_n of them still fits a float32."""
@@ -212,9 +213,9 @@ def _stop_token_ids(value: object) -> tuple[int, ...]:
 
 
 INTEGER_RANGES = {
-    "max_tokens": (0, MAX_N_CTX),
+    "max_tokens": (0, MAX_TOKENS),
     "top_k": (-(1 << 31), (1 << 31) - 1),
-    "repeat_last_n": (0, MAX_N_CTX),
+    "repeat_last_n": (0, MAX_TOKENS),
     "seed": (SEED_MIN, SEED_MAX),
     "n_probs": (0, MAX_N_PROBS),
     "draft_min": (0, MAX_DRAFT),

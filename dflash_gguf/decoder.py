@@ -446,6 +446,8 @@ class Decoder:
         self, text: str, *, add_special: bool = True, parse_special: bool = True
     ) -> list[int]:
         """Returns the token ids of a text; arguments and errors as for `Tokenizer.tokenize`."""
+        if not isinstance(text, str):
+            raise TypeError(f"text is {text!r:.60}, must be a str")
         return self._need_tokenizer().tokenize(
             text, add_special=add_special, parse_special=parse_special
         )

@@ -25,6 +25,9 @@ IGNORED: tuple[IgnoredFlag, ...] = (
     (("--mlock",), False, "weights are not locked in memory"),
     (("--no-mmap",), False, "the device decides how weights are read"),
     (("--no-context-shift",), False, "the context is never shifted"),
+    (("--draft-p-min", "--spec-draft-p-min"), True, "drafts end where they no longer pay"),
+    (("--log-verbosity", "--verbosity", "-lv"), True, "the log has one line per request"),
+    (("--prompt-cache-all",), False, "--prompt-cache always holds the answer too"),
 )
 """Accepted flags without effect."""
 
@@ -39,6 +42,23 @@ REFUSED: tuple[tuple[tuple[str, ...], str], ...] = (
     (
         ("--lora", "--lora-scaled", "--control-vector", "--control-vector-scaled"),
         "adapters are not applied: merge a LoRA into the model and convert the result",
+    ),
+    (
+        (
+            *("--grammar", "--grammar-file", "-j", "--json-schema", "-jf"),
+            *("--json-schema-file", "-bs", "--backend-sampling"),
+        ),
+        "answers cannot be constrained",
+    ),
+    (
+        (
+            "--rope-scaling",
+            "--rope-scale",
+            "--rope-freq-base",
+            "--rope-freq-scale",
+            "--yarn-orig-ctx",
+        ),
+        "the model's file says how positions are scaled",
     ),
     (("-mm", "--mmproj", "-mmu", "--mmproj-url", "--image"), "images and audio are not supported"),
     (("-ot", "--override-tensor"), "use -ncmoe N or -cmoe to keep experts on the CPU"),

@@ -16,7 +16,7 @@ from .limits import MAX_PARALLEL, MAX_THREADS
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 """llama.cpp's names of K/V cache types. Which pairs of K and V work depends on the device."""
 
-MAX_N_CTX = 1 << 30
+MAX_N_CTX = 1 << 24
 MAX_LAYERS = 1 << 16
 MAX_UBATCH = 1 << 16
 MAX_CACHE_RAM = 1 << 30

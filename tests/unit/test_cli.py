@@ -565,6 +565,8 @@ def test_errors_are_one_sentence(
     [
         (["--draft-max", "0"], "--draft-max is 0, must be at least 1"),
         (["--top-p", "2"], "--top-p is 2, must be at most 1"),
+        (["-c", "99999999"], "--ctx-size is 99999999, must be at most 16777216"),
+        (["--grammar", "x"], "--grammar: answers cannot be constrained"),
         (["-ub", "0"], "--ubatch-size is 0, must be at least 1"),
         (["--compare", "-i"], "--compare is for one prompt, not for a chat (-i)"),
         (

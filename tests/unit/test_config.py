@@ -62,7 +62,7 @@ DECODE_REFUSALS = [
 
 LOAD_REFUSALS = [
     ({"n_ctx": 0}, "n_ctx is 0, must be at least 1"),
-    ({"n_ctx": 2**40}, "n_ctx is 1099511627776, must be at most 1073741824"),
+    ({"n_ctx": 2**40}, "n_ctx is 1099511627776, must be at most 16777216"),
     ({"cache_type_k": "q3"}, "cache_type_k is 'q3', must be one of f32, f16"),
     ({"cache_type_v": None}, "cache_type_v is None, must be one of f32, f16"),
     ({"n_threads": 0}, "n_threads is 0, must be at least 1"),

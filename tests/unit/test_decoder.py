@@ -64,6 +64,10 @@ def test_settings_are_fields_of_the_config(tokenizer: Tokenizer) -> None:
         decoder.generate("ab:", top_p=2)
     with pytest.raises(TypeError, match="tempreature"):
         decoder.generate("ab:", tempreature=1)
+    with pytest.raises(TypeError, match="did you mean n_probs"):
+        decoder.generate("ab:", logprobs=2)
+    with pytest.raises(TypeError, match="text is 3, must be a str"):
+        decoder.tokenize(3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="config is 64, must be a DecodeConfig"):
         decoder.generate("ab:", 64)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="enable_thinking is 'no', must be True or False"):
