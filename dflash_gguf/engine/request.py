@@ -128,7 +128,7 @@ class RequestState(SpeculativeState):
 
     @property
     def n_uncomputed(self) -> int:
-        """Tokens of prompt and answer that the sequence of a running request lacks."""
+        """Number of tokens of prompt and answer that a running request's sequence lacks."""
         return len(self.history) - int(self.sequence.position)
 
     @property

@@ -228,7 +228,7 @@ class Scheduler:
         return [state for state in self.running if not state.is_throttled]
 
     def _match(self, state: RequestState) -> PrefixMatch:
-        # Rows that are scored must be computed.
+        # Cached rows have no logits to score.
         limit = None if state.is_scored else len(state.prompt_logprobs)
         return self._prefix_cache.match(state.history, state.scope, limit)
 
@@ -240,8 +240,8 @@ class Scheduler:
         batch: Batch,
     ) -> bool:
         """Admits a request or fails it; returns False if cells are short."""
-        # Running requests need room for the rest of their prompts and to grow; otherwise the newest
-        # would soon be preempted.
+        # Keep room for the rest of the running requests' prompts and for some growth, or the
+        # request that is admitted now would soon be preempted.
         left = [x.sequence.cells_needed(x.n_uncomputed) for x in running]
         headroom = 2 * PAGE * len(running) + sum(left)
         try:
@@ -432,7 +432,7 @@ class Scheduler:
         by_client: dict[str, list[RequestState]] = {}
         for state in prefilling:
             by_client.setdefault(state.request.client, []).append(state)
-        # Clients share the rows of the pass; what a short prompt leaves goes to longer ones.
+        # Clients get equal shares of the pass's rows; what one cannot use goes to the others.
         groups = sorted(by_client.values(), key=lambda x: sum([one.n_uncomputed for one in x]))
         for n_after, states in zip(range(len(groups), 0, -1), groups, strict=True):
             share = -(-left // n_after)

@@ -1,7 +1,7 @@
-"""Turns: which waiting request gets a sequence next, and which running one gives its own back.
+"""Turns: selects the waiting request that gets a sequence next, and the running one that loses it.
 
-Clients take turns, so that a client's first token comes within a second and, for each other client,
-the time that its own prompt takes alone.
+Clients take turns: with n other clients, a request's first token comes within a second plus n times
+what the request's own prompt takes alone.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from .request import RequestState
 
 TURN_S = 1.0
-"""Seconds of work after which a request gives its place to one of a client that has fewer."""
+"""Seconds of work after which a request gives its place to a client with fewer running requests."""
 LATE_TURN_S = 0.1
-"""Seconds of such work while another request has waited TURN_S / 2 for its first token."""
+"""Replaces TURN_S while another client's request has waited TURN_S / 2 for its first token."""
 
 
 class Turns:
@@ -23,7 +23,7 @@ class Turns:
 
     def __init__(self) -> None:
         self._n = 0
-        # Number of each client's last turn, or of the last turn before the client came.
+        # By client: serial number of its last turn, at first that of anybody's last turn.
         self._last: dict[str, int] = {}
 
     def add(self, client: str) -> None:
@@ -76,11 +76,11 @@ class Turns:
                 and n_running[state.request.client] == fewest
             ]
         for state in rivals:
-            # A turn begins with the first token that no earlier turn computed; otherwise a request
-            # could be preempted before it makes progress.
+            # The time of a turn starts at the first token that no earlier turn computed; otherwise
+            # computing lost tokens again could use up the turn without progress.
             if state.turn_began is None and state.sequence.position > state.n_reached:
                 state.turn_began = now
-            # A late request takes the place of one that has its first token, or is further from it.
+            # A late request displaces one that has its first token, or has more left before it.
             gives_way = late and (state.output.tokens or state.n_uncomputed > min(late))
             turn_s = LATE_TURN_S if gives_way else TURN_S
             if state.turn_began is not None and now - state.turn_began >= turn_s:

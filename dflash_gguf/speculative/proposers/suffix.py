@@ -84,8 +84,9 @@ class SuffixProposer(Proposer):
         proposals = self._proposals.propose(
             texts, chosen, n_positions, n_nodes, requests[0].break_even
         )
-        # An interrupted call is repeated: a tree begins with the last token that the index got, so
-        # tokens may be in the index twice but never be missing.
+        # Tokens of a call that was interrupted are appended again: the root of a tree is the
+        # index's last token, so a missing token would make the answer wrong, and a repeated one
+        # only the draft.
         for request in requests:
             request.notes[self.name].n = len(request.history)
         if proposals is None:
