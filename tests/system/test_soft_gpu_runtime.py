@@ -210,20 +210,23 @@ def on_gpu(values):
     to = gpu.allocate(values.nbytes)
     gpu.copy(to, values, values.nbytes, TO_GPU, stream)
     return to
-gpu.cublas.cublasSetStream_v2(None, c_void_p(stream))
+handle, precise = c_void_p(), c_void_p()
+for each in (handle, precise):
+    gpu.cublas.cublasCreate_v2(byref(each))
+    gpu.cublas.cublasSetStream_v2(each, c_void_p(stream))
+gpu.cublas.cublasSetMathMode(handle, 3)
 m, n, k = 5, 3, 7
 a, b, c = (rng.standard_normal(s).astype(np.float32) for s in ((k, m), (k, n), (m, n)))
 one, half = byref(c_float(1)), byref(c_float(0.5))
 # Columns are adjacent in cuBLAS: the arrays are given as their transposes.
 pa, pb, pc = on_gpu(a), on_gpu(b.T.copy()), on_gpu(c.T.copy())
-gpu.cublas.cublasSgemm_v2(None, 0, 0, m, n, k, one, c_void_p(pa), m, c_void_p(pb), k, half,
+gpu.cublas.cublasSgemm_v2(precise, 0, 0, m, n, k, one, c_void_p(pa), m, c_void_p(pb), k, half,
                           c_void_p(pc), m)
 expected = a.T @ b + 0.5 * c
 found["plain"] = float(np.abs(np.array(gpu.read(pc, m * n, stream)).reshape(n, m).T
                               - expected).max())
 ha = on_gpu(a.T.astype(np.float16).copy())
-gpu.cublas.cublasSetMathMode(None, 3)
-gpu.cublas.cublasGemmEx(None, 1, 0, m, n, k, one, c_void_p(ha), 2, k, c_void_p(pb), 0, k,
+gpu.cublas.cublasGemmEx(handle, 1, 0, m, n, k, one, c_void_p(ha), 2, k, c_void_p(pb), 0, k,
                         byref(c_float(0)), c_void_p(pc), 0, m, 68, 0)
 error = np.array(gpu.read(pc, m * n, stream)).reshape(n, m).T - a.T @ b
 found["half"] = float(np.abs(error).max())
@@ -233,7 +236,7 @@ lower = np.tril(rng.standard_normal((size, size))).astype(np.float32) + 3 * np.e
 right = rng.standard_normal((size, 2)).astype(np.float32)
 pl, pr = on_gpu(lower.T.copy()), on_gpu(right.T.copy())
 pointers = on_gpu(np.array([pl, pr], np.uint64))
-gpu.cublas.cublasStrsmBatched(None, 0, 0, 0, 0, size, 2, one, c_void_p(pointers), size,
+gpu.cublas.cublasStrsmBatched(handle, 0, 0, 0, 0, size, 2, one, c_void_p(pointers), size,
                               c_void_p(pointers + 8), size, 1)
 solved = np.array(gpu.read(pr, 2 * size, stream)).reshape(2, size).T
 found["solved"] = float(np.abs(lower @ solved - right).max())

@@ -18,13 +18,15 @@ enum DataType { F32 = 0, F16 = 2, BF16 = 14 };                   // cudaDataType
 enum Compute { IN_F16 = 64, IN_F16_PEDANTIC = 65, IN_F32 = 68 }; // cublasComputeType_t
 constexpr int TF32_MATH = 3;                                     // cublasMath_t
 
-int math_mode = 0;
-void * current_stream = nullptr;
+struct Handle {
+    void * stream = nullptr;
+    int math_mode = 0;
 
-bool uses_tf32() {
-    static const char * set = std::getenv("NVIDIA_TF32_OVERRIDE");
-    return math_mode == TF32_MATH && (set == nullptr || set[0] != '0');
-}
+    bool uses_tf32() const {
+        static const char * set = std::getenv("NVIDIA_TF32_OVERRIDE");
+        return math_mode == TF32_MATH && (set == nullptr || set[0] != '0');
+    }
+};
 
 int64_t bytes_of_type(int type) {
     if (type != F32 && type != F16 && type != BF16) {
@@ -106,9 +108,9 @@ f32 scalar(const void * at, int compute) {
 }
 
 template <class Body>
-int call(const char * name, Body body) {
+int call(const Handle * handle, const char * name, Body body) {
     ++counts().cublas_calls;
-    enqueue(current_stream, {name, body});
+    enqueue(handle->stream, {name, body});
     return 0;
 }
 
@@ -150,16 +152,17 @@ const void * moved(const void * at, int64_t bytes) { return static_cast<const ch
 
 } // namespace
 
-EXPORT int cublasGemmStridedBatchedEx(void *, int a_op, int b_op, int m, int n, int k,
+EXPORT int cublasGemmStridedBatchedEx(Handle * handle, int a_op, int b_op, int m, int n, int k,
                                       const void * alpha, const void * a, int a_type, int lda,
                                       long long a_step, const void * b, int b_type, int ldb,
                                       long long b_step, const void * beta, void * c, int c_type,
                                       int ldc, long long c_step, int n_batch, int compute, int) {
-    const Product product = {m, n, k, scalar(alpha, compute), scalar(beta, compute), uses_tf32()};
+    const Product product = {
+        m, n, k, scalar(alpha, compute), scalar(beta, compute), handle->uses_tf32()};
     const int64_t a_bytes = bytes_of_type(a_type) * a_step,
                   b_bytes = bytes_of_type(b_type) * b_step,
                   c_bytes = bytes_of_type(c_type) * c_step;
-    return call("product", [=] {
+    return call(handle, "product", [=] {
         for (int i = 0; i < n_batch; ++i) {
             multiply(product, {moved(a, i * a_bytes), a_type, lda, a_op != 0},
                      {moved(b, i * b_bytes), b_type, ldb, b_op != 0},
@@ -168,16 +171,16 @@ EXPORT int cublasGemmStridedBatchedEx(void *, int a_op, int b_op, int m, int n, 
     });
 }
 
-EXPORT int cublasGemmEx(void * handle, int a_op, int b_op, int m, int n, int k, const void * alpha,
-                        const void * a, int a_type, int lda, const void * b, int b_type, int ldb,
-                        const void * beta, void * c, int c_type, int ldc, int compute,
-                        int algorithm) {
+EXPORT int cublasGemmEx(Handle * handle, int a_op, int b_op, int m, int n, int k,
+                        const void * alpha, const void * a, int a_type, int lda, const void * b,
+                        int b_type, int ldb, const void * beta, void * c, int c_type, int ldc,
+                        int compute, int algorithm) {
     return cublasGemmStridedBatchedEx(handle, a_op, b_op, m, n, k, alpha, a, a_type, lda, 0, b,
                                       b_type, ldb, 0, beta, c, c_type, ldc, 0, 1, compute,
                                       algorithm);
 }
 
-EXPORT int cublasSgemmStridedBatched(void * handle, int a_op, int b_op, int m, int n, int k,
+EXPORT int cublasSgemmStridedBatched(Handle * handle, int a_op, int b_op, int m, int n, int k,
                                      const f32 * alpha, const f32 * a, int lda, long long a_step,
                                      const f32 * b, int ldb, long long b_step, const f32 * beta,
                                      f32 * c, int ldc, long long c_step, int n_batch) {
@@ -186,23 +189,25 @@ EXPORT int cublasSgemmStridedBatched(void * handle, int a_op, int b_op, int m, i
                                       0);
 }
 
-EXPORT int cublasSgemm_v2(void * handle, int a_op, int b_op, int m, int n, int k, const f32 * alpha,
-                          const f32 * a, int lda, const f32 * b, int ldb, const f32 * beta, f32 * c,
-                          int ldc) {
+EXPORT int cublasSgemm_v2(Handle * handle, int a_op, int b_op, int m, int n, int k,
+                          const f32 * alpha, const f32 * a, int lda, const f32 * b, int ldb,
+                          const f32 * beta, f32 * c, int ldc) {
     return cublasSgemmStridedBatched(handle, a_op, b_op, m, n, k, alpha, a, lda, 0, b, ldb, 0, beta,
                                      c, ldc, 0, 1);
 }
 
 // The arrays of pointers lie in the GPU's memory, so that they are read when the stream gets there.
-EXPORT int cublasGemmBatchedEx(void *, int a_op, int b_op, int m, int n, int k, const void * alpha,
-                               const void * const * a, int a_type, int lda, const void * const * b,
-                               int b_type, int ldb, const void * beta, void * const * c, int c_type,
-                               int ldc, int n_batch, int compute, int) {
-    const Product product = {m, n, k, scalar(alpha, compute), scalar(beta, compute), uses_tf32()};
+EXPORT int cublasGemmBatchedEx(Handle * handle, int a_op, int b_op, int m, int n, int k,
+                               const void * alpha, const void * const * a, int a_type, int lda,
+                               const void * const * b, int b_type, int ldb, const void * beta,
+                               void * const * c, int c_type, int ldc, int n_batch, int compute,
+                               int) {
+    const Product product = {
+        m, n, k, scalar(alpha, compute), scalar(beta, compute), handle->uses_tf32()};
     for (const int type : {a_type, b_type, c_type}) {
         bytes_of_type(type);
     }
-    return call("product of pointers", [=] {
+    return call(handle, "product of pointers", [=] {
         for (int i = 0; i < n_batch; ++i) {
             multiply(product, {a[i], a_type, lda, a_op != 0}, {b[i], b_type, ldb, b_op != 0}, c[i],
                      c_type, ldc);
@@ -210,7 +215,7 @@ EXPORT int cublasGemmBatchedEx(void *, int a_op, int b_op, int m, int n, int k, 
     });
 }
 
-EXPORT int cublasSgemmBatched(void * handle, int a_op, int b_op, int m, int n, int k,
+EXPORT int cublasSgemmBatched(Handle * handle, int a_op, int b_op, int m, int n, int k,
                               const f32 * alpha, const f32 * const * a, int lda,
                               const f32 * const * b, int ldb, const f32 * beta, f32 * const * c,
                               int ldc, int n_batch) {
@@ -220,36 +225,38 @@ EXPORT int cublasSgemmBatched(void * handle, int a_op, int b_op, int m, int n, i
                                reinterpret_cast<void * const *>(c), F32, ldc, n_batch, IN_F32, 0);
 }
 
-EXPORT int cublasStrsmBatched(void *, int side, int half, int op, int diagonal, int m, int n,
-                              const f32 * alpha, const f32 * const * a, int lda, f32 * const * b,
-                              int ldb, int n_batch) {
+EXPORT int cublasStrsmBatched(Handle * handle, int side, int half, int op, int diagonal, int m,
+                              int n, const f32 * alpha, const f32 * const * a, int lda,
+                              f32 * const * b, int ldb, int n_batch) {
     const Triangle triangle = {side != 0, half == 1, op != 0, diagonal != 0, m, n,
                                *alpha,    lda,       ldb};
-    return call("triangular solve", [=] {
+    return call(handle, "triangular solve", [=] {
         for (int i = 0; i < n_batch; ++i) {
             triangle.solve(a[i], b[i]);
         }
     });
 }
 
-EXPORT int cublasCreate_v2(void ** handle) {
-    static int any;
-    *handle = &any;
+EXPORT int cublasCreate_v2(Handle ** handle) {
+    *handle = new Handle;
     return 0;
 }
 
-EXPORT int cublasDestroy_v2(void *) { return 0; }
-
-EXPORT int cublasSetMathMode(void *, int mode) {
-    math_mode = mode;
+EXPORT int cublasDestroy_v2(Handle * handle) {
+    delete handle;
     return 0;
 }
 
-EXPORT int cublasSetStream_v2(void *, void * stream) {
-    current_stream = stream;
+EXPORT int cublasSetMathMode(Handle * handle, int mode) {
+    handle->math_mode = mode;
     return 0;
 }
 
-EXPORT int cublasSetWorkspace_v2(void *, void *, size_t) { return 0; }
+EXPORT int cublasSetStream_v2(Handle * handle, void * stream) {
+    handle->stream = stream;
+    return 0;
+}
+
+EXPORT int cublasSetWorkspace_v2(Handle *, void *, size_t) { return 0; }
 
 EXPORT const char * cublasGetStatusString(int) { return "an error of the software GPU"; }
