@@ -183,6 +183,9 @@ def test_products_of_integers(kind: str) -> None:
     check(f"mul.hi.{kind} %d, %a, %b;", kind, three[:2], high)
     sums = by_element(lambda a, b, c: a * b + c, kind)
     check(f"mad.lo.{kind} %d, %a, %b, %c;", kind, three, sums)
+    if bits > 16:
+        sums = by_element(lambda a, b, c: (a * b >> bits) + c, kind)
+        check(f"mad.hi.{kind} %d, %a, %b, %c;", kind, three, sums)
     if bits < 64:
         wide = f"{kind[0]}{2 * bits}"
         check(f"mul.wide.{kind} %d, %a, %b;", wide, three[:2], by_element(lambda a, b: a * b, wide))
@@ -253,6 +256,13 @@ def test_fields_of_bits(bits: int) -> None:
         by_element(inserted, kind),
         arrays=arrays,
     )
+
+
+def test_masks_of_bits() -> None:
+    rng = np.random.default_rng(0)
+    arrays = [rng.integers(0, 35, N).astype(np.uint32) for _ in "ab"]
+    model = by_element(lambda a, n: (2**n - 1) << a, "b32")
+    check("bmsk.clamp.b32 %d, %a, %b;", "b32", ["b32", "b32"], model, arrays=arrays)
 
 
 def test_bytes_and_tables() -> None:

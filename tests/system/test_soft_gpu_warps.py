@@ -109,6 +109,9 @@ def test_votes_and_reductions_are_those_of_their_members() -> None:
     for name, model in (("add", np.sum), ("min", np.min), ("max", np.max)):
         found = run(f"{LOADED} redux.sync.{name}.u32 %r7, %r5, %r6; {STORED}", a, members)
         assert np.array_equal(found, both(*(model(x) for x in halves)))
+    for name, reduce in (("and", np.bitwise_and), ("or", np.bitwise_or), ("xor", np.bitwise_xor)):
+        found = run(f"{LOADED} redux.sync.{name}.b32 %r7, %r5, %r6; {STORED}", a, members)
+        assert np.array_equal(found, both(*(reduce.reduce(x) for x in halves)))
     few = a % 4
     found = run(f"{LOADED} match.any.sync.b32 %r7, %r5, %r6; {STORED}", few, members)
     for lane in range(32):
@@ -234,6 +237,41 @@ def test_atomics_return_the_old_value() -> None:
     cleared = "mov.u32 %r11, 0; @%p1 bra ON; st.shared.u32 [%r10], %r11; ON: bar.sync 0;"
     found = run(f"{body} {cleared} {added} st.global.f32 [%rd5], %f2;", a.view(np.float32))
     assert (found == 32).all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "one"),
+    [
+        ("f64", np.float64, "0d3FF0000000000000"),
+        ("noftz.f16x2", np.float16, "0x3C003C00"),
+        ("u64", np.uint64, "1"),
+    ],
+)
+def test_atomic_sums_of_other_types(kind: str, dtype: type, one: str) -> None:
+    set_order(n_threads=4)
+    bits = "b32" if dtype is np.float16 else "b64"
+    total = np.zeros(8 // np.dtype(dtype).itemsize, dtype)
+    body = f".reg .{bits} %one; mov.{bits} %one, {one}; red.global.add.{kind} [%rd3], %one;"
+    run(body, words(32 * 4), total, grid=4)
+    assert total[0] == 128
+
+
+def test_a_counter_down_wraps() -> None:
+    count = np.array([2], np.uint32)
+    body = f"atom.global.dec.u32 %r7, [%rd3], 5; {STORED}"
+    assert run(body, words(32), count).tolist() == [2, 1, 0, *[5, 4, 3, 2, 1, 0] * 5][:32]
+
+
+def test_spaces_of_generic_addresses() -> None:
+    body = """.shared .align 4 .b8 tile[64]; .local .align 4 .b8 own[8];
+    .reg .b64 %x; .reg .pred %q;
+    mov.u64 %x, SPACE; cvta.SPACE_NAME.u64 %x, %x; isspacep.ASKED %q, %x;
+    selp.u32 %r7, 1, 0, %q;"""
+    for name, symbol in (("shared", "tile"), ("local", "own")):
+        for asked in ("shared", "local", "global"):
+            text = body.replace("SPACE_NAME", name).replace("SPACE", symbol)
+            found = run(f"{text.replace('ASKED', asked)} {STORED}", words(32))
+            assert (found == (asked == name)).all()
 
 
 COPY = """
