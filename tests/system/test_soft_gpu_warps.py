@@ -213,7 +213,8 @@ def test_atomics_of_blocks_on_several_threads(operation: str, model: np.ufunc) -
     set_order(n_threads=4)
     a, total = words(64 * 64), words(1, 1)
     expected = model.reduce([*a, *total], dtype=np.uint32)
-    run(f"{LOADED} red.global.{operation} [%rd3], %r5;", a, total, grid=64)
+    load = "ld.global.u32 %r5, [%rd6];"
+    run(f"{load} red.global.{operation} [%rd3], %r5;", a, total, grid=64)
     assert total[0] == expected
 
 
