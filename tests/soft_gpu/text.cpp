@@ -69,12 +69,15 @@ std::string without_comments(const std::string & text) {
     std::string kept;
     kept.reserve(text.size());
     for (size_t at = 0; at < text.size();) {
-        if (text.compare(at, 2, "//") == 0) {
-            at = std::min(text.find('\n', at), text.size());
-        } else if (text.compare(at, 2, "/*") == 0) {
-            at = std::min(text.find("*/", at), text.size() - 2) + 2;
+        const size_t slash = std::min(text.find('/', at), text.size());
+        kept.append(text, at, slash - at);
+        if (text.compare(slash, 2, "//") == 0) {
+            at = std::min(text.find('\n', slash), text.size());
+        } else if (text.compare(slash, 2, "/*") == 0) {
+            at = std::min(text.find("*/", slash), text.size() - 2) + 2;
         } else {
-            kept += text[at++];
+            kept.append(text, slash, 1);
+            at = slash + 1;
         }
     }
     return kept;
