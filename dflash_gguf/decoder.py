@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 Prompt = str | Sequence[int] | NDArray[np.integer[Any]]
 
+LISTS = ("draft_type", "stop", "stop_token_ids")
+"""Settings whose value may be a list."""
 ENDED = "this stream was ended by a later call: load with n_parallel above 1 to run several"
 CLOSED = "the decoder was closed before this answer was finished"
 
@@ -153,7 +155,8 @@ class Decoder:
     ) -> list[Result]:
         """Answers prompts, `n_parallel` at once. Returns the results in the order of the prompts.
 
-        settings: as for `generate`; a list has one value for each prompt (`seed=[1, 2, 3]`).
+        settings: as for `generate`; a list has one value for each prompt (`seed=[1, 2, 3]`). In a
+            list of texts or numbers, stop, stop_token_ids and draft_type are for all prompts.
         progress: called with (answers done, answers in all). on_result: called with the index of a
             prompt and its result as soon as the answer ends; answers end in any order.
         Errors: as for `generate`. A bad prompt or setting is raised before any answer begins; an
@@ -164,9 +167,9 @@ class Decoder:
         shared: dict[str, Any] = {
             name: tuple(x) if isinstance(x, Iterator) else x
             for name, x in settings.items()
-            if not isinstance(x, list)
+            if not _is_by_prompt(name, x)
         }
-        lists = {name: x for name, x in settings.items() if isinstance(x, list)}
+        lists = {name: x for name, x in settings.items() if _is_by_prompt(name, x)}
         for name, values in lists.items():
             if len(values) != len(prompts):
                 raise ValueError(f"{name} has {len(values)} values for {len(prompts)} prompts")
@@ -636,3 +639,10 @@ class _PaddedVocabulary:
         if self._tokenizer is None or token >= self._tokenizer.n_tokens:
             return b""
         return self._tokenizer.piece(token)
+
+
+def _is_by_prompt(name: str, value: object) -> bool:
+    """True for a list with a value for each prompt: a list of lists for settings that are lists."""
+    if not isinstance(value, list):
+        return False
+    return name not in LISTS or any(isinstance(one, (list, tuple)) for one in value)

@@ -54,8 +54,9 @@ def fit(
 ) -> Fit:
     """Returns settings that fit, for `load(path, config=fit(path).config)`, their plan and why.
 
-    Options that are given, also by a config, stay as they are; the context, the types of K and V,
-    n_ubatch, draft_window, and layers and experts on the CPU are chosen. Other arguments and errors
+    Options that are given, also by a config, stay as they are, but a context that does not fit is
+    cut; the context, the types of K and V, n_ubatch, draft_window, and layers and experts on the
+    CPU are chosen. Other arguments and errors
     as for `plan`; Error if nothing fits.
     """
     path, drafter = given_files(path, drafter)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -138,6 +139,17 @@ def test_wrong_arguments_are_named(decoder: Decoder) -> None:
             function("python-tiny", ctx=8)
         with pytest.raises(TypeError, match="must be a LoadConfig"):
             function("python-tiny", config={"n_ctx": 8})
+
+
+def test_stop_texts_are_for_all_prompts_or_a_list_for_each(decoder: Decoder) -> None:
+    settings: dict[str, Any] = {"max_tokens": 40, "ignore_eos": True}
+    stops = [["\n", ":"], ["("]]
+    shared = decoder.generate_batch(PROMPTS[:2], stop=stops[0], **settings)
+    own = decoder.generate_batch(PROMPTS[:2], stop=stops, **settings)
+    for i, prompt in enumerate(PROMPTS[:2]):
+        alone = decoder.generate(prompt, stop=stops[0], **settings)
+        assert shared[i].tokens == alone.tokens
+        assert own[i].tokens == decoder.generate(prompt, stop=stops[i], **settings).tokens
 
 
 def test_results_have_the_log_probabilities_of_their_tokens(decoder: Decoder) -> None:
