@@ -22,7 +22,7 @@ class Engine:
     def __init__(self, name: str, kind: str, said: list[str]) -> None:
         self.name, self.kind, self.said = name, kind, said
         self.state = "loading"
-        self.is_busy = False
+        self.is_busy, self.ready = False, None
 
     def start(self, prepare: Any, *, waits: bool) -> None:  # noqa: ARG002
         self.said.append(f"start {self.name}")
