@@ -151,6 +151,8 @@ def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
         p.error(f"-md {args.model_draft} is a drafter: give its target model with -m")
     if args.diagnose and args.url is not None:
         p.error("--diagnose measures files: give -m and -md instead of --url")
+    if args.plot and (args.url is not None or args.replay or args.diagnose):
+        p.error("--plot draws no results of --url, --replay or --diagnose: leave it out")
     for pair in args.pair or ():
         if len(pair) != 2 and not (len(pair) == 1 and is_name(pair[0])):
             flags = "-m" if args.model is not None else "--pair"

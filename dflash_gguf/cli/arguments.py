@@ -36,12 +36,19 @@ IGNORED: tuple[IgnoredFlag, ...] = (
     (("--prio", "--poll", "--numa", "--cpu-strict"), True, "the system schedules the threads"),
     (("--verbose", "-v"), False, "figures are printed on stderr"),
     (("--log-file",), True, "messages go to stderr"),
-    (("--reasoning-budget", "--reasoning", "-rea"), True, "--think and --no-think choose"),
     (("--warmup",), False, "the first pass is slow once"),
     (("--no-warmup",), False, "there is no warm-up"),
 )
 """Flags of llama-cli alone without effect here: names, whether a value follows, reason."""
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
+
+
+def _thinks(text: str) -> bool | None:
+    """Reads llama.cpp's --reasoning and --reasoning-budget."""
+    known = {"on": True, "off": False, "auto": None, "0": False, "-1": None}
+    if text not in known:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected on, off, auto, 0 or -1")
+    return known[text]
 
 
 def parser() -> argparse.ArgumentParser:
@@ -132,6 +139,14 @@ def _add_prompt(p: argparse.ArgumentParser) -> None:
         default=False if os.environ.get("LLAMA_SPEC_NO_THINK", "0") != "0" else None,
         help="let the model reason before its answer, or not, if its template offers the choice "
         "(LLAMA_SPEC_NO_THINK=1: not)",
+    )
+    group.add_argument(
+        *("-rea", "--reasoning", "--reasoning-budget"),
+        dest="think",
+        type=_thinks,
+        metavar="X",
+        default=argparse.SUPPRESS,
+        help="llama.cpp's form: on is --think; off and 0 are --no-think; auto and -1 are neither",
     )
     group.add_argument(
         "--reasoning-format",

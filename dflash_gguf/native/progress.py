@@ -21,16 +21,16 @@ def c_callback(progress: Progress | None) -> Iterator[Any]:
     raised: list[BaseException] = []
 
     def on_progress(_user: Any, done: int, total: int) -> int:
-        try:
-            progress(done, total)
-        except BaseException as error:  # exceptions cannot pass through C
-            raised.append(error)
-            return 1
+        progress(done, total)
         return 0
+
+    def keep(_kind: object, error: BaseException, _trace: object) -> None:
+        raised.append(error)  # exceptions cannot pass through C
 
     lib()
     try:
-        yield ffi.callback("dfl_progress", on_progress)
+        # A signal during the call is raised at the start of the callback, before any `try` in it.
+        yield ffi.callback("dfl_progress", on_progress, error=1, onerror=keep)
     except Error:
         if raised:
             raise raised[0] from None

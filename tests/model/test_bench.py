@@ -121,6 +121,7 @@ def test_a_pair_has_a_name(prompts: str, capsys: pytest.CaptureFixture[str]) -> 
         (["-m", "one.gguf"], "-m one.gguf: give a model and its drafter, or one known name"),
         (["--url", "http://x", "-md", "d.gguf"], "-md d.gguf is a drafter: give its target"),
         (["--url", "http://x", "--diagnose"], "--diagnose measures files: give -m and -md"),
+        (["--url", "http://x", "--plot", "x.png"], "--plot draws no results of --url"),
     ):
         with pytest.raises(SystemExit, match="2"):
             main([*pair, *flags])

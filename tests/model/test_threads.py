@@ -1,4 +1,4 @@
-"""The number of threads may change between runs of a graph."""
+"""Threads and signals during calls of the core."""
 
 from __future__ import annotations
 
@@ -40,6 +40,27 @@ assert answer() == expected
 print("same")
 """
 
+INTERRUPTED = """
+import random, signal, sys
+from dflash_gguf import native
+from dflash_gguf.config import LoadConfig
+
+def stop(*_):
+    raise KeyboardInterrupt
+
+chosen, n_ended = random.Random(1), 0
+signal.signal(signal.SIGALRM, stop)
+for _ in range(60):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, chosen.uniform(1e-4, 0.02))
+        native.Model(sys.argv[1], LoadConfig(n_threads=1), lambda *_: None)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    except KeyboardInterrupt:
+        n_ended += 1
+signal.setitimer(signal.ITIMER_REAL, 0)
+print(n_ended)
+"""
+
 
 def test_calls_from_a_parallel_region_and_after_it() -> None:
     target = bundled.TARGET
@@ -47,3 +68,15 @@ def test_calls_from_a_parallel_region_and_after_it() -> None:
         [sys.executable, "-c", NESTED, str(target)], capture_output=True, text=True, timeout=120
     )
     assert run.stdout.strip() == "same", run.stderr
+
+
+def test_a_signal_ends_a_load() -> None:
+    """The signal comes while the core loads, and is raised where the core calls back."""
+    run = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, str(bundled.TARGET)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert int(run.stdout) > 0, run.stderr
+    assert "cffi callback" not in run.stderr

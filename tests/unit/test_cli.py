@@ -122,6 +122,14 @@ def test_thoughts_go_to_stderr(loader: Loader, capsys: pytest.CaptureFixture[str
     assert (report["text"], report["reasoning"]) == ("yes", "hm")
 
 
+@pytest.mark.parametrize(
+    ("flags", "is_on"),
+    [("--reasoning off", False), ("--reasoning-budget 0", False), ("-rea on", True), ("", None)],
+)
+def test_llama_cpps_flags_of_reasoning_are_taken(flags: str, is_on: bool | None) -> None:
+    assert parser().parse_args(flags.split()).think is is_on
+
+
 def test_json_is_one_object(loader: Loader, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(loader, "--tokens", "97,58", "--json", "-n", "2", "--draft", "none") == 0
     report = json.loads(capsys.readouterr().out)
@@ -566,6 +574,10 @@ def test_errors_are_one_sentence(
         (["--draft-max", "0"], "--draft-max is 0, must be at least 1"),
         (["--top-p", "2"], "--top-p is 2, must be at most 1"),
         (["-c", "99999999"], "--ctx-size is 99999999, must be at most 16777216"),
+        (
+            ["-rea", "no"],
+            "argument -rea/--reasoning/--reasoning-budget: 'no': expected on, off, auto, 0 or -1",
+        ),
         (["--grammar", "x"], "--grammar: answers cannot be constrained"),
         (["-ub", "0"], "--ubatch-size is 0, must be at least 1"),
         (["--compare", "-i"], "--compare is for one prompt, not for a chat (-i)"),
