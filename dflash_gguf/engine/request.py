@@ -103,7 +103,7 @@ class RequestState(SpeculativeState):
         self.added = time.perf_counter()
         self.prefill_started: float | None = None
         self.turn = 0
-        """Number of the turn in which the request got its sequence, or lost it."""
+        """Serial number of the turn in which the request got its sequence, or lost it."""
         self.turn_began: float | None = None
         """Time since which others wait while this request computes new tokens; None: not yet."""
         self.n_reached = 0

@@ -23,7 +23,7 @@ class Turns:
 
     def __init__(self) -> None:
         self._n = 0
-        # By client: serial number of its last turn, at first that of anybody's last turn.
+        # Serial number of each client's last turn; a new client gets that of the newest turn.
         self._last: dict[str, int] = {}
 
     def add(self, client: str) -> None:
