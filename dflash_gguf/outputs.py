@@ -60,8 +60,9 @@ class Result:
     text: the answer without stop token and stop text.
     reasoning: the reasoning before the answer to a conversation, which is then not in the text;
         None if the chat template marks no reasoning, or the prompt is no conversation.
-    n_prompt: tokens of the prompt: n_prefilled computed ones and n_cached from the prefix cache.
-        n_draft_context: the last cached tokens whose drafter K/V were cached too.
+    n_prompt: tokens of the prompt: n_cached from the prefix cache and, unless the answer was ended
+        within the prompt, n_prefilled computed ones. n_draft_context: the last cached tokens whose
+        drafter K/V were cached too.
     n_decoded: tokens sampled in rounds; the first token comes from the prefill.
     rounds: target passes after the prefill. n_passes: the same, but a pass that k requests shared
         counts 1/k. prefill_s, decode_s: seconds of prefill and of rounds.
@@ -107,6 +108,7 @@ class Result:
     threads: int | None = None
     reasoning: str | None = None
     stop_text: str | None = None
+    n_cached: int = 0
     n_draft_context: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
@@ -121,11 +123,6 @@ class Result:
     def phase_s(self) -> dict[str, float]:
         """Seconds by the phases' retired names, kept for one more release."""
         return with_retired_names(self.seconds_by_phase)
-
-    @property
-    def n_cached(self) -> int:
-        """Tokens of the prompt that came from the prefix cache."""
-        return self.n_prompt - self.n_prefilled
 
     @property
     def n_tokens(self) -> int:

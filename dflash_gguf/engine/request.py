@@ -97,7 +97,7 @@ class RequestState(SpeculativeState):
         self.is_finished = False
         self.prefix_hit = PrefixHit()
         self.n_cached = self.n_draft_context = 0
-        self.n_to_prefill = 0
+        self.n_to_prefill = self.n_prefilled = 0
         self.n_top = 0
         """Number of a row's best tokens that suffice for sampling; 0 if the whole row is needed."""
         self.added = time.perf_counter()
@@ -158,6 +158,8 @@ class RequestState(SpeculativeState):
         """Records a prefill chunk that ended at `position`, before the answer's first token."""
         assert self.prefill_started is not None
         self.stats.set_prefill(time.perf_counter() - self.prefill_started, sample_s)
+        n_done = min(position - self.n_cached, len(self.request.prompt) - self.n_cached)
+        self.n_prefilled = max(self.n_prefilled, n_done)
         self._report_prefill(min(max(position - self.n_cached, 0), self.n_to_prefill))
 
     @property
@@ -210,7 +212,8 @@ class RequestState(SpeculativeState):
             text=output.text,
             reasoning=output.reasoning,
             n_prompt=len(request.prompt),
-            n_prefilled=len(request.prompt) - self.n_cached,
+            n_prefilled=self.n_prefilled,
+            n_cached=self.n_cached,
             n_draft_context=self.n_draft_context,
             n_decoded=stats.n_decoded,
             rounds=stats.rounds,

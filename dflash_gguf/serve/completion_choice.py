@@ -85,7 +85,7 @@ def timings_of(stats: ResultStats) -> dict[str, Any]:
     n_prompt, n_tokens = stats.n_prefilled, stats.n_tokens
     prompt_ms, predicted_ms = 1e3 * stats.prefill_s, 1e3 * stats.decode_s
     timings: dict[str, Any] = {
-        "cache_n": stats.n_prompt - n_prompt,
+        "cache_n": stats.n_cached,
         "prompt_n": n_prompt,
         "prompt_ms": prompt_ms,
         "prompt_per_token_ms": _ratio(prompt_ms, n_prompt),
@@ -113,7 +113,7 @@ def usage(choices: Sequence[CompletionChoice]) -> dict[str, Any]:
     stats = [choice.stats for choice in choices if choice.stats is not None]
     prompts = {choice.prompt_index: len(choice.prompt.tokens) for choice in choices}
     cached = {
-        choice.prompt_index: choice.stats.n_prompt - choice.stats.n_prefilled
+        choice.prompt_index: choice.stats.n_cached
         for choice in reversed(choices)
         if choice.stats is not None
     }
@@ -141,13 +141,10 @@ def progressed(choice: CompletionChoice, progress: Event) -> Event:
     """Returns a progress event with `timings` of the prompt tokens computed so far."""
     done = progress["processed"] - progress["cache"]
     seconds = progress["time_ms"] / 1e3
-    timings = timings_of(
-        ResultStats(
-            done, done, 0, 0, 0, 0.0, seconds, 0.0, "", None, 0, choice.config.draft, 0, 0, {}, None
-        )
-    )["timings"]
-    timings["cache_n"] = progress["cache"] if done else 0
-    return {"prompt_progress": progress, "timings": timings}
+    n_cached = progress["cache"] if done else 0
+    counts = (done, done, n_cached, 0, 0, 0, 0.0, seconds, 0.0)
+    stats = ResultStats(*counts, "", None, 0, choice.config.draft, 0, 0, {}, None)
+    return {"prompt_progress": progress, "timings": timings_of(stats)["timings"]}
 
 
 def _ratio(value: float, by: float) -> float:

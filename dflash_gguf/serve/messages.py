@@ -147,6 +147,7 @@ class ResultStats(Message, frozen=True):
 
     n_prompt: int
     n_prefilled: int
+    n_cached: int
     n_tokens: int
     n_decoded: int
     rounds: int

@@ -21,11 +21,7 @@ def _n_rounds_drafted(stats: ResultStats) -> int:
 Count = Callable[[ResultStats], float]
 COUNTERS: tuple[tuple[str, str, Count], ...] = (
     ("prompt_tokens", "Prompt tokens computed", lambda x: x.n_prefilled),
-    (
-        "prompt_tokens_cached",
-        "Prompt tokens found in a cache",
-        lambda x: x.n_prompt - x.n_prefilled,
-    ),
+    ("prompt_tokens_cached", "Prompt tokens found in a cache", lambda x: x.n_cached),
     ("prompt_seconds", "Seconds of computing prompts", lambda x: x.prefill_s),
     ("tokens_predicted", "Tokens generated", lambda x: x.n_tokens),
     ("tokens_predicted_seconds", "Seconds of generating", lambda x: x.decode_s),

@@ -102,7 +102,7 @@ class GenerationResponse(Response):
         n_prompt = sum(len(choice.prompt.tokens) for choice in self._choices)
         n_tokens = sum(len(choice.tokens) for choice in self._choices)
         stats = [choice.stats for choice in self._choices if choice.stats is not None]
-        n_cached = sum(x.n_prompt - x.n_prefilled for x in stats)
+        n_cached = sum(x.n_cached for x in stats)
         cached = f" ({n_cached} cached)" if len(stats) == len(self._choices) else ""
         return f"prompt {n_prompt}{cached}, answer {n_tokens}"
 

@@ -235,7 +235,7 @@ class Use:
         )
         for name, (_, taken) in found.candidates_by_proposer.items():
             self.counts[f"accepted of {name}"] += taken
-        self.counts["tokens found in the caches"] += found.n_prompt - found.n_prefilled
+        self.counts["tokens found in the caches"] += found.n_cached
 
     def _tokens(self, n: int) -> list[int]:
         if self.text is None:

@@ -169,6 +169,8 @@ def test_a_cancelled_prefill_stops_between_micro_batches(n_calls: int) -> None:
     generation, steps, sequence = answer(b"hello", cancelled=lambda: next(answers))
     assert steps == []
     assert generation.result().stop_reason == "cancelled"
+    result = generation.result()
+    assert (result.n_prefilled, result.n_cached) == (len(sequence.left), 0)
     assert sequence.left == [1, 2, 3][:n_calls]
 
 
