@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .config import DecodeConfig, LoadConfig
 from .decoder import Decoder, Prompt
@@ -146,30 +146,42 @@ class AsyncDecoder:
         messages: str | Sequence[Message],
         config: DecodeConfig | None = None,
         *,
-        template: str | None = None,
+        template: str | os.PathLike[str] | None = None,
         enable_thinking: bool | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         **settings: Unpack[DecodeOptions],
     ) -> Result:
-        """Answers a conversation; arguments and errors as for `Decoder.chat`."""
-        return await _read(
-            await self.chat_stream(
-                messages, config, template=template, enable_thinking=enable_thinking, **settings
-            )
+        """Answers a conversation; arguments and errors as for `Decoder.chat`.
+
+        Cancelling the task ends the answer after the running round.
+        """
+        stream = await self.chat_stream(
+            messages,
+            config,
+            template=template,
+            enable_thinking=enable_thinking,
+            chat_template_kwargs=chat_template_kwargs,
+            **settings,
         )
+        return await _read(stream)
 
     async def chat_stream(
         self,
         messages: str | Sequence[Message],
         config: DecodeConfig | None = None,
         *,
-        template: str | None = None,
+        template: str | os.PathLike[str] | None = None,
         enable_thinking: bool | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         **settings: Unpack[DecodeOptions],
     ) -> AsyncStream:
         """Renders a conversation and returns its answer to read, as `stream` does."""
         prompt = await self._run(
             lambda: self.decoder.chat_prompt(
-                messages, template=template, enable_thinking=enable_thinking
+                messages,
+                template=template,
+                enable_thinking=enable_thinking,
+                chat_template_kwargs=chat_template_kwargs,
             )
         )
         return self.stream(prompt, config, **settings)

@@ -361,7 +361,7 @@ class Decoder:
         config: DecodeConfig | None = None,
         *,
         stream: Literal[True],
-        template: str | None = None,
+        template: str | os.PathLike[str] | None = None,
         enable_thinking: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         cancelled: Callable[[], bool] | None = None,
@@ -375,7 +375,7 @@ class Decoder:
         config: DecodeConfig | None = None,
         *,
         stream: Literal[False] = False,
-        template: str | None = None,
+        template: str | os.PathLike[str] | None = None,
         enable_thinking: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         cancelled: Callable[[], bool] | None = None,
@@ -388,7 +388,7 @@ class Decoder:
         config: DecodeConfig | None = None,
         *,
         stream: bool = False,
-        template: str | None = None,
+        template: str | os.PathLike[str] | None = None,
         enable_thinking: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         cancelled: Callable[[], bool] | None = None,
@@ -411,7 +411,7 @@ class Decoder:
         self,
         messages: str | Sequence[Message],
         *,
-        template: str | None = None,
+        template: str | os.PathLike[str] | None = None,
         enable_thinking: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> ChatPrompt:
@@ -433,7 +433,7 @@ class Decoder:
         wanted = variables.pop("enable_thinking", None)
         return tokenizer.chat(
             messages,
-            template=template,
+            template=None if template is None else os.fspath(template),
             enable_thinking=wanted if enable_thinking is None else enable_thinking,
             variables=variables,
         )
@@ -443,7 +443,7 @@ class Decoder:
         ids = self._tokens_of(tokens)
         with self._turn(), self._idle_sequence() as sequence:
             self._scheduler.make_room(sequence.cells_needed(len(ids)), sequence)
-            return sequence.logits(ids)
+            return sequence.logits(ids, native.interruptible)
 
     def tokenize(
         self, text: str, *, add_special: bool = True, parse_special: bool = True
@@ -494,7 +494,8 @@ class Decoder:
                         ends.add(begun.n_cached)
                     for end in sorted(ends):
                         if end > sequence.position:
-                            sequence.prefill(ids[sequence.position : end]).argmax()
+                            missing = ids[sequence.position : end]
+                            sequence.prefill(missing, native.interruptible).argmax()
                         taken.insert(0, sequence.snapshot())
                     prefix_file.save([*taken, *cached], ids, self.engine, Path(path))
                 finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -163,9 +163,14 @@ class Result:
             "reasoning": self.reasoning,
             "tokens": list(self.tokens),
             "n_prompt": self.n_prompt,
+            "n_prefilled": self.n_prefilled,
             "n_cached": self.n_cached,
             "n_draft_context": self.n_draft_context,
             "n_tokens": self.n_tokens,
+            "n_decoded": self.n_decoded,
+            "n_passes": _rounded(self.n_passes),
+            "prefill_s": _rounded(self.prefill_s),
+            "decode_s": _rounded(self.decode_s),
             "prefill_tokens_per_s": _rounded(self.prefill_tokens_per_s),
             "tokens_per_s": _rounded(self.tokens_per_s),
             "rounds": self.rounds,
@@ -193,18 +198,21 @@ class Result:
             ),
             "threads": self.threads,
             "stop_reason": self.stop_reason,
-            "logprobs": [
-                {
-                    "log_prob": _finite(one.log_prob),
-                    "top": [(i, _finite(x)) for i, x in one.top],
-                }
-                for one in self.logprobs
-            ],
+            "stop_text": self.stop_text,
+            "logprobs": _entries(self.logprobs),
+            "prompt_logprobs": _entries(self.prompt_logprobs),
         }
 
     def to_json(self) -> str:
         """Returns the report as one JSON object on one line."""
         return json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False)
+
+
+def _entries(logprobs: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
+    return [
+        {"log_prob": _finite(one.log_prob), "top": [(i, _finite(x)) for i, x in one.top]}
+        for one in logprobs
+    ]
 
 
 def _finite(log_prob: float) -> float | None:

@@ -27,7 +27,7 @@ from .models import Drafter, Model
 from .node_selection import NO_THRESHOLD, BreakEven, Selection, select_nodes
 from .passes import BatchEntry, Draft, DraftRequest, Rows
 from .prefixes import Prefix, PrefixTensor
-from .progress import Progress
+from .progress import Progress, interruptible
 from .samplers import CoreSampler, SampleRequest, SamplerOptions
 from .sequences import Sequence
 from .suffix_index import Proposals, SuffixIndex
@@ -71,6 +71,7 @@ __all__ = [
     "devices",
     "files_of",
     "ggml_version",
+    "interruptible",
     "library_build",
     "load_backend",
     "probe_buffer_type",

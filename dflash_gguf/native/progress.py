@@ -12,6 +12,10 @@ Progress = Callable[[int, int], None]
 """A callback with (done, total), in bytes or tokens. Raises an exception to cancel the call."""
 
 
+def interruptible(_done: int, _total: int) -> None:
+    """A progress callback for calls without one: Ctrl-C then ends the call at a micro-batch."""
+
+
 @contextmanager
 def c_callback(progress: Progress | None) -> Iterator[Any]:
     """Wraps `progress` for C; an exception of `progress` replaces the core's Error of the call."""

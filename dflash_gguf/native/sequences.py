@@ -88,10 +88,12 @@ class Sequence:
         """Appends a path of the pending verify, root first; errors as for `Engine.commit`."""
         self.engine.commit([(self, nodes)])
 
-    def logits(self, tokens: abc.Sequence[int]) -> NDArray[np.float32]:
+    def logits(
+        self, tokens: abc.Sequence[int], progress: Progress | None = None
+    ) -> NDArray[np.float32]:
         """Appends tokens and returns the logits after each, float32 [n, n_vocab]."""
         out = np.empty((len(tokens), self.engine.model.n_vocab), dtype=np.float32)
-        self.engine.run([BatchEntry(self, tokens, all_logits=out)])
+        self.engine.run([BatchEntry(self, tokens, all_logits=out)], progress)
         return out
 
     def snapshot(self) -> Prefix:

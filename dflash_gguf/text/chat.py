@@ -31,6 +31,10 @@ class ChatPrompt(list[int]):
         self.reasoning = reasoning
         self.turn_boundaries = tuple(turn_boundaries)
 
+    def __add__(self, tokens: list[int]) -> ChatPrompt:  # type: ignore[override]
+        """Returns the prompt with the tokens of a text that begins the answer."""
+        return ChatPrompt(super().__add__(tokens), self.reasoning, self.turn_boundaries)
+
 
 class _Arguments(dict[str, Any]):
     """Arguments of a tool call: an object, and JSON where a template prints it as a text."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import dflash_gguf
-from dflash_gguf import AsyncDecoder, Decoder
+from dflash_gguf import AsyncDecoder, Decoder, native
 
 PROMPTS = [f"def f{i}(a, b):\n    return" for i in range(6)]
 LONG = {"max_tokens": None, "ignore_eos": True, "draft": "none"}
@@ -32,6 +33,37 @@ def test_many_at_once_are_answered_as_alone(decoder: Decoder) -> None:
         return [result.text for result in found]
 
     assert asyncio.run(answers()) == expected
+
+
+def test_a_template_gets_the_variables_of_a_chat(decoder: Decoder) -> None:
+    template = "{{ messages[0].content }}{{ more }}"
+    asked = {"template": template, "chat_template_kwargs": {"more": "(a, b):"}, "max_tokens": 12}
+
+    async def answer() -> str:
+        return (await AsyncDecoder(decoder).chat("def f", **asked)).text
+
+    assert asyncio.run(answer()) == decoder.chat("def f", **asked).text
+
+
+def test_ctrl_c_ends_calls_that_compute_a_text(
+    decoder: Decoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = decoder.tokenize("x = 1\n" * 200)
+    expected = decoder.logits(tokens[:20])
+    decoder.reset()
+
+    def stop(done: int, total: int) -> None:
+        if done < total:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(native, "interruptible", stop)
+        with pytest.raises(KeyboardInterrupt):
+            decoder.logits(tokens)
+        with pytest.raises(KeyboardInterrupt):
+            decoder.save_prefix(tmp_path / "prefix", tokens)
+    assert not list(tmp_path.iterdir())
+    np.testing.assert_array_equal(decoder.logits(tokens[:20]), expected)
 
 
 def test_a_stream_yields_the_text_and_the_loop_goes_on(decoder: Decoder) -> None:

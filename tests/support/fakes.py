@@ -83,6 +83,8 @@ class FakeSequence(Scripted):
             self.fed.append(token)
             super().append([token])
 
-    def logits(self, tokens: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
+    def logits(
+        self, tokens: Sequence[int], _progress: object = None
+    ) -> np.ndarray[Any, np.dtype[np.float32]]:
         self.tokens += tokens
         return np.zeros((len(tokens), self.model.n_vocab), dtype=np.float32)

@@ -74,13 +74,18 @@ def test_settings_are_fields_of_the_config(tokenizer: Tokenizer) -> None:
         decoder.chat("ab", template="chatml", enable_thinking="no")  # type: ignore[call-overload]
 
 
-def test_chat_answers_a_conversation(tokenizer: Tokenizer) -> None:
+def test_chat_answers_a_conversation(tokenizer: Tokenizer, tmp_path: Path) -> None:
     decoder = make(tokenizer)
     messages = [{"role": "user", "content": "ab"}]
     assert decoder.chat(messages, template="{{ messages[0].content }}:").text == "yes"
     assert fed(decoder) == b"ab:yes"
     template = "{{ messages[0].role }}={{ messages[0].content }}:"
     assert decoder.chat_prompt("ab", template=template) == decoder.tokenize("user=ab:")
+    file = tmp_path / "template.jinja"
+    file.write_text(template)
+    assert decoder.chat_prompt("ab", template=file) == decoder.tokenize("user=ab:")
+    with pytest.raises(TypeError, match="not int"):
+        decoder.chat("ab", template=5)  # type: ignore[call-overload]
     stream = decoder.chat("ab", template="{{ messages[0].content }}:", stream=True)
     assert "".join(step.text for step in stream) == stream.result().text == "yes"
 
@@ -99,6 +104,8 @@ def test_thoughts_are_no_part_of_the_text(tokenizer: Tokenizer) -> None:
     # Only a prompt from a template has a reasoning format.
     prompt = decoder.chat_prompt(messages, template=THINKING)
     assert decoder.generate(list(prompt)).text == raw.text
+    continued = decoder.generate(prompt + decoder.tokenize("", add_special=False))
+    assert (continued.text, continued.reasoning) == ("yes", "hm")
     steps = list(decoder.stream(prompt))
     assert "".join(step.reasoning for step in steps) == "hm"
     assert "".join(step.text for step in steps) == "yes"

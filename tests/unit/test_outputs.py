@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 from dflash_gguf.outputs import Result, Step
@@ -13,9 +14,14 @@ FIELDS = [
     "reasoning",
     "tokens",
     "n_prompt",
+    "n_prefilled",
     "n_cached",
     "n_draft_context",
     "n_tokens",
+    "n_decoded",
+    "n_passes",
+    "prefill_s",
+    "decode_s",
     "prefill_tokens_per_s",
     "tokens_per_s",
     "rounds",
@@ -37,7 +43,9 @@ FIELDS = [
     "drafter_kernels",
     "threads",
     "stop_reason",
+    "stop_text",
     "logprobs",
+    "prompt_logprobs",
 ]
 
 
@@ -82,6 +90,15 @@ def test_report_is_one_line_of_json_with_all_fields() -> None:
     assert report["ms_by_phase"] == {"prefill": 500.0, "decode": 200.0}
     assert (report["model"], report["threads"], report["backend"]) == ("m.gguf", 2, "CPU")
     assert report["kernels"] == {"own": 5}
+
+
+def test_the_report_has_every_field_of_a_result() -> None:
+    names = {field.name for field in dataclasses.fields(Result)}
+    assert names - set(FIELDS) == {"seconds_by_phase"}  # which is told in milliseconds
+    scores = (TokenLogprobs(-0.5, ((3, -0.5),)),)
+    report = json.loads(plain_result(stop_text="x", prompt_logprobs=scores).to_json())
+    assert report["stop_text"] == "x"
+    assert report["prompt_logprobs"] == [{"log_prob": -0.5, "top": [[3, -0.5]]}]
 
 
 def test_tau_counts_the_targets_own_token() -> None:
