@@ -20,6 +20,7 @@ from ..cli.model_arguments import add_options, load_config, new_parser, on_prese
 from ..config import AUTO_TREE_BUDGET, DecodeConfig
 from ..decoder import Decoder
 from ..loading import load
+from ..native import OPTIONS
 from ..speculative.controller import SIZES
 from ..text.variants import mismatch
 from . import diagnose, parallel, plot, replay, url
@@ -38,6 +39,22 @@ once, and speeds are those of all together. With --replay only rounds of every s
 speed of each setting is computed from these times and the drafts of a plain answer, and "auto" is
 compared with the best other setting.
 """
+
+
+CONCURRENCY = "1,4,8,16"
+OF_SERVERS = ("concurrency", "api_key", "reuse")
+"""Arguments that go with --url alone."""
+OF_FILES: tuple[str, ...] = (
+    "diagnose",
+    "settings",
+    "sweep",
+    "n_parallel",
+    "replay",
+    "plot",
+    "tree_main_chain",
+)
+OF_FILES += tuple(OPTIONS)
+"""Arguments that do not go with --url."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -67,14 +84,14 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument(
         "--concurrency",
-        default="1,4,8,16",
         metavar="A,B",
-        help="with --url: numbers of parallel requests (default: 1,4,8,16)",
+        help=f"with --url: numbers of parallel requests (default: {CONCURRENCY})",
     )
     p.add_argument("--api-key", metavar="KEY", help="with --url: API key of the server")
     p.add_argument(
         "--reuse",
-        action="store_true",
+        action="store_const",
+        const=True,
         help="with --url: let the server reuse prompts and texts of earlier requests",
     )
     p.add_argument(
@@ -149,10 +166,14 @@ def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
         args.pair = [[args.model, *([args.model_draft] if args.model_draft else [])]]
     elif args.model_draft is not None:
         p.error(f"-md {args.model_draft} is a drafter: give its target model with -m")
-    if args.diagnose and args.url is not None:
-        p.error("--diagnose measures files: give -m and -md instead of --url")
-    if args.plot and (args.url is not None or args.replay or args.diagnose):
-        p.error("--plot draws no results of --url, --replay or --diagnose: leave it out")
+    others = OF_FILES if args.url is not None else OF_SERVERS
+    for action in p._actions:
+        if action.dest in others and getattr(args, action.dest) != action.default:
+            what = "measures files: leave it out with --url"
+            what = what if args.url is not None else "measures a server: leave it out without --url"
+            p.error(f"{max(action.option_strings[:2], key=len)} {what}")
+    if args.plot and (args.replay or args.diagnose):
+        p.error("--plot draws no results of --replay or --diagnose: leave it out")
     for pair in args.pair or ():
         if len(pair) != 2 and not (len(pair) == 1 and is_name(pair[0])):
             flags = "-m" if args.model is not None else "--pair"
@@ -288,7 +309,7 @@ def _load_server(args: argparse.Namespace, prompts: Sequence[Prompt]) -> int:
         more["chat_template_kwargs"] = {"enable_thinking": args.think}
     bodies = url.bodies(prompts, args.chat, args.predict, args.temp, args.seed, more)
     results = []
-    for n in levels("--concurrency", args.concurrency):
+    for n in levels("--concurrency", args.concurrency or CONCURRENCY):
         level = url.load(server, bodies, n)
         results.append(level)
         _print(level.to_dict())

@@ -120,11 +120,16 @@ def test_a_pair_has_a_name(prompts: str, capsys: pytest.CaptureFixture[str]) -> 
         ),
         (["-m", "one.gguf"], "-m one.gguf: give a model and its drafter, or one known name"),
         (["--url", "http://x", "-md", "d.gguf"], "-md d.gguf is a drafter: give its target"),
-        (["--url", "http://x", "--diagnose"], "--diagnose measures files: give -m and -md"),
-        (["--url", "http://x", "--plot", "x.png"], "--plot draws no results of --url"),
+        (["--url", "http://x", "--diagnose"], "--diagnose measures files: leave it out with --url"),
+        (["--url", "http://x", "--plot", "x.png"], "--plot measures files"),
+        (["--url", "http://x", "--settings", "none"], "--settings measures files"),
+        (["--url", "http://x", "-np", "2"], "--parallel measures files"),
+        (["--url", "http://x", "-c", "100"], "--ctx-size measures files"),
+        (["--pair", "smollm2", "--concurrency", "2"], "--concurrency measures a server"),
+        (["--pair", "smollm2", "--reuse"], "--reuse measures a server"),
     ):
         with pytest.raises(SystemExit, match="2"):
-            main([*pair, *flags])
+            main([*pair, "-f", prompts])
         assert capsys.readouterr().err.startswith(f"error: {sentence}")
 
 
