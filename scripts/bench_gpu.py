@@ -11,6 +11,7 @@ Qwen3.5-27B at Q4_K_M and a drafter of 5 layers. Then runs each part in a proces
 gets a share of the seconds of --limit:
 
 device   name, memory, memory that the driver takes, bandwidth of a large copy
+ptx      kernels that tests run in an interpreter: their results there and on the GPU
 correct  logits and drafted answers of small float32 models, compared with the CPU
 chain    drafting rounds beside llama.cpp's draft-dflash; both draft, verify and accept as much
 plain    decoding beside llama.cpp
@@ -44,7 +45,8 @@ from gpu.budget import LEAST_S, share
 from gpu.child import Child, report
 from gpu.setting import Figures, Setting, add_arguments
 
-AGREEMENT = Path(__file__).resolve().parents[1] / "tests" / "exhaustive" / "agreement.py"
+EXHAUSTIVE = Path(__file__).resolve().parents[1] / "tests" / "exhaustive"
+AGREEMENT = EXHAUSTIVE / "agreement.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,7 @@ BACKGROUND: Mapping[str, Callable[[Setting], Iterator[Figures]]] = {
 }
 PARTS = {
     "device": Part(facts.measure, 8),
+    "ptx": Part(EXHAUSTIVE / "kernels.py", 90),
     "correct": Part(AGREEMENT, 20),
     "chain": Part(beside.chain, 60, needs=("files", "tools")),
     "plain": Part(beside.plain, 30, needs=("files",)),

@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..native import Error
@@ -97,11 +97,11 @@ def build(
     else:
         configure += [f"-DCMAKE_CXX_FLAGS=-include {VULKAN_COMPAT}"]
     target = ["--target", f"ggml-{kind}", "--parallel", str(jobs or os.cpu_count() or 1)]
-    _run(configure)
+    run(configure)
     tell(f"compiling {module} (interrupted, the same command goes on where it stopped)")
-    _run(["cmake", "--build", str(folder / "out"), *target])
+    run(["cmake", "--build", str(folder / "out"), *target])
     (built,) = (folder / "out").rglob(module.name)
-    _run(["strip", "--strip-unneeded", str(built)])
+    run(["strip", "--strip-unneeded", str(built)])
     os.replace(built, module)
     shutil.rmtree(folder)
     return module
@@ -172,7 +172,7 @@ def _driver_stub(folder: Path) -> Path:
     source = "".join(f"int cu{name}(void) {{ return 100; }}\n" for name in DRIVER_FUNCTIONS)
     (folder / "stub.c").write_text(source, encoding="utf-8")
     name = "-Wl,-soname,libcuda.so.1"
-    _run(["cc", "-shared", "-fPIC", name, str(folder / "stub.c"), "-o", str(stub)])
+    run(["cc", "-shared", "-fPIC", name, str(folder / "stub.c"), "-o", str(stub)])
     return stub
 
 
@@ -194,7 +194,8 @@ def _architectures() -> str:
     return ";".join(f"{capability}-real" for capability in capabilities)
 
 
-def _run(command: list[str]) -> None:
+def run(command: Sequence[str]) -> None:
+    """Runs a tool of the build; Error with the first error of its output if it fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True)
     except FileNotFoundError:

@@ -13,6 +13,7 @@ from ..cli.command import guarded, list_devices
 from ..cli.model_arguments import new_parser
 from ..native import Error, load_backend
 from .build import KINDS, build, built_modules
+from .for_tests import SETS, build_for_tests
 from .sources import DEFAULT_CACHE, fetch
 
 DESCRIPTION = "Builds ggml backends as modules for the installed llama-cpp-python."
@@ -45,6 +46,11 @@ def parser() -> argparse.ArgumentParser:
         default="",
         metavar="A;B",
         help="CUDA architectures, such as 86-real;89-real (default: of the GPUs in this machine)",
+    )
+    making.add_argument(
+        "--for-tests",
+        choices=tuple(SETS),
+        help="cuda as PTX for a GPU in software, with few or all of the kernels that tests launch",
     )
     commands.add_parser(
         "list", parents=[cache], help="the devices here, with those of the modules that were built"
@@ -80,6 +86,11 @@ def _make(args: argparse.Namespace) -> int:
         raise ValueError(f"--jobs is {args.jobs}, must be at least 0")
     if args.arch and args.kind != "cuda":
         raise ValueError("--arch is for cuda only, leave it out")
+    if args.for_tests is not None:
+        if args.kind != "cuda" or args.arch:
+            raise ValueError("--for-tests is for cuda only, and without --arch")
+        print(build_for_tests(args.for_tests, args.cache, jobs=args.jobs, tell=_tell))
+        return 0
     module = build(args.kind, args.cache, jobs=args.jobs, arch=args.arch, tell=_tell)
     print(module)
     return 0

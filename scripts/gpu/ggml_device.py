@@ -23,7 +23,9 @@ TYPE_F32 = 0  # value of GGML_TYPE_F32
 _LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 
 
-class _InitParams(ctypes.Structure):
+class InitParams(ctypes.Structure):
+    """ggml's struct ggml_init_params."""
+
     _fields_ = (
         ("mem_size", ctypes.c_size_t),
         ("mem_buffer", ctypes.c_void_p),
@@ -31,7 +33,8 @@ class _InitParams(ctypes.Structure):
     )
 
 
-def _library() -> Any:
+def library() -> Any:
+    """Returns ggml's library with the types of the functions that several modules call."""
     library = ctypes.CDLL(str(ggml_library()))
     pointers = (
         "ggml_init ggml_new_tensor_1d ggml_backend_dev_by_name "
@@ -40,7 +43,7 @@ def _library() -> Any:
     for name in pointers.split():
         getattr(library, name).restype = ctypes.c_void_p
     library.ggml_new_tensor_1d.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int64]
-    library.ggml_init.argtypes = [_InitParams]
+    library.ggml_init.argtypes = [InitParams]
     library.ggml_log_set.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     return library
 
@@ -50,9 +53,9 @@ def copied_gb_per_s(device: str, n_bytes: int, n_runs: int = 9) -> float:
 
     Copies outside a graph, because as a node of a graph an H200 copied 2.8 TB/s, PyTorch 4.3 TB/s.
     """
-    lib = _library()
+    lib = library()
     pointer = ctypes.c_void_p
-    context = pointer(lib.ggml_init(_InitParams(1 << 20, None, True)))
+    context = pointer(lib.ggml_init(InitParams(1 << 20, None, True)))
     backend = pointer(
         lib.ggml_backend_dev_init(pointer(lib.ggml_backend_dev_by_name(device.encode())), None)
     )
@@ -80,7 +83,7 @@ class GraphCounter:
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        self._library = _library()
+        self._library = library()
         self._callback = _LOG(self._line)
 
     def _line(self, _level: int, text: bytes, _user: object) -> None:

@@ -132,6 +132,12 @@ class Setting:
         """True if the CPU is measured, to try the script."""
         return (self.device or "").upper() == "CPU"
 
+    @property
+    def has_cuda(self) -> bool:
+        """True if an NVIDIA GPU is measured, not another device or one that computes nothing."""
+        named = (self.device or "CUDA").upper().startswith("CUDA")
+        return named and self.null_gpu is None and self.build != "vulkan"
+
     def load_config(self, **fields: Any) -> LoadConfig:
         """Returns a LoadConfig with the layers' places and the given fields."""
         place: Mapping[str, Any] = (

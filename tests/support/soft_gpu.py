@@ -6,7 +6,6 @@ import ctypes
 import functools
 import hashlib
 import os
-import re
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dflash_gguf.backend_build.build import cuda_homes, first_of
+from dflash_gguf.backend_build.for_tests import toolkit
 
 FOLDER = Path(__file__).parents[1] / "soft_gpu"
 BUILT = FOLDER.parents[1] / "build" / "soft_gpu"
@@ -81,19 +80,17 @@ def _link(library: Path, objects: Sequence[Path], *flags: str) -> None:
 def cuda_libraries() -> Path:
     """Returns a folder with libcuda, libcudart and libcublas of the software GPU.
 
-    Raises dflash_gguf.Error if the machine has no CUDA headers.
+    Raises dflash_gguf.Error if nvcc's packages cannot be had.
     """
-    header = first_of(cuda_homes(), "nvidia-cuda-runtime", "include/cuda_runtime_api.h")
-    version = re.search(r"define CUDART_VERSION\s+(\d+)", header.read_text(encoding="utf-8"))
-    major = int(version[1]) // 1000 if version else 13
+    include = toolkit() / "include"
     names = ("driver", "device_memory", "streams", "runtime", "graphs", "launches", "cublas")
     sources = [FOLDER / "cuda" / f"{name}.cpp" for name in names]
-    cuda = dict(zip(names, compiled(sources, ("-isystem", str(header.parent))), strict=True))
+    cuda = dict(zip(names, compiled(sources, ("-isystem", str(include))), strict=True))
     interpreter = compiled([x for x in INTERPRETER if x.stem != "for_tests"])
     parts = {
         "libcuda.so.1": [*interpreter, cuda["driver"], cuda["device_memory"], cuda["streams"]],
-        f"libcudart.so.{major}": [cuda["runtime"], cuda["graphs"], cuda["launches"]],
-        f"libcublas.so.{major}": [cuda["cublas"]],
+        "libcudart.so.13": [cuda["runtime"], cuda["graphs"], cuda["launches"]],
+        "libcublas.so.13": [cuda["cublas"]],
     }
     folder = BUILT / f"cuda-{_hash([*interpreter, *cuda.values()])}"
     for name, objects in parts.items():

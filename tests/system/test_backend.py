@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from fake_backend import compiled_device
 
+from dflash_gguf.backend_build import for_tests
 from dflash_gguf.backend_build.build import module_path
 from dflash_gguf.backend_build.command import main
 from dflash_gguf.backend_build.sources import fetch, installed_version
@@ -141,3 +142,19 @@ def test_sources_are_there_for_a_second_call(cache: Path) -> None:
     done = run("sources", "--cache", str(cache), PIP_NO_INDEX="1")
     assert done.returncode == 0, done.stderr
     assert (Path(done.stdout.strip()) / "ggml" / "CMakeLists.txt").is_file()
+
+
+def test_a_kernel_that_was_left_out_ends_the_process(tmp_path: Path) -> None:
+    source, made = tmp_path / "a.cpp", tmp_path / "a.o"
+    source.write_text(
+        "void ggml_cuda_op_x();\nint other();\n"
+        'extern "C" void call() { ggml_cuda_op_x(); other(); }\nint other() { return 1; }\n'
+    )
+    subprocess.run(["c++", "-fPIC", "-c", str(source), "-o", str(made)], check=True)
+    module = tmp_path / "module" / "libggml-cuda.so"
+    for_tests._link(module, [made])
+    call = f"import ctypes; ctypes.CDLL({str(module)!r}).call()"
+    environment = os.environ | {"LD_LIBRARY_PATH": str(module.parent)}
+    done = subprocess.run([sys.executable, "-c", call], env=environment, capture_output=True)
+    assert done.returncode == 70
+    assert done.stderr.decode().startswith(f"{for_tests.LEFT_OUT} _Z14ggml_cuda_op_xv")

@@ -45,3 +45,9 @@ def test_what_a_compiler_says_is_wrong_is_found() -> None:
     cmake += "\n  a.cpp:1:10: fatal error: vulkan.h: No such file"
     assert first_error(cmake) == "a.cpp:1:10: fatal error: vulkan.h: No such file"
     assert first_error("killed\n") == "killed"
+
+
+def test_a_module_for_tests_is_cudas(capsys: pytest.CaptureFixture[str]) -> None:
+    for more in (["vulkan"], ["cuda", "--arch", "86-real"]):
+        assert command.main(["build", *more, "--for-tests", "few"]) == 1
+        assert "--for-tests is for cuda only, and without --arch" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-// Declares the part of cuBLAS that the software GPU has, for machines where only nvcc is installed.
+// Declares the part of cuBLAS that ggml calls, for machines where only nvcc is installed.
 #pragma once
 
 #include <cuda_runtime.h>

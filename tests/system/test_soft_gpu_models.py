@@ -1,0 +1,83 @@
+"""ggml's CUDA kernels, executed by the software GPU: models of every architecture beside the CPU.
+
+The module is built on first use (`dflash-backend build cuda --for-tests few`), in four minutes on
+two idle cores.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from soft_gpu import cuda_libraries
+from synthetic_shapes import TINY_NAMES
+
+from dflash_gguf import Error
+from dflash_gguf.backend_build.for_tests import build_for_tests
+
+AGREEMENT = Path(__file__).parents[1] / "exhaustive" / "agreement.py"
+PASSES = ("prompt", "serial", "chain", "tree", "after_trees")
+WAYS = ("greedy_chain", "greedy_tree")
+LIMITS = dict.fromkeys(TINY_NAMES, 0.02)
+"""Largest difference of a logit from the CPU's, as a share of their range."""
+Compare = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def compare(tmp_path_factory: pytest.TempPathFactory) -> Compare:
+    """Runs agreement.py for one model on the software GPU; returns its line."""
+    try:
+        libraries = cuda_libraries()
+        module = build_for_tests("few", jobs=2)
+    except Error as missing:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(str(missing))
+    environment = os.environ | {
+        "LD_LIBRARY_PATH": str(libraries),
+        "SOFT_GPU_THREADS": "1",
+        "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("costs")),
+    }
+
+    def of(name: str, *flags: str) -> dict[str, Any]:
+        command = [sys.executable, str(AGREEMENT), "--device", "CUDA0"]
+        command += ["--backend-module", str(module), "--only", name, *flags]
+        command += ["--weights", "q8_0", "--short"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-4000:]
+        line: dict[str, Any] = json.loads(done.stdout)
+        return line
+
+    return of
+
+
+@pytest.mark.parametrize("name", TINY_NAMES)
+def test_logits_trees_and_answers(compare: Compare, name: str) -> None:
+    line = compare(name, "--cache-type", "f16")
+    print(line)
+    assert line["mistaken_cousins"] == 0
+    assert line["cousins"] > 2
+    assert line["drafter_same_of_8"] > 7
+    for way in WAYS:
+        assert line[way]["tokens_a_round"] > 2
+        assert max(line[way]["margins"], default=0.0) < 0.05
+
+
+@pytest.mark.parametrize("cache_type", ["f32", "bf16", "q8_0", "q5_1", "q4_0"])
+def test_types_of_k_and_v(compare: Compare, cache_type: str) -> None:
+    line = compare("tiny-llama", "--cache-type", cache_type)
+    print(line)
+    assert line["mistaken_cousins"] == 0
+
+
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen35"])
+def test_layers_split_with_the_cpu(compare: Compare, name: str) -> None:
+    line = compare(name, "--cache-type", "f16", "-ngl", "2")
+    print(line)
+    assert line["mistaken_cousins"] == 0
