@@ -9,6 +9,7 @@ import ctypes
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,16 @@ from dflash_gguf.cli.command import main
 from dflash_gguf.config import LoadConfig
 from dflash_gguf.decoder import Decoder
 from dflash_gguf.memory.plan import Planner, plan_of
-from dflash_gguf.native import BatchEntry, Drafter, DraftRequest, Engine, Error, Model, Sequence
+from dflash_gguf.native import (
+    BatchEntry,
+    Drafter,
+    DraftRequest,
+    Engine,
+    Error,
+    Model,
+    Rows,
+    Sequence,
+)
 
 KINDS = ("llama", "qwen3moe", "qwen35")
 N_TOKENS = 30
@@ -166,6 +176,59 @@ def test_draws_copy_the_best_of_a_row_and_no_more(
         assert decoder.generate(PROMPT, draft="tree", top_k=0, **way).tokens == all_of_it
         with pytest.raises(Error, match="k is 65, expected 0 to 64"):
             decoder.engine.set_top_k(65)
+
+
+@pytest.mark.parametrize("draft", ["none", "chain", "tree"])
+@pytest.mark.parametrize(
+    ("settings", "wanted"),
+    [
+        ({"presence_penalty": 1.5, "repeat_penalty": 1.1, "ignore_eos": True}, "no row"),
+        ({"temperature": 0.0, "repeat_penalty": 1.1, "logit_bias": {5: -1.0}}, "no row"),
+        ({"n_probs": 3}, "a row a token"),
+        ({"top_k": 0}, "all rows"),
+        ({"repeat_penalty": 0.9}, "all rows"),
+    ],
+)
+def test_whole_rows_are_read_only_if_needed_and_once_a_round(
+    pair_of: Callable[[str], Pair],
+    settings: dict[str, Any],
+    wanted: str,
+    draft: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    way: dict[str, Any] = {"temperature": 0.9, "seed": 3, "max_tokens": N_TOKENS, "top_k": 20}
+    way |= settings
+    with open_decoder(pair_of("llama"), CPU) as decoder:
+        expected = decoder.generate(PROMPT, draft="none", **way)
+    with open_decoder(pair_of("llama"), {"n_gpu_layers": None}) as decoder:
+        engine = decoder.engine
+        reads: list[int] = []
+
+        def read_in(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
+            def run(those: Any) -> Any:
+                before = engine.info().bytes_read
+                result = call(those)
+                reads.extend(filter(None, [engine.info().bytes_read - before]))
+                return result
+
+            return run
+
+        monkeypatch.setattr(engine, "sample", read_in(engine.sample))
+        gather = Rows.gather
+        monkeypatch.setattr(Rows, "gather", lambda rows, at: read_in(partial(gather, rows))(at))
+        steps = list(decoder.stream(PROMPT, draft=draft, **way))
+        assert [token for step in steps for token in step.tokens] == list(expected.tokens)
+        row = 4 * decoder.model.n_vocab
+        rows = [rows_read(1 + step.n_drafted, {"n_gpu_layers": None}) for step in steps]
+        if wanted == "all rows":
+            assert reads == [row * (1 + step.n_drafted) for step in steps]
+            return
+        selected = [(8 * 64 + 4) * n for n in rows]
+        n_whole = [row * len(step.tokens) for step in steps]
+        if wanted == "a row a token":
+            assert reads == [n for pair in zip(selected, n_whole, strict=True) for n in pair]
+        else:
+            assert reads == selected
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen35"])
