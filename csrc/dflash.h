@@ -103,7 +103,8 @@ typedef enum {
  * embeddings, "raw" (1) or "sqrt" (that of the target's embeddings, else sqrt(hidden size)).
  * draft_attention: "causal" or "bidirectional" attention within a block. "auto" or NULL: the
  * file's. draft_tap_shift: added to the indices of the target layers that it reads.
- * draft_unwindowed: 1: its layers with a sliding window attend to all positions. */
+ * draft_unwindowed: 1: its layers with a sliding window attend to all positions. draft_gpu_layers:
+ * of a drafter: 0: it stays on the CPU, else it is on its target's device. */
 typedef struct {
     const char * device;
     int32_t n_gpu_layers;
@@ -118,6 +119,7 @@ typedef struct {
     const char * draft_attention;
     int32_t draft_tap_shift;
     int32_t draft_unwindowed;
+    int32_t draft_gpu_layers;
 } dfl_model_params;
 
 typedef struct {
@@ -133,6 +135,7 @@ typedef struct {
     uint64_t copied_bytes;    /* bytes of weights copied to buffers */
     uint64_t cpu_split_bytes; /* part of copied_bytes that is on the CPU beside another device */
     uint64_t embedding_bytes; /* mapped bytes of token embeddings, which are not in mapped_bytes */
+    int64_t n_expert;         /* number of experts of a layer; 0: the model has none */
     int32_t on_gpu;           /* 1: the device is not the CPU, or a dry run assumes a CUDA GPU */
     int32_t n_placements;
 } dfl_model_info;
@@ -169,10 +172,11 @@ typedef struct {
     float sqrt_scale;      /* factor that draft_embedding_scale "sqrt" chooses */
     uint64_t mapped_bytes;
     uint64_t copied_bytes;
+    uint64_t cpu_split_bytes; /* part of copied_bytes that is on the CPU beside another device */
     int32_t n_placements;
 } dfl_drafter_info;
 
-/* Loads a drafter to its target's device; device, n_gpu_layers, n_cpu_moe and dry_run are ignored.
+/* Loads a drafter for its target's device; device, n_gpu_layers, n_cpu_moe, dry_run are ignored.
  * Value i of the metadata key target_layers is the residual stream that enters target layer i.
  * Errors: as dfl_model_load; FILE also if hidden size, taps, mask token or tokens do not fit. */
 dfl_status dfl_drafter_load(const char * path, const dfl_model * target,
