@@ -103,7 +103,8 @@ typedef enum {
  * embeddings, "raw" (1) or "sqrt" (that of the target's embeddings, else sqrt(hidden size)).
  * draft_attention: "causal" or "bidirectional" attention within a block. "auto" or NULL: the
  * file's. draft_tap_shift: added to the indices of the target layers that it reads.
- * draft_unwindowed: 1: its layers with a sliding window attend to all positions. */
+ * draft_unwindowed: 1: its layers with a sliding window attend to all positions. draft_gpu_layers:
+ * of a drafter: 0: it stays on the CPU, else it is on its target's device. */
 typedef struct {
     const char * device;
     int32_t n_gpu_layers;
@@ -118,6 +119,7 @@ typedef struct {
     const char * draft_attention;
     int32_t draft_tap_shift;
     int32_t draft_unwindowed;
+    int32_t draft_gpu_layers;
 } dfl_model_params;
 
 typedef struct {
@@ -133,6 +135,7 @@ typedef struct {
     uint64_t copied_bytes;    /* bytes of weights copied to buffers */
     uint64_t cpu_split_bytes; /* part of copied_bytes that is on the CPU beside another device */
     uint64_t embedding_bytes; /* mapped bytes of token embeddings, which are not in mapped_bytes */
+    int64_t n_expert;         /* number of experts of a layer; 0: the model has none */
     int32_t on_gpu;           /* 1: the device is not the CPU, or a dry run assumes a CUDA GPU */
     int32_t n_placements;
 } dfl_model_info;
@@ -169,10 +172,11 @@ typedef struct {
     float sqrt_scale;      /* factor that draft_embedding_scale "sqrt" chooses */
     uint64_t mapped_bytes;
     uint64_t copied_bytes;
+    uint64_t cpu_split_bytes; /* part of copied_bytes that is on the CPU beside another device */
     int32_t n_placements;
 } dfl_drafter_info;
 
-/* Loads a drafter to its target's device; device, n_gpu_layers, n_cpu_moe and dry_run are ignored.
+/* Loads a drafter for its target's device; device, n_gpu_layers, n_cpu_moe, dry_run are ignored.
  * Value i of the metadata key target_layers is the residual stream that enters target layer i.
  * Errors: as dfl_model_load; FILE also if hidden size, taps, mask token or tokens do not fit. */
 dfl_status dfl_drafter_load(const char * path, const dfl_model * target,
@@ -349,10 +353,10 @@ dfl_status dfl_sequence_check_append(dfl_sequence * sequence, dfl_error * err);
  * readable), COMPUTE (logits are not finite; the sequence is then emptied, its caches zeroed). */
 dfl_status dfl_sequence_argmax(dfl_sequence * sequence, int64_t row, int32_t * token,
                                dfl_error * err);
-/* Copies the logits of a row of the last pass. logits: out, [n_vocab]; single logits may be -inf.
- * row and errors: as for dfl_sequence_argmax. */
-dfl_status dfl_sequence_logits(dfl_sequence * sequence, int64_t row, float * logits,
-                               dfl_error * err);
+/* Copies the logits of n rows of the last pass; a device is waited for once. logits: out,
+ * [n][n_vocab]; single logits may be -inf. rows and errors: as for dfl_sequence_argmax. */
+dfl_status dfl_sequence_logits(dfl_sequence * sequence, const int64_t * rows, int64_t n,
+                               float * logits, dfl_error * err);
 
 /* Samples tokens from rows of logits. A sampler has no state, so drafting changes no sample. */
 typedef struct dfl_sampler dfl_sampler;
@@ -374,12 +378,15 @@ typedef struct {
 dfl_status dfl_sampler_create(const dfl_sampler_params * params, dfl_sampler ** sampler,
                               dfl_error * err);
 void dfl_sampler_free(dfl_sampler * sampler);
+/* Returns how many of a row's best logits dfl_sampler_sample needs at least; 0: it needs the whole
+ * row, or dfl_sequence_argmax finds the token unless it is banned; -1 for NULL. */
+int64_t dfl_sampler_n_best(const dfl_sampler * sampler);
 /* Samples the token for a position (its index in prompt and answer) from a row. logits: [n], not
  * changed. tokens: NULL if the row has all tokens; else [n], the tokens of the row's best logits,
- * best first, at least top_k + n_banned, for a sampler with temperature and top_k above 0 and no
- * biases or penalties. history: [n_history], prompt and answer so far, NULL if empty. margin: out,
- * best score less the second, infinite if one token was left; scores are logits at temperature 0.
- * Errors: ARGUMENT (n < 1; NaN or +inf; no token is left; history ids outside the vocabulary). */
+ * best first, at least dfl_sampler_n_best. history: [n_history], prompt and answer so far, NULL if
+ * empty. margin: out, best score less the second, infinite if one token was left; scores are logits
+ * at temperature 0. Errors: ARGUMENT (n < 1; NaN or +inf; no token is left; history ids outside the
+ * vocabulary; biases, bans and penalties lower so many of the best logits that others may win). */
 dfl_status dfl_sampler_sample(const dfl_sampler * sampler, const float * logits,
                               const int32_t * tokens, int64_t n, const int32_t * history,
                               int64_t n_history, int64_t position, int32_t * token, double * margin,

@@ -27,6 +27,7 @@ static dfl::ModelParams model_params(const dfl_model_params * params) {
     DFL_CHECK(params->n_cpu_moe >= 0, DFL_STATUS_ARGUMENT, "n_cpu_moe is %d, expected 0 or more",
               params->n_cpu_moe);
     p.n_cpu_experts = params->n_cpu_moe;
+    p.drafter_on_cpu = params->draft_gpu_layers == 0;
     p.n_threads = params->n_threads;
     p.repack = params->repack != 0;
     DFL_CHECK(params->dry_run >= DFL_DRY_RUN_NONE && params->dry_run <= DFL_DRY_RUN_CUDA,
@@ -79,6 +80,7 @@ dfl_status dfl_model_get_info(const dfl_model * model, dfl_model_info * info, df
         info->cpu_split_bytes = m.weights().cpu_split_bytes;
         info->n_placements = static_cast<int32_t>(m.weights().placements.size());
         info->embedding_bytes = m.weights().embedding_bytes;
+        info->n_expert = hp.experts.n_expert;
         info->on_gpu = m.on_gpu();
     });
 }
@@ -134,6 +136,7 @@ dfl_status dfl_drafter_get_info(const dfl_drafter * drafter, dfl_drafter_info * 
         info->scale_is_open = d.scale_is_open();
         info->mapped_bytes = d.weights().mapped_bytes;
         info->copied_bytes = d.weights().copied_bytes;
+        info->cpu_split_bytes = d.weights().cpu_split_bytes;
         info->n_placements = static_cast<int32_t>(d.weights().placements.size());
     });
 }

@@ -40,6 +40,10 @@ dfl_status dfl_sampler_create(const dfl_sampler_params * params, dfl_sampler ** 
     });
 }
 
+int64_t dfl_sampler_n_best(const dfl_sampler * sampler) {
+    return sampler == nullptr ? -1 : sampler->sampler.n_best();
+}
+
 void dfl_sampler_free(dfl_sampler * sampler) { delete sampler; }
 
 dfl_status dfl_sampler_sample(const dfl_sampler * sampler, const float * logits,
@@ -54,13 +58,16 @@ dfl_status dfl_sampler_sample(const dfl_sampler * sampler, const float * logits,
             const int64_t n_best = sampler->sampler.n_best();
             DFL_CHECK(
                 n_best > 0, DFL_STATUS_ARGUMENT,
-                "the sampler needs a whole row: it has temperature 0, biases, penalties or no "
-                "top_k");
+                "the sampler needs a whole row: it is greedy, has no top_k, or can raise a logit");
             std::vector<Candidate> best(n);
             for (int64_t i = 0; i < n; ++i) {
                 best[i] = {tokens[i], logits[i]};
             }
-            check(sampler->sampler.sample_from(best.data(), n, position, sampled));
+            DFL_CHECK(n >= n_best &&
+                          sampler->sampler.sample_from(best.data(), n, {history, n_history},
+                                                       position, nullptr, sampled),
+                      DFL_STATUS_ARGUMENT, "the %lld best logits of the row do not suffice",
+                      (long long)n);
         } else {
             std::vector<float> row(logits, logits + n);
             check(sampler->sampler.sample(row.data(), n, {history, n_history}, position, sampled));

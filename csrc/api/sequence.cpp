@@ -45,11 +45,15 @@ dfl_status dfl_sequence_argmax(dfl_sequence * sequence, int64_t row, int32_t * t
     });
 }
 
-dfl_status dfl_sequence_logits(dfl_sequence * sequence, int64_t row, float * logits,
-                               dfl_error * err) {
+dfl_status dfl_sequence_logits(dfl_sequence * sequence, const int64_t * rows, int64_t n,
+                               float * logits, dfl_error * err) {
     return guard_busy(sequence, err, [&] {
-        need(logits);
-        sequence->sequence.logits(row - sequence->sequence.first_row(), logits);
+        need(rows, logits);
+        std::vector<int64_t> readable(rows, rows + n);
+        for (int64_t & row : readable) {
+            row -= sequence->sequence.first_row();
+        }
+        sequence->sequence.logits(readable, logits);
     });
 }
 

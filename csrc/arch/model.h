@@ -30,6 +30,7 @@ struct ModelParams {
     bool repack = true;                     // weights may be repacked for faster CPU kernels
     dfl_dry_run dry_run = DFL_DRY_RUN_NONE; // a dry run assigns weights to devices, but loads none
     int n_cpu_experts = 0;                  // number of first layers with experts on the CPU
+    bool drafter_on_cpu = false;            // a drafter stays on the CPU beside another device
     DraftChoices draft;
 };
 

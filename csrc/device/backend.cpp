@@ -269,14 +269,13 @@ void Backend::read_rows(const ggml_tensor * tensor, void * dst, size_t offset, s
 
 void Backend::read(const std::vector<Fetch> & fetches) const {
     for (const Fetch & fetch : fetches) {
-        const size_t size = ggml_nbytes(fetch.tensor);
         // Results of nodes that the device cannot run are in CPU memory, read synchronously.
         if (ggml_backend_supports_buft(get(), ggml_backend_buffer_get_type(fetch.tensor->buffer))) {
-            ggml_backend_tensor_get_async(get(), fetch.tensor, fetch.to, 0, size);
+            ggml_backend_tensor_get_async(get(), fetch.tensor, fetch.to, fetch.offset, fetch.size);
         } else {
-            ggml_backend_tensor_get(fetch.tensor, fetch.to, 0, size);
+            ggml_backend_tensor_get(fetch.tensor, fetch.to, fetch.offset, fetch.size);
         }
-        bytes_read_ += size;
+        bytes_read_ += fetch.size;
     }
     ggml_backend_synchronize(get());
 }

@@ -80,10 +80,14 @@ class Backend {
     // Copies n pieces of a tensor to the host, `size` bytes each and `stride` bytes apart.
     void read_rows(const ggml_tensor * tensor, void * dst, size_t offset, size_t size, int64_t n,
                    size_t stride) const;
-    // A whole tensor to copy to the host. read() waits for the device once for all tensors.
+    // Bytes of a tensor to copy to the host. read() waits for the device once for all fetches.
     struct Fetch {
+        Fetch(const ggml_tensor * tensor, void * to) : Fetch(tensor, to, 0, ggml_nbytes(tensor)) {}
+        Fetch(const ggml_tensor * tensor, void * to, size_t offset, size_t size)
+            : tensor(tensor), to(to), offset(offset), size(size) {}
         const ggml_tensor * tensor;
         void * to;
+        size_t offset, size;
     };
     void read(const std::vector<Fetch> & fetches) const;
     uint64_t bytes_read() const { return bytes_read_; }

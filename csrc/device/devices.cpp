@@ -1,11 +1,13 @@
 #include "device/devices.h"
 
+#include <climits>
+
 namespace dfl {
 
 Devices::Devices(ggml_backend_dev_t device, const Split & split, int n_threads,
                  const std::vector<std::string> & excluded, dfl_dry_run dry_run, bool repack)
     : split_(split), main_(device, n_threads, excluded, dry_run, repack) {
-    if (device != cpu_device() || !split.is_whole()) {
+    if (device != cpu_device() || dry_run == DFL_DRY_RUN_CUDA) {
         dry_run = dry_run == DFL_DRY_RUN_CUDA ? DFL_DRY_RUN_DEVICE : dry_run;
         cpu_ = std::make_unique<Backend>(cpu_device(), n_threads, excluded, dry_run, repack);
     }
@@ -16,12 +18,10 @@ uint64_t Devices::bytes_read() const {
 }
 
 Backend & Devices::of_weight(const std::string & name) {
-    int il = 0;
-    if (cpu_ == nullptr || std::sscanf(name.c_str(), "blk.%d.", &il) != 1) {
-        return main_;
-    }
+    int il = INT_MAX; // weights of no layer are where the head is
+    std::sscanf(name.c_str(), "blk.%d.", &il);
     const bool is_expert = name.find("_exps.") != std::string::npos;
-    return is_expert && il < split_.first_experts ? *cpu_ : of_layer(il);
+    return cpu_ && is_expert && il < split_.first_experts ? *cpu_ : of_layer(il);
 }
 
 } // namespace dfl

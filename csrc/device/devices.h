@@ -14,6 +14,8 @@ struct Split {
     int64_t first = 0;         // first layer that is not on the CPU; the head is layer n_layer
     int64_t first_experts = 0; // first layer whose experts are not on the CPU
 
+    static constexpr int64_t ALL = INT64_MAX; // as `first`: everything is on the CPU
+
     bool is_whole() const { return first == 0 && first_experts == 0; }
 };
 

@@ -18,7 +18,8 @@ static LayerPlace on(Backend & backend) {
 DraftModel::DraftModel(std::shared_ptr<const Drafter> drafter, const DraftHost & host)
     : drafter_(std::move(drafter)), host_(host), backend_(host.devices.main()),
       sizes_(host.devices, host.sizes.n_parallel),
-      kv_(drafter_->hparams(), on(backend_), host.sizes.cache_type, host.sizes.cache_type,
+      kv_(drafter_->hparams(), on(drafter_->is_on_cpu() ? *host.devices.cpu() : backend_),
+          host.sizes.cache_type, host.sizes.cache_type,
           {cells_needed(host.sizes, drafter_->max_block()), sizes_.draft_rows(host.sizes.n_verify),
            static_cast<int32_t>(host.sizes.n_parallel)}),
       embedding_scale_(drafter_->hparams().embedding_scale),

@@ -75,7 +75,9 @@ Drafter::Drafter(const std::string & path, const std::shared_ptr<const Model> & 
               draft_.mask_token, (long long)hp.n_vocab);
     check_tokenizers(file_, target.file());
 
-    Devices devices(target.device(), {}, params.n_threads, params.excluded_buffer_types,
+    is_on_cpu_ = params.drafter_on_cpu && target.on_gpu();
+    const Split split = {is_on_cpu_ ? Split::ALL : 0, 0};
+    Devices devices(target.device(), split, params.n_threads, params.excluded_buffer_types,
                     target.dry_run(), params.repack);
     WeightLoader loader(file_, draft_.hp, devices);
     kind_.bind(loader, draft_);

@@ -51,6 +51,8 @@ class Drafter {
     const Hparams & hparams() const { return draft_.hp; }
     int64_t max_block() const { return std::min<int64_t>(draft_.block_size, DFL_MAX_VERIFY); }
     const Weights & weights() const { return *weights_; }
+    // True if weights and K/V are on the CPU beside another device.
+    bool is_on_cpu() const { return is_on_cpu_; }
     // True if the drafter was loaded for this model object.
     bool fits(const std::shared_ptr<const Model> & model) const { return target_.lock() == model; }
     // Returns the drafter's own output head, or the target's if the file has none.
@@ -75,6 +77,7 @@ class Drafter {
     DraftHparams draft_;
     float sqrt_scale_ = 1.0f;
     bool scale_is_open_ = false;
+    bool is_on_cpu_ = false;
     std::unique_ptr<Weights> weights_;
 };
 

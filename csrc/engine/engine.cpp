@@ -324,17 +324,18 @@ std::vector<MemoryUse> Engine::memory() const {
             uses.push_back({name, cpu->name(), cpu_split});
         }
     };
-    uint64_t draft_masks = 0, draft_bytes = ring_ ? ring_->bytes() : 0;
+    uint64_t draft_masks = 0, draft_bytes = ring_ ? ring_->bytes() : 0, draft_on_cpu = 0;
     for (const auto & draft : drafts_) {
         draft_masks += draft->kv().mask_bytes();
         draft_bytes += draft->kv().bytes();
+        draft_on_cpu += draft->drafter().is_on_cpu() ? draft->kv().bytes() : 0;
     }
     const bool has_cpu = cpu != nullptr;
     add("kv", kv_.bytes(), has_cpu ? kv_.bytes(cpu) : 0);
     add("recurrent", recurrent_.bytes(), has_cpu ? recurrent_.bytes(cpu) : 0);
     add("trace", recurrent_.update_bytes(), has_cpu ? recurrent_.update_bytes(cpu) : 0);
     add("mask", kv_.mask_bytes() + draft_masks, has_cpu ? kv_.mask_bytes(cpu) : 0);
-    add("draft", draft_bytes, 0);
+    add("draft", draft_bytes, draft_on_cpu);
     add("arena", arena.main + arena.cpu_split, arena.cpu_split);
     add("pool", graphs_.pool_bytes(), 0);
     return uses;

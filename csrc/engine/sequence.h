@@ -39,8 +39,8 @@ class Sequence {
     void check_append();
     // Returns a row's most probable token. Throws if the row is not finite or not readable.
     int32_t argmax(int64_t row);
-    // Copies logits of a row to dst, [n_vocab]. Throws if the row is not finite or not readable.
-    void logits(int64_t row, float * dst);
+    // Copies logits of rows to dst, [n][n_vocab]. Throws if a row is not finite or not readable.
+    void logits(const std::vector<int64_t> & rows, float * dst);
     // Samples the token for a position from a row. mask: bits of allowed tokens; NULL: all. False
     // if the row is not finite or no token is left. Throws DFL_STATUS_ARGUMENT for an empty mask.
     bool sample(int64_t row, const Sampler & sampler, TokenHistory history, int64_t position,
@@ -77,6 +77,8 @@ class Sequence {
     bool find_argmax(int64_t row, int32_t & token);
     // Finds the candidates that the device selected from a row. False if the row is not finite.
     bool find_top(int64_t row, const Candidate *& best);
+    // Returns the logits of a row on the host, [n_vocab]; other rows may move.
+    float * whole_row(int64_t row);
     // Empties the sequence and zeroes its cells: kernels that multiply masked cells by 0 keep NaN.
     void reset_and_zero();
     // Queues the features of the last tokens for the drafters. rows: rows of the feature ring.
@@ -97,7 +99,9 @@ class Sequence {
     std::vector<std::map<int64_t, std::weak_ptr<KvBlock>>> blocks_;
     CachedGraph * last_ = nullptr; // graph with the readable logits; NULL: none
     int64_t first_out_ = 0;        // index of the first readable row in the graph's logits
-    std::vector<bool> finite_;     // True for each readable row whose logits are finite
+    std::vector<float> fetched_;   // logits that were read from a device, [n_fetched_][n_vocab]
+    int64_t first_fetched_ = 0, n_fetched_ = 0;
+    std::vector<bool> finite_; // True for each readable row whose logits are finite
     int64_t first_row_ = 0;
     PassEntry pending_verify_;
 };

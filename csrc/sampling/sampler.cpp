@@ -54,19 +54,26 @@ static Sampler::Fault fault_of(const float * row, int64_t n, const Maxima & maxi
                                          : nullptr;
 }
 
-// Applies biases, bans and penalties to a row of logits; the destructor restores the row.
+// Applies biases, bans and penalties to logits; the destructor restores the logits.
 class Sampler::Adjusted {
   public:
-    Adjusted(float * row, int64_t n, const Sampler & sampler, TokenHistory history) : row_(row) {
+    Adjusted(float * row, int64_t n, const Sampler & sampler, TokenHistory history)
+        : Adjusted(sampler, history, n,
+                   [=](int32_t token) { return token >= 0 && token < n ? row + token : nullptr; }) {
+    }
+    // find: returns the logit of a token, or NULL for a token without one. History must be in
+    // [0, n).
+    template <typename Find>
+    Adjusted(const Sampler & sampler, TokenHistory history, int64_t n, const Find & find) {
         const SamplerParams & params = sampler.params_;
         for (const Candidate & bias : params.biases) {
-            if (bias.token >= 0 && bias.token < n) {
-                set(bias.token, row[bias.token] + bias.logit);
+            if (float * logit = find(bias.token)) {
+                set(logit, *logit + bias.logit);
             }
         }
         for (const int32_t token : params.banned) {
-            if (token >= 0 && token < n) {
-                set(token, -INFINITY);
+            if (float * logit = find(token)) {
+                set(logit, -INFINITY);
             }
         }
         if (!sampler.has_penalties() || history.n == 0) {
@@ -85,9 +92,10 @@ class Sampler::Adjusted {
         for (auto at = recent.begin(); at != recent.end();) {
             const auto end = std::find_if(at, recent.end(), [&](int32_t id) { return id != *at; });
             const auto count = static_cast<float>(end - at);
-            const float value = row[*at];
-            const float scaled = value <= 0 ? value * params.repeat : value / params.repeat;
-            set(*at, scaled - (count * params.frequency + params.presence));
+            if (float * logit = find(*at)) {
+                const float scaled = *logit <= 0 ? *logit * params.repeat : *logit / params.repeat;
+                set(logit, scaled - (count * params.frequency + params.presence));
+            }
             at = end;
         }
     }
@@ -96,18 +104,17 @@ class Sampler::Adjusted {
     ~Adjusted() { put_back(); }
 
   private:
-    void set(int32_t token, float value) {
-        before_.push_back({token, row_[token]});
-        row_[token] = value;
+    void set(float * logit, float value) {
+        before_.emplace_back(logit, *logit);
+        *logit = value;
     }
     void put_back() {
         for (auto at = before_.rbegin(); at != before_.rend(); ++at) {
-            row_[at->token] = at->logit;
+            *at->first = at->second;
         }
     }
 
-    float * row_;
-    std::vector<Candidate> before_;
+    std::vector<std::pair<float *, float>> before_;
 };
 
 Sampler::Sampler(SamplerParams params) : params_(std::move(params)) {
@@ -123,11 +130,18 @@ bool Sampler::has_penalties() const {
            (params_.repeat != 1.0f || params_.presence != 0.0f || params_.frequency != 0.0f);
 }
 
+bool Sampler::may_raise_logits() const {
+    return (has_penalties() &&
+            (params_.repeat < 1.0f || params_.presence < 0.0f || params_.frequency < 0.0f)) ||
+           std::any_of(params_.biases.begin(), params_.biases.end(),
+                       [](const Candidate & bias) { return !(bias.logit <= 0.0f); });
+}
+
 int64_t Sampler::n_best() const {
-    if (params_.temperature == 0.0 || changes_logits() || params_.top_k <= 0) {
+    if (is_argmax() || may_raise_logits()) {
         return 0;
     }
-    return params_.top_k + static_cast<int64_t>(params_.banned.size());
+    return params_.temperature == 0.0 ? 2 : std::max<int64_t>(0, params_.top_k);
 }
 
 bool Sampler::has_cutoffs(int64_t n) const {
@@ -164,23 +178,34 @@ Sampler::Fault Sampler::sample(float * row, int64_t n, TokenHistory history, int
     return nullptr;
 }
 
-Sampler::Fault Sampler::sample_from(const Candidate * best, int64_t n, int64_t position,
-                                    SampledToken & sampled) const {
-    std::vector<Candidate> candidates;
-    std::copy_if(best, best + n, std::back_inserter(candidates),
-                 [&](const Candidate & one) { return !is_banned(one.token); });
-    // An extra -inf keeps the list from being empty if all candidates are banned.
-    std::vector<float> logits(candidates.size() + 1, -INFINITY);
-    std::transform(candidates.begin(), candidates.end(), logits.begin(),
-                   [](auto & one) { return one.logit; });
-    const auto n_logits = static_cast<int64_t>(logits.size());
-    if (const Fault fault = fault_of(logits.data(), n_logits, Maxima(logits.data(), n_logits))) {
-        return fault;
+bool Sampler::sample_from(const Candidate * best, int64_t n, TokenHistory history, int64_t position,
+                          const uint32_t * mask, SampledToken & sampled) const {
+    std::vector<Candidate> raw(best, best + n), candidates;
+    {
+        const int64_t any = std::numeric_limits<int64_t>::max();
+        const Adjusted adjusted(*this, history, any, [&](int32_t token) {
+            const auto at = std::find_if(raw.begin(), raw.end(),
+                                         [&](const Candidate & one) { return one.token == token; });
+            return at != raw.end() ? &at->logit : nullptr;
+        });
+        candidates = raw;
     }
-    candidates.resize(std::min<size_t>(candidates.size(), params_.top_k));
+    for (Candidate & one : candidates) {
+        one.logit = is_allowed(mask, one.token) ? one.logit : -INFINITY;
+    }
+    std::sort(candidates.begin(), candidates.end(), is_better);
+    candidates.resize(n_best());
+    // Tokens that are not in the list are worse than its last, and nothing makes them better.
+    if (is_better(best[n - 1], candidates.back()) || !std::isfinite(candidates.front().logit)) {
+        return false;
+    }
+    if (params_.temperature == 0.0) {
+        sampled = {candidates[0].token, (double)candidates[0].logit - candidates[1].logit};
+        return true;
+    }
     apply_cutoffs(candidates, -1.0);
     sampled = sample_candidates(candidates, position);
-    return nullptr;
+    return true;
 }
 
 Sampler::Fault Sampler::filter(float * row, int64_t n, TokenHistory history,

@@ -37,6 +37,11 @@ struct TokenHistory {
     int64_t n;
 };
 
+// mask: bits of allowed tokens; NULL: all.
+inline bool is_allowed(const uint32_t * mask, int64_t token) {
+    return mask == nullptr || (mask[token / 32] >> (token % 32) & 1) != 0;
+}
+
 struct SampledToken {
     int32_t token;
     double margin; // best score minus second best score; infinite for one candidate
@@ -49,8 +54,9 @@ class Sampler {
     // True if the sampled token is the largest logit among tokens that are not banned.
     bool is_argmax() const { return params_.temperature == 0.0 && !changes_logits(); }
     bool is_banned(int32_t token) const;
-    // Returns how many of a row's largest logits sample_from() needs. 0: sample_from() cannot be
-    // used with greedy decoding, without top-k, or with biases or penalties.
+    // Returns how many of a row's largest logits sample_from() needs at least. 0: the sampled token
+    // is the argmax, or sample_from() cannot be used: without top-k, or if a bias or penalty can
+    // raise a logit.
     int64_t n_best() const;
 
     // Error message for a row from which no token can be sampled; NULL if one can be sampled.
@@ -59,15 +65,18 @@ class Sampler {
     // Throws DFL_STATUS_ARGUMENT if the history has token ids outside the vocabulary.
     Fault sample(float * row, int64_t n, TokenHistory history, int64_t position,
                  SampledToken & sampled) const;
-    // Samples the token of a position from a row's n largest logits, best first; n >= n_best().
-    Fault sample_from(const Candidate * best, int64_t n, int64_t position,
-                      SampledToken & sampled) const;
+    // Samples the token of a position from a row's n largest logits, best first; n >= n_best() > 0.
+    // mask: bits of allowed tokens; NULL: all. False if the whole row is needed: too many of these
+    // tokens are lowered or not allowed, or none can be sampled.
+    bool sample_from(const Candidate * best, int64_t n, TokenHistory history, int64_t position,
+                     const uint32_t * mask, SampledToken & sampled) const;
     // Appends the candidates that may be sampled, best first; without cutoffs all tokens, by id.
     Fault filter(float * row, int64_t n, TokenHistory history,
                  std::vector<Candidate> & candidates) const;
 
   private:
     bool has_penalties() const;
+    bool may_raise_logits() const;
     bool changes_logits() const { return has_penalties() || !params_.biases.empty(); }
     bool has_cutoffs(int64_t n) const;
     uint64_t noise_state(int64_t position) const;

@@ -16,7 +16,6 @@ IGNORED: tuple[IgnoredFlag, ...] = (
     (("--cont-batching", "-cb"), False, "requests join and leave at any time"),
     (("--spec-type",), True, "the drafter's file names its kind, and --draft none drafts nothing"),
     (("--dflash",), False, "the drafter's file names its kind"),
-    (("--gpu-layers-draft", "-ngld"), True, "the drafter runs on the model's device"),
     (("--device-draft", "-devd"), True, "the drafter runs on the model's device"),
     (("--ctx-size-draft", "-cd"), True, "the drafter has the model's context"),
     (("--offline",), False, "nothing is downloaded"),

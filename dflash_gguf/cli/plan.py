@@ -23,12 +23,18 @@ def show_plan(args: argparse.Namespace, load: LoadConfig, decode: DecodeConfig) 
 
 
 def fitted(args: argparse.Namespace, load: LoadConfig, decode: DecodeConfig) -> LoadConfig:
-    """Returns settings that fit the device, and explains them on stderr; Error if none fit."""
+    """Returns settings that fit the device, and explains them on stderr; Error if none fit.
+
+    Removes the drafter from the arguments if the model is predicted to be faster without it.
+    """
     if args.vram is not None and not has_gpu(load):
         raise ValueError(
             "--vram limits a GPU, and there is none; to plan for another machine add --plan"
         )
-    return _fit(args, load, decode).config
+    best = _fit(args, load, decode)
+    if not best.uses_drafter:
+        args.model_draft = None
+    return best.config
 
 
 def _fit(args: argparse.Namespace, load: LoadConfig, decode: DecodeConfig) -> Fit:

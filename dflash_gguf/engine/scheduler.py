@@ -15,6 +15,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from itertools import islice
 
 import numpy as np
 
@@ -90,7 +91,7 @@ class Scheduler:
             request, self._vocabulary, self.engine.n_ctx, speculator, cancelled, on_prefill
         )
         n_best, n_most = state.sampler.n_best, self.engine.max_top_k
-        state.n_top = n_most if request.config.n_probs is None and 0 < n_best <= n_most else 0
+        state.n_top = n_most if 0 < n_best <= n_most else 0
         if all(x.request.client != request.client for x in self._states):
             self._turns.add(request.client)
         self._states.append(state)
@@ -381,8 +382,8 @@ class Scheduler:
         return self._batch.phase(name)
 
     def _set_top_k(self, states: list[RequestState]) -> None:
-        """Lets a device return only the best tokens of rows, if these suffice for all requests."""
-        k = min([state.n_top for state in states], default=0)
+        """Lets a device select the best tokens of rows, if they suffice for any request."""
+        k = max([state.n_top for state in states], default=0)
         if k != self._top[0] or self.engine.n_top != self._top[1]:
             self.engine.set_top_k(k)
             self._top = k, self.engine.n_top
@@ -504,14 +505,16 @@ class Scheduler:
 
     def _accept(self, entry: ScheduledEntry, rows: Rows, sampled: Sequence[int]) -> None:
         state, tokens = entry.state, iter(sampled)
+        has_logprobs = sampled and state.request.config.n_probs is not None
+        path = entry.tree.accepted(sampled) if entry.tree is not None else [-1]
+        scored = iter(rows.gather(path[: len(sampled)]) if has_logprobs else ())
 
         def choose(index: int) -> int:
             token = next(tokens, None)
             if token is None:  # sampling failed: sample this row again, to raise the reason
                 row = rows.logits(index)
                 token = state.sampler.sample(row, state.history, len(state.history)).token
-            if state.request.config.n_probs is not None:
-                row = rows.logits(index)
+            for row in islice(scored, 1):
                 state.logprobs.append(state.sampler.logprobs(row, state.history, token))
             return token
 

@@ -43,12 +43,16 @@ class FitConstraints:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The chosen settings, their memory plan, and a line with the reason."""
+    """The chosen settings, their memory plan, and a line with the reason.
+
+    uses_drafter: False if the model is predicted to be faster without the given drafter.
+    """
 
     config: LoadConfig
     n_rows: int
     plan: Plan
     reason: str
+    uses_drafter: bool = True
 
 
 @dataclass(frozen=True, slots=True)

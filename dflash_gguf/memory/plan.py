@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 
 from ..config import LoadConfig
 from ..native import Drafter, Engine, Error, Model, devices, load_backend
+from .speed import tokens_per_s
 
 MAX_PREFIX_BYTES = 8 << 30
 """Default limit of the prefix cache in bytes of main memory."""
@@ -34,6 +35,7 @@ class Plan:
     verify. free_bytes: free bytes of the device; all bytes of a hypothetical GPU. host_free_bytes:
     free main memory beside a real accelerator, else None. prefix_bytes: limit of the prefix cache
     in main memory: cache_ram, which is an item of the plan, or else part of the unplanned memory.
+    tokens_per_s: predicted speed of one answer, see `speed.tokens_per_s`.
     """
 
     device: str
@@ -48,6 +50,7 @@ class Plan:
     items: tuple[PlanItem, ...]
     host_free_bytes: int | None = None
     prefix_bytes: int = 0
+    tokens_per_s: float | None = None
 
     def total(self, where: str) -> int:
         """Returns the bytes of all items of the plan in one place of memory."""
@@ -117,7 +120,9 @@ class Plan:
             place = f"{name} " if name != self.device else ""
             return f"does not fit: {place}{amounts}, {gib(needed - free)} short"
         kept = "" if any(item.name == KEPT for item in self.items) else self._kept()
-        return f"fits: {amounts}{kept}"
+        speed = self.tokens_per_s
+        speed_line = "" if speed is None else f"\nabout {speed:.3g} tokens/s of one answer"
+        return f"fits: {amounts}{kept}{speed_line}"
 
     def _kept(self) -> str:
         return f"; earlier answers are kept in up to {gib(self.prefix_bytes)} of main memory"
@@ -210,6 +215,7 @@ def plan_of(engine: Engine, config: LoadConfig, free: int) -> Plan:
         verify_rows=engine.max_verify if engine.drafter else 0,
         items=tuple(item for item in (*_items(engine), kept) if item.bytes),
         prefix_bytes=kept.bytes,
+        tokens_per_s=tokens_per_s(model, engine.drafter),
     )
 
 
@@ -221,7 +227,9 @@ def _items(engine: Engine) -> Iterator[PlanItem]:
     yield PlanItem("target weights", model.mapped_bytes, "file")
     yield PlanItem("token embeddings", model.embedding_bytes, "file")
     if drafter is not None:
-        yield PlanItem("drafter weights", drafter.copied_bytes, place)
+        on_device = drafter.copied_bytes - drafter.cpu_split_bytes
+        yield PlanItem("drafter weights", on_device, place)
+        yield PlanItem("drafter weights", drafter.cpu_split_bytes, "host")
         yield PlanItem("drafter weights", drafter.mapped_bytes, "file")
     memory = engine.memory()
     is_split = any(use.name == "arena" and use.place != model.backend for use in memory)

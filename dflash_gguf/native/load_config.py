@@ -147,6 +147,17 @@ class LoadConfig:
         none="a quarter of the memory that is free beside the model, at most 8192",
         none_words=("-1",),
     )
+    draft_gpu_layers: int | None = _option(
+        None,
+        "0: the drafter stays on the CPU, also beside a GPU; else it is on the model's device",
+        range(0, MAX_LAYERS + 1),
+        "-ngld",
+        "--gpu-layers-draft",
+        "--n-gpu-layers-draft",
+        none="all",
+        none_words=("auto", "all", "-1"),
+        none_in_c=-1,
+    )
     draft_window: int = _option(
         4096,
         "number of last positions that the drafter attends to",

@@ -104,6 +104,7 @@ class Model:
         self.copied_bytes = int(info.copied_bytes)
         self.cpu_split_bytes = int(info.cpu_split_bytes)
         self.embedding_bytes = int(info.embedding_bytes)
+        self.n_expert = int(info.n_expert)
         self.on_gpu = bool(info.on_gpu)
         self.is_hypothetical = dry_run == "cuda" and self.on_gpu
         self.kernels = _placements("model", self._handle, info.n_placements)
@@ -158,4 +159,5 @@ class Drafter:
         self.sqrt_scale = float(info.sqrt_scale)
         self.mapped_bytes = int(info.mapped_bytes)
         self.copied_bytes = int(info.copied_bytes)
+        self.cpu_split_bytes = int(info.cpu_split_bytes)
         self.kernels = _placements("drafter", self.handle, info.n_placements)

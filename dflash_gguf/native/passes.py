@@ -83,9 +83,16 @@ class Rows:
 
     def logits(self, index: int = -1) -> NDArray[np.float32]:
         """Returns a copy of a row, float32 [n_vocab]; Error for a non-finite row."""
-        row = np.empty(self._sequence.engine.model.n_vocab, dtype=np.float32)
-        call("sequence_logits", *self._checked(index), ffi.from_buffer("float[]", row))
+        row: NDArray[np.float32] = self.gather([index])[0]
         return row
+
+    def gather(self, indices: abc.Sequence[int]) -> NDArray[np.float32]:
+        """Returns a copy of rows, float32 [n, n_vocab], for which a device is waited for once."""
+        at = [self._checked(index)[1] for index in indices]
+        rows = np.empty((len(at), self._sequence.engine.model.n_vocab), dtype=np.float32)
+        into = ffi.from_buffer("float[]", rows)
+        call("sequence_logits", self._sequence.handle, new("int64_t[]", at), len(at), into)
+        return rows
 
 
 def ids_of(tokens: abc.Sequence[int], n_vocab: int) -> Any:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ._ffi import call, create, ffi, new
+from ._ffi import call, create, ffi, new, value
 from .passes import SequenceHandle
 
 Floats = NDArray[np.float32]
@@ -53,6 +53,7 @@ class CoreSampler:
         values |= {"biased": keep[0], "biases": keep[1], "n_biased": len(self.biases)}
         values |= {"banned": keep[2], "n_banned": len(keep[2])}
         self.handle = create("sampler", "sampler_create", new("dfl_sampler_params *", values))
+        self.n_best = value("sampler_n_best", self.handle)
 
     def sample(
         self,

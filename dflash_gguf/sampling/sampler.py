@@ -61,11 +61,8 @@ class Sampler(SamplingNoise):
 
     @property
     def n_best(self) -> int:
-        """Number of a row's best tokens that suffice for sampling; 0 if the whole row is needed."""
-        config = self.config
-        if config.temperature == 0.0 or config.has_penalties or config.top_k <= 0:
-            return 0
-        return config.top_k + len(self.banned)
+        """Best tokens of a row that sampling needs; 0: it needs the argmax or the whole row."""
+        return self._core.n_best
 
     def sample_request(
         self, sequence: KvSequence, history: Sequence[int], n_rows: int

@@ -307,7 +307,7 @@ def open_decoder(request: Load, progress: Progress) -> tuple[Decoder, list[str]]
         settings = fitted(args, settings, DecodeConfig(draft=args.draft))
     with warnings.catch_warnings(record=True) as caught:
         warnings.filterwarnings("always", category=UserWarning)
-        decoder = load(request.model, drafter=request.drafter, config=settings, progress=progress)
+        decoder = load(request.model, drafter=args.model_draft, config=settings, progress=progress)
     notes = [str(warning.message) for warning in caught]
     decode = DecodeConfig(**request.config)
     notes += draft_length_notes(decoder, decode)

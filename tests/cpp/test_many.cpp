@@ -107,10 +107,10 @@ class Beside {
 
     void check(int i, int64_t row, const Tokens & tokens) {
         Logits found(N_VOCAB), expected(N_VOCAB);
-        sequences_[i]->logits(row, found.data());
+        sequences_[i]->logits({row}, found.data());
         alone_.reset();
         prefill(alone_, tokens.data(), static_cast<int64_t>(tokens.size()));
-        alone_.logits(0, expected.data());
+        alone_.logits({0}, expected.data());
         for (int token = 0; token < N_VOCAB; ++token) {
             CHECK(std::fabs(found[token] - expected[token]) < 1e-4f);
         }
@@ -138,9 +138,9 @@ void open_verifies_wait(const std::shared_ptr<const Model> & model, DeltaForm fo
     commit(second, nullptr, 1);
     Logits found(N_VOCAB), expected(N_VOCAB);
     prefill(first, tokens.data() + 7, 1);
-    first.logits(0, found.data());
+    first.logits({0}, found.data());
     prefill(alone, tokens.data(), 8);
-    alone.logits(0, expected.data());
+    alone.logits({0}, expected.data());
     for (int token = 0; token < N_VOCAB; ++token) {
         CHECK(std::fabs(found[token] - expected[token]) < 1e-4f);
     }

@@ -98,8 +98,8 @@ void taken_back_to_any_prompt(const std::shared_ptr<const Model> & model) {
         fresh.reset();
         prefill(fresh, tokens.data(), n);
         Logits found(N_VOCAB), expected(N_VOCAB);
-        sequence.logits(0, found.data());
-        fresh.logits(0, expected.data());
+        sequence.logits({0}, found.data());
+        fresh.logits({0}, expected.data());
         CHECK(distance(found, expected) < 1e-4f);
         timeline = tokens;
         const int32_t tree[] = {3, 1, 4}, parents[] = {-1, 0, 0}, path[] = {0, 2};

@@ -50,7 +50,7 @@ Sequence make(const std::shared_ptr<const Model> & model, DeltaForm form, int64_
 
 Logits row(Sequence & sequence, int64_t index) {
     Logits logits(N_VOCAB);
-    sequence.logits(index, logits.data());
+    sequence.logits({index}, logits.data());
     return logits;
 }
 

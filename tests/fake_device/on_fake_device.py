@@ -9,6 +9,7 @@ import ctypes
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,21 @@ from schedules import built_anew, play
 from synthetic_gguf import write_model
 from synthetic_shapes import PRESETS
 
+import dflash_gguf
 from dflash_gguf.cli.command import main
 from dflash_gguf.config import LoadConfig
 from dflash_gguf.decoder import Decoder
-from dflash_gguf.memory.plan import Planner, plan_of
-from dflash_gguf.native import BatchEntry, Drafter, DraftRequest, Engine, Error, Model, Sequence
+from dflash_gguf.memory.plan import Planner, free_bytes, plan_of
+from dflash_gguf.native import (
+    BatchEntry,
+    Drafter,
+    DraftRequest,
+    Engine,
+    Error,
+    Model,
+    Rows,
+    Sequence,
+)
 
 KINDS = ("llama", "qwen3moe", "qwen35")
 N_TOKENS = 30
@@ -168,6 +179,59 @@ def test_draws_copy_the_best_of_a_row_and_no_more(
             decoder.engine.set_top_k(65)
 
 
+@pytest.mark.parametrize("draft", ["none", "chain", "tree"])
+@pytest.mark.parametrize(
+    ("settings", "wanted"),
+    [
+        ({"presence_penalty": 1.5, "repeat_penalty": 1.1, "ignore_eos": True}, "no row"),
+        ({"temperature": 0.0, "repeat_penalty": 1.1, "logit_bias": {5: -1.0}}, "no row"),
+        ({"n_probs": 3}, "a row a token"),
+        ({"top_k": 0}, "all rows"),
+        ({"repeat_penalty": 0.9}, "all rows"),
+    ],
+)
+def test_whole_rows_are_read_only_if_needed_and_once_a_round(
+    pair_of: Callable[[str], Pair],
+    settings: dict[str, Any],
+    wanted: str,
+    draft: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    way: dict[str, Any] = {"temperature": 0.9, "seed": 3, "max_tokens": N_TOKENS, "top_k": 20}
+    way |= settings
+    with open_decoder(pair_of("llama"), CPU) as decoder:
+        expected = decoder.generate(PROMPT, draft="none", **way)
+    with open_decoder(pair_of("llama"), {"n_gpu_layers": None}) as decoder:
+        engine = decoder.engine
+        reads: list[int] = []
+
+        def read_in(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
+            def run(those: Any) -> Any:
+                before = engine.info().bytes_read
+                result = call(those)
+                reads.extend(filter(None, [engine.info().bytes_read - before]))
+                return result
+
+            return run
+
+        monkeypatch.setattr(engine, "sample", read_in(engine.sample))
+        gather = Rows.gather
+        monkeypatch.setattr(Rows, "gather", lambda rows, at: read_in(partial(gather, rows))(at))
+        steps = list(decoder.stream(PROMPT, draft=draft, **way))
+        assert [token for step in steps for token in step.tokens] == list(expected.tokens)
+        row = 4 * decoder.model.n_vocab
+        rows = [rows_read(1 + step.n_drafted, {"n_gpu_layers": None}) for step in steps]
+        if wanted == "all rows":
+            assert reads == [row * (1 + step.n_drafted) for step in steps]
+            return
+        selected = [(8 * 64 + 4) * n for n in rows]
+        n_whole = [row * len(step.tokens) for step in steps]
+        if wanted == "a row a token":
+            assert reads == [n for pair in zip(selected, n_whole, strict=True) for n in pair]
+        else:
+            assert reads == selected
+
+
 @pytest.mark.parametrize("kind", ["llama", "qwen35"])
 def test_rounds_on_it_need_few_graphs(pair_of: Callable[[str], Pair], kind: str) -> None:
     with open_decoder(pair_of(kind), {"n_gpu_layers": None}) as decoder:
@@ -255,10 +319,96 @@ def test_quantised_layers_beside_it(
         check_law(decoder, plain(decoder), monkeypatch)
 
 
+@pytest.mark.parametrize("kind", [*KINDS, "gemma4e"])
+@pytest.mark.parametrize("place", [{"n_gpu_layers": None}, {"n_gpu_layers": 2}])
+def test_a_drafter_on_the_cpu(
+    pair_of: Callable[[str], Pair],
+    kind: str,
+    place: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Drafts on the CPU are those on the device, also after a cached prefix."""
+    way: dict[str, Any] = {"draft": "chain", "max_tokens": N_TOKENS}
+    with open_decoder(pair_of(kind), place) as decoder:
+        expected, drafted = plain(decoder), decoder.generate(PROMPT, **way)
+        assert decoder.engine.drafter.cpu_split_bytes == 0
+    with open_decoder(pair_of(kind), {**place, "draft_gpu_layers": 0}) as decoder:
+        drafter = decoder.engine.drafter
+        assert drafter.copied_bytes == drafter.cpu_split_bytes
+        assert drafter.cpu_split_bytes + drafter.mapped_bytes > 0
+        assert ("draft", "CPU") in [(x.name, x.place) for x in decoder.engine.memory()]
+        for _ in range(2):
+            found = decoder.generate(PROMPT, **way)
+            assert found.tokens == drafted.tokens
+            assert found.n_accepted == drafted.n_accepted
+        check_law(decoder, expected, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def headers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Files of a 27B hybrid, 15.1 GB, and a drafter, 1.0 GB, without weights."""
+    target, drafter = (tmp_path_factory.mktemp("27b") / x for x in ("x.gguf", "d.gguf"))
+    write_model(target, PRESETS["qwen35-27b"], "x", "q4_k_m", 1, header_only=True)
+    write_model(
+        drafter, PRESETS["qwen35-27b-dflash"], "d", "q4_k_m", 1, header_only=True, target=target
+    )
+    return target, drafter
+
+
+@pytest.mark.parametrize(
+    ("gib", "options", "wanted"),
+    [
+        (24, {}, (None, None)),  # room for both
+        (16.3, {}, (None, 0)),  # room for the target alone
+        (16.3, {"draft_gpu_layers": 99}, (..., 99)),
+        (16.3, {"n_gpu_layers": 40}, (40, None)),
+    ],
+)
+def test_the_drafter_goes_where_it_is_predicted_to_be_faster(
+    headers: tuple[Path, Path],
+    gib: float,
+    options: dict[str, Any],
+    wanted: tuple[Any, int | None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FAKE_DEVICE_MIB", str(int(gib * 1024)))
+    monkeypatch.setattr(
+        "dflash_gguf.memory.plan.free_bytes",
+        lambda device: 64 << 30 if device == "CPU" else free_bytes(device),
+    )
+    target, drafter = headers
+    best = dflash_gguf.fit(target, drafter=drafter, n_ctx=8192, **options)
+    layers, draft_layers = best.config.n_gpu_layers, best.config.draft_gpu_layers
+    assert draft_layers == wanted[1]
+    assert layers == wanted[0] or (wanted[0] is ... and 0 < layers < 65)
+    assert best.uses_drafter and not best.plan.missing_bytes
+    on_gpu, on_cpu = (f"the drafter on the {x}: about" for x in ("GPU", "CPU"))
+    if wanted == (None, 0):
+        speeds = best.reason
+        assert 0 <= speeds.index(on_cpu) < speeds.index(on_gpu)
+        assert "no drafter: about" in speeds
+
+
+def test_a_drafter_that_only_takes_room_is_left_out(
+    headers: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_DEVICE_MIB", str(8 << 10))
+    monkeypatch.setattr(
+        "dflash_gguf.memory.plan.free_bytes",
+        lambda device: 64 << 30 if device == "CPU" else free_bytes(device),
+    )
+    target, drafter = headers
+    with_it = dflash_gguf.fit(target, drafter=drafter, n_ctx=8192)
+    monkeypatch.setattr("dflash_gguf.memory.speed.ACCEPTANCE", 0.0)
+    without = dflash_gguf.fit(target, drafter=drafter, n_ctx=8192, draft_gpu_layers=99)
+    assert with_it.uses_drafter and not without.uses_drafter
+    assert without.config.n_gpu_layers > 20
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_plan_counts_what_a_split_allocates(pair_of: Callable[[str], Pair], kind: str) -> None:
     pair = pair_of(kind)
-    for place in ({}, {"n_gpu_layers": 2}, {"n_cpu_moe": 1}):
+    for place in ({}, {"n_gpu_layers": 2}, {"n_cpu_moe": 1}, {"draft_gpu_layers": 0}):
         config = config_of(place)
         planned = Planner(pair.target, pair.drafter, config).plan(verify_rows=40)
         with open_decoder(pair, place) as decoder:

@@ -62,6 +62,9 @@ class Rows:
         self.n_fetched += 1
         return self._rows[index]
 
+    def gather(self, indices: Sequence[int]) -> Floats:
+        return np.stack([self.logits(index) for index in indices])
+
 
 def drawn_of(rows: Rows, node: int, walk: SampleRequest, seen: list[int], position: int) -> int:
     """Samples from a row, and fetches all its logits only if the engine would have to."""
@@ -72,7 +75,8 @@ def drawn_of(rows: Rows, node: int, walk: SampleRequest, seen: list[int], positi
         return rows.argmax(node)
     if rows.has_top:
         ids, logits = rows.top(node)
-        return sampler.sample(logits, (), position, ids)[0]
+        with suppress(native.Error):
+            return sampler.sample(logits, seen, position, ids)[0]
     return sampler.sample(rows.logits(node), seen, position)[0]
 
 

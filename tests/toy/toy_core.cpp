@@ -57,12 +57,12 @@ int main(int argc, char ** argv) {
     engine->reserve_verify(5);
     verify(steps, nodes, parents, 5);
     for (int64_t i = 0; i < 3; ++i) {
-        steps.logits(path[i], by_steps.data() + (half + i) * n_vocab);
+        steps.logits({path[i]}, by_steps.data() + (half + i) * n_vocab);
     }
     commit(steps, path, 3);
     for (int64_t i = half + 3; i < n; ++i) {
         prefill(steps, &tokens[i], 1);
-        steps.logits(0, by_steps.data() + i * n_vocab);
+        steps.logits({0}, by_steps.data() + i * n_vocab);
     }
 
     std::FILE * out = std::fopen(argv[2], "wb");

@@ -125,12 +125,22 @@ def test_sampling_uses_position_and_history() -> None:
         seen.append(token)
 
 
-@pytest.mark.parametrize("config", [{}, {"top_k": 7, "min_p": 0.0}, {"ignore_eos": True}])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"top_k": 7, "min_p": 0.0},
+        {"ignore_eos": True},
+        {"presence_penalty": 1.5, "top_k": 20},
+        {"repeat_penalty": 1.1, "temperature": 0.0},
+        {"logit_bias": {104: -3.0}},
+    ],
+)
 def test_sampling_among_the_best_of_a_row_draws_as_from_all_of_it(config: dict[str, Any]) -> None:
     def run(n_top: int) -> tuple[list[int], int]:
         sequence = Scripted(b"abcdefgh", n_ctx=64)
         sequence.engine.max_top_k = n_top
-        settings = DecodeConfig(temperature=3.0, seed=5, max_tokens=40, **config)
+        settings = DecodeConfig(**{"temperature": 3.0, "seed": 5, "max_tokens": 40, **config})
         generation = Said(sequence, [1, 2, 3], settings)
         for _ in generation:
             pass
@@ -145,7 +155,7 @@ def test_sampling_among_the_best_of_a_row_draws_as_from_all_of_it(config: dict[s
 
 
 @pytest.mark.parametrize(
-    "config", [{"top_k": 0}, {"top_k": 65}, {"repeat_penalty": 1.1}, {"temperature": 0.0}]
+    "config", [{"top_k": 0}, {"top_k": 65}, {"repeat_penalty": 0.9}, {"temperature": 0.0}]
 )
 def test_draws_that_need_more_than_the_best_do_not_ask_for_them(config: dict[str, Any]) -> None:
     sequence = Scripted(b"ab")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from dflash_gguf.config import DecodeConfig
+from dflash_gguf.native import Error
 from dflash_gguf.sampling.noise import DraftScorer, gumbel
 from dflash_gguf.sampling.sampler import Sampler
 
@@ -248,9 +249,20 @@ def test_the_draw_is_the_best_of_what_is_kept(settings: dict[str, Any], n_vocab:
         if len(order) > 1 and scores[order[1]] > -np.inf:
             margin = scores[order[0]] - scores[order[1]]
             assert found.margin == pytest.approx(margin, rel=1e-9, abs=1e-9)
-        if config.top_k > 0 and sampler.n_best > 0 and config.top_k < n_vocab:
-            best = np.argsort(-row, kind="stable")[: sampler.n_best].astype(np.int32)
-            assert sampler._core.sample(row[best], (), 77, best) == (found.token, found.margin)
+        n_best = sampler.n_best
+        for n in (n_best, n_best + len(seen), 64) if 0 < n_best < n_vocab else ():
+            best = np.argsort(-row, kind="stable")[:n].astype(np.int32)
+            if n < n_best:
+                continue
+            try:
+                assert sampler._core.sample(row[best], seen, 77, best) == (
+                    found.token,
+                    found.margin,
+                )
+            except Error as error:
+                assert "do not suffice" in str(error)
+                assert config.has_penalties
+                assert n < n_best + len(seen) or number in (1, 2, 3, 6)  # rows with ties
 
 
 def test_greedy_takes_the_lowest_id_of_the_best_and_reports_the_margin() -> None:
@@ -360,6 +372,28 @@ def test_biases_are_added_before_all_else(penalties: dict[str, Any]) -> None:
         np.testing.assert_array_equal(found, without.scorer.adjusted_among(ids, biased[ids], seen))
         assert not with_bias.scorer.is_argmax
         assert with_bias.n_best == 0
+
+
+def test_settings_that_only_lower_logits_need_no_whole_row() -> None:
+    lowering: list[dict[str, Any]] = [
+        {"repeat_penalty": 1.1},
+        {"presence_penalty": 1.5, "frequency_penalty": 0.5},
+        {"logit_bias": {7: -2.0, 8: -math.inf}},
+    ]
+    raising: list[dict[str, Any]] = [
+        {"repeat_penalty": 0.9},
+        {"presence_penalty": -0.1},
+        {"frequency_penalty": -0.1},
+        {"logit_bias": {7: -2.0, 8: 0.1}},
+    ]
+    for settings in lowering:
+        config = DecodeConfig(temperature=0.7, top_k=20, **settings)
+        assert Sampler(config, banned=(3, 4)).n_best == 20
+        assert Sampler(DecodeConfig(**settings)).n_best == 2  # greedy: the best, and its margin
+    for settings in raising:
+        assert Sampler(DecodeConfig(temperature=0.7, **settings)).n_best == 0
+    assert Sampler(DecodeConfig(temperature=0.7, top_k=0)).n_best == 0
+    assert Sampler(DecodeConfig()).n_best == 0  # greedy: the argmax
 
 
 def test_chances_are_those_of_the_model_or_of_the_draw() -> None:

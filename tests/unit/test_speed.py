@@ -1,0 +1,66 @@
+"""The predicted speed of a model on a GPU and the CPU."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dflash_gguf.memory import speed
+
+GB = 10**9
+
+
+def predicted(on_gpu: float, on_cpu: float = 0.0, drafter: Any = None) -> float:
+    model: Any = SimpleNamespace(
+        on_gpu=True,
+        n_expert=0,
+        device_bytes=on_gpu * GB,
+        cpu_split_bytes=on_cpu * GB / 2,
+        mapped_bytes=on_cpu * GB / 2,
+    )
+    found = speed.tokens_per_s(model, drafter)
+    assert found is not None
+    return found
+
+
+def drafter_of(on_gpu: float, on_cpu: float = 0.0, block_size: int = 16) -> Any:
+    return SimpleNamespace(
+        copied_bytes=(on_gpu + on_cpu) * GB,
+        cpu_split_bytes=on_cpu * GB,
+        mapped_bytes=0,
+        block_size=block_size,
+    )
+
+
+def test_a_plain_step_reads_all_weights_once() -> None:
+    assert predicted(16) == pytest.approx(1 / (16 / 400 + 50e-6))
+    assert predicted(8, 8) == pytest.approx(1 / (8 / 400 + 8 / 50 + 100e-6))
+
+
+def test_a_chain_of_15_gains_as_published() -> None:
+    rate = speed.ACCEPTANCE
+    assert (1 - rate**16) / (1 - rate) == pytest.approx(7.67, rel=0.01)
+    assert predicted(16, drafter=drafter_of(1)) / predicted(17) == pytest.approx(7.67, rel=0.02)
+
+
+def test_the_fastest_length_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert predicted(2, 14, drafter_of(1)) > predicted(2, 14)
+    monkeypatch.setattr(speed, "ACCEPTANCE", 0.0)
+    assert predicted(2, 14, drafter_of(1)) == predicted(2, 14)
+    assert predicted(16, drafter=drafter_of(1, block_size=2)) == predicted(16)
+
+
+def test_a_drafter_on_the_cpu_costs_as_much_as_layers_of_its_size() -> None:
+    on_cpu = predicted(16, 0, drafter_of(0, 1))
+    assert on_cpu == pytest.approx(predicted(15, 1, drafter_of(1)))
+    assert predicted(14.7, 1.3, drafter_of(1)) < on_cpu  # layers are moved whole
+    assert on_cpu > predicted(16)
+
+
+@pytest.mark.parametrize("change", [{"on_gpu": False}, {"n_expert": 8}])
+def test_no_speed_is_predicted_without_a_basis(change: dict[str, Any]) -> None:
+    values = {"on_gpu": True, "n_expert": 0, "device_bytes": 1, "cpu_split_bytes": 0}
+    model: Any = SimpleNamespace(**{**values, "mapped_bytes": 0, **change})
+    assert speed.tokens_per_s(model, None) is None
