@@ -15,8 +15,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <cxxabi.h>
 #include <map>
 #include <mutex>
+#include <string>
 #include <sys/mman.h>
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -40,11 +42,50 @@ struct NullGpuCounts {
     std::atomic<int64_t> bytes_to_host;
 };
 
+// Number of runs of each kernel, cuBLAS function, and copy or fill on the GPU, by name.
+using Launches = std::map<std::string, int64_t>;
+// Launches of a captured graph; pointers into the Launches of the driver.
+using Graph = std::map<int64_t *, int64_t>;
+
 EXPORT NullGpuCounts * null_gpu_counts();
 EXPORT int64_t null_gpu_total_bytes();
 EXPORT bool null_gpu_take(int64_t bytes);
+// Returns the place in which the launches of a name are counted.
+EXPORT int64_t * null_gpu_launches(const char * name);
+// Returns the graph that is being captured, or NULL.
+EXPORT Graph *& null_gpu_captured();
+
+// Counts a launch, at once or in the graph that is being captured.
+static void launch(int64_t * launches) {
+    Graph * captured = null_gpu_captured();
+    ++(captured != nullptr ? (*captured)[launches] : *launches);
+}
 
 #ifdef NULL_GPU_DRIVER
+
+static Launches launches_;
+
+EXPORT int64_t * null_gpu_launches(const char * name) { return &launches_[name]; }
+
+EXPORT Graph *& null_gpu_captured() {
+    static Graph * captured = nullptr;
+    return captured;
+}
+
+// Writes a line "launches name" for each name that was launched. Returns the length of the text.
+EXPORT size_t null_gpu_write_launches(char * text, size_t size) {
+    std::string all;
+    for (const auto & [name, n] : launches_) {
+        if (n > 0) {
+            int status = 0;
+            char * plain = abi::__cxa_demangle(name.c_str(), nullptr, nullptr, &status);
+            all += std::to_string(n) + " " + (status == 0 ? plain : name) + "\n";
+            std::free(plain);
+        }
+    }
+    std::snprintf(text, size, "%s", all.c_str());
+    return all.size();
+}
 
 EXPORT NullGpuCounts * null_gpu_counts() {
     static NullGpuCounts counts = {};
@@ -133,20 +174,22 @@ EXPORT CUresult cuMemSetAccess(CUdeviceptr, size_t, const CUmemAccessDesc *, siz
 static std::mutex mutex_;
 static std::map<uintptr_t, size_t> memory_;
 static std::map<const void *, size_t> pinned_;
-static bool is_capturing_ = false;
+static std::map<const void *, int64_t *> kernels_; // launches of each kernel by its host function
 static thread_local struct {
     dim3 grid, block;
     size_t shared;
     cudaStream_t stream;
 } call_;
 
-static cudaError_t launched() {
+static cudaError_t launched(const void * kernel) {
     NullGpuCounts & counts = *null_gpu_counts();
-    ++(is_capturing_ ? counts.captured_kernels : counts.kernels);
+    ++(null_gpu_captured() != nullptr ? counts.captured_kernels : counts.kernels);
+    const auto known = kernels_.find(kernel);
+    launch(known != kernels_.end() ? known->second : null_gpu_launches("unregistered kernel"));
     return cudaSuccess;
 }
 
-// Makes a unique handle (stream, event, graph), which is never dereferenced.
+// Makes a unique handle (stream, event), which is never dereferenced.
 template <typename T>
 static cudaError_t make(T * handle) {
     static std::atomic<uintptr_t> next{4096};
@@ -178,6 +221,8 @@ static cudaError_t copied(void * to, size_t pitch, size_t width, size_t height,
     } else if (kind == cudaMemcpyHostToDevice) {
         ++counts.copies_to_gpu;
         counts.bytes_to_gpu += width * height;
+    } else {
+        launch(null_gpu_launches("copy on the GPU"));
     }
     return cudaSuccess;
 }
@@ -189,8 +234,10 @@ EXPORT void ** __cudaRegisterFatBinary(void *) {
 
 EXPORT void __cudaRegisterFatBinaryEnd(void **) {}
 EXPORT void __cudaUnregisterFatBinary(void **) {}
-EXPORT void __cudaRegisterFunction(void **, const char *, char *, const char *, int, uint3 *,
-                                   uint3 *, dim3 *, dim3 *, int *) {}
+EXPORT void __cudaRegisterFunction(void **, const char * host_function, char *, const char * name,
+                                   int, uint3 *, uint3 *, dim3 *, dim3 *, int *) {
+    kernels_[host_function] = null_gpu_launches(name);
+}
 EXPORT void __cudaRegisterVar(void **, char *, char *, const char *, int, size_t, int, int) {}
 
 EXPORT unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared,
@@ -213,17 +260,18 @@ EXPORT cudaError_t __cudaGetKernel(cudaKernel_t * kernel, const void * entry) {
     return cudaSuccess;
 }
 
-EXPORT cudaError_t __cudaLaunchKernel(cudaKernel_t, dim3, dim3, void **, size_t, cudaStream_t) {
-    return launched();
+EXPORT cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3, dim3, void **, size_t,
+                                      cudaStream_t) {
+    return launched(kernel);
 }
 
-EXPORT cudaError_t cudaLaunchCooperativeKernel(const void *, dim3, dim3, void **, size_t,
+EXPORT cudaError_t cudaLaunchCooperativeKernel(const void * kernel, dim3, dim3, void **, size_t,
                                                cudaStream_t) {
-    return launched();
+    return launched(kernel);
 }
 
-EXPORT cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *, const void *, void **) {
-    return launched();
+EXPORT cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *, const void * kernel, void **) {
+    return launched(kernel);
 }
 
 EXPORT cudaError_t cudaGetDeviceCount(int * n) {
@@ -423,7 +471,10 @@ EXPORT cudaError_t cudaMemcpyPeerAsync(void *, int, const void *, int, size_t, c
 
 EXPORT cudaError_t cudaMemset(void *, int, size_t) { return cudaSuccess; }
 
-EXPORT cudaError_t cudaMemsetAsync(void *, int, size_t, cudaStream_t) { return cudaSuccess; }
+EXPORT cudaError_t cudaMemsetAsync(void *, int, size_t, cudaStream_t) {
+    launch(null_gpu_launches("fill on the GPU"));
+    return cudaSuccess;
+}
 
 EXPORT cudaError_t cudaStreamCreateWithFlags(cudaStream_t * stream, unsigned) {
     return make(stream);
@@ -433,7 +484,7 @@ EXPORT cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
 
 EXPORT cudaError_t cudaStreamSynchronize(cudaStream_t) {
     ++null_gpu_counts()->synchronizations;
-    return is_capturing_ ? cudaErrorStreamCaptureUnsupported : cudaSuccess;
+    return null_gpu_captured() ? cudaErrorStreamCaptureUnsupported : cudaSuccess;
 }
 
 EXPORT cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
@@ -450,40 +501,53 @@ EXPORT cudaError_t cudaEventSynchronize(cudaEvent_t) {
 }
 
 EXPORT cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) {
-    is_capturing_ = true;
+    null_gpu_captured() = new Graph;
     ++null_gpu_counts()->captures;
     return cudaSuccess;
 }
 
 EXPORT cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t * graph) {
-    is_capturing_ = false;
-    return make(graph);
-}
-
-EXPORT cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus * status) {
-    *status = is_capturing_ ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+    *graph = reinterpret_cast<cudaGraph_t>(null_gpu_captured());
+    null_gpu_captured() = nullptr;
     return cudaSuccess;
 }
 
-EXPORT cudaError_t cudaGraphInstantiate(cudaGraphExec_t * exec, cudaGraph_t, unsigned long long) {
-    return make(exec);
+EXPORT cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus * status) {
+    *status = null_gpu_captured() ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+    return cudaSuccess;
 }
 
-EXPORT cudaError_t cudaGraphExecUpdate(cudaGraphExec_t, cudaGraph_t,
+EXPORT cudaError_t cudaGraphInstantiate(cudaGraphExec_t * exec, cudaGraph_t graph,
+                                        unsigned long long) {
+    *exec = reinterpret_cast<cudaGraphExec_t>(new Graph(*reinterpret_cast<Graph *>(graph)));
+    return cudaSuccess;
+}
+
+EXPORT cudaError_t cudaGraphExecUpdate(cudaGraphExec_t exec, cudaGraph_t graph,
                                        cudaGraphExecUpdateResultInfo * info) {
     *info = {};
+    *reinterpret_cast<Graph *>(exec) = *reinterpret_cast<Graph *>(graph);
     ++null_gpu_counts()->graph_updates;
     return cudaSuccess;
 }
 
-EXPORT cudaError_t cudaGraphLaunch(cudaGraphExec_t, cudaStream_t) {
+EXPORT cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t) {
     ++null_gpu_counts()->graph_launches;
+    for (const auto & [launches, n] : *reinterpret_cast<Graph *>(exec)) {
+        *launches += n;
+    }
     return cudaSuccess;
 }
 
-EXPORT cudaError_t cudaGraphDestroy(cudaGraph_t) { return cudaSuccess; }
+EXPORT cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+    delete reinterpret_cast<Graph *>(graph);
+    return cudaSuccess;
+}
 
-EXPORT cudaError_t cudaGraphExecDestroy(cudaGraphExec_t) { return cudaSuccess; }
+EXPORT cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
+    delete reinterpret_cast<Graph *>(exec);
+    return cudaSuccess;
+}
 
 #endif
 
@@ -493,6 +557,7 @@ EXPORT cudaError_t cudaGraphExecDestroy(cudaGraphExec_t) { return cudaSuccess; }
 #define NULL_CUBLAS(name)                                                                          \
     EXPORT int name() {                                                                            \
         ++null_gpu_counts()->cublas_calls;                                                         \
+        launch(null_gpu_launches(#name));                                                          \
         return 0;                                                                                  \
     }
 

@@ -10,6 +10,8 @@ import ctypes
 import os
 import re
 import subprocess
+import sys
+from collections import Counter
 from pathlib import Path
 
 from dflash_gguf import Error
@@ -91,6 +93,16 @@ def build(cache: Path, capability: str) -> Path:
     return folder
 
 
+def restart(cache: Path, capability: str, module: Path) -> None:
+    """Restarts this process on the null GPU and ends with its status, unless it runs there."""
+    folder = str(build(cache.resolve(), capability))
+    paths = os.environ.get("LD_LIBRARY_PATH", "")
+    if folder not in paths:
+        again = {**os.environ, "LD_LIBRARY_PATH": f"{folder}{os.pathsep}{paths}"}
+        again["GGML_BACKEND_PATH"] = str(module.resolve())
+        sys.exit(subprocess.run([sys.executable, *sys.argv], env=again, check=False).returncode)
+
+
 def counts() -> dict[str, int] | None:
     """Returns the null GPU's counters by name, or None if this process has no null GPU."""
     try:
@@ -100,6 +112,19 @@ def counts() -> dict[str, int] | None:
         return None
     found.restype = ctypes.POINTER(ctypes.c_int64 * len(COUNTS))
     return dict(zip(COUNTS, found().contents, strict=True))
+
+
+def launches() -> Counter[str]:
+    """Returns the launches of each kernel of the null GPU by name with template arguments."""
+    driver = ctypes.CDLL(DRIVER, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    text = ctypes.create_string_buffer(1 << 20)
+    driver.null_gpu_write_launches(text, ctypes.c_size_t(len(text)))
+    found: Counter[str] = Counter()
+    for line in text.value.decode().splitlines():
+        n, name = line.split(" ", 1)  # of a C++ function with its arguments
+        end = name.find(">(") + 1 or name.find("(")
+        found[name[: end if end > 0 else None].removeprefix("void ")] += int(n)
+    return found
 
 
 def calls_a_round(
