@@ -237,9 +237,15 @@ void Backend::set_threads(int n) {
     }
 }
 
-void Backend::compute(ggml_cgraph * graph) {
-    compute([&] { return ggml_backend_graph_compute_async(get(), graph); },
-            [&] { ggml_backend_synchronize(get()); });
+void Backend::compute(ggml_cgraph * graph, const std::function<void()> & then) {
+    const auto submit = [&] {
+        const ggml_status status = ggml_backend_graph_compute_async(get(), graph);
+        if (then && status == GGML_STATUS_SUCCESS) {
+            then();
+        }
+        return status;
+    };
+    compute(submit, [&] { ggml_backend_synchronize(get()); });
 }
 
 void Backend::compute(const std::function<ggml_status()> & submit,
@@ -267,18 +273,9 @@ void Backend::read_rows(const ggml_tensor * tensor, void * dst, size_t offset, s
     bytes_read_ += size * n;
 }
 
-void Backend::read(const std::vector<Fetch> & fetches) const {
-    for (const Fetch & fetch : fetches) {
-        const size_t size = ggml_nbytes(fetch.tensor);
-        // Results of nodes that the device cannot run are in CPU memory, read synchronously.
-        if (ggml_backend_supports_buft(get(), ggml_backend_buffer_get_type(fetch.tensor->buffer))) {
-            ggml_backend_tensor_get_async(get(), fetch.tensor, fetch.to, 0, size);
-        } else {
-            ggml_backend_tensor_get(fetch.tensor, fetch.to, 0, size);
-        }
-        bytes_read_ += size;
-    }
-    ggml_backend_synchronize(get());
+void Backend::start_read(const ggml_tensor * tensor, void * dst, size_t offset, size_t size) const {
+    ggml_backend_tensor_get_async(get(), tensor, dst, offset, size);
+    bytes_read_ += size;
 }
 
 } // namespace dfl

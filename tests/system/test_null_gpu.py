@@ -33,10 +33,9 @@ runtime.cudaMemcpyAsync(host, a, ctypes.c_size_t(64), 2, None)  # to the host
 found["words"] = list((ctypes.c_int32 * 16).from_address(host.value))
 runtime.cudaStreamBeginCapture(None, 0)
 runtime.cudaLaunchKernelExC(None, ctypes.byref(kernel), None)
-waits_in_capture = runtime.cudaStreamSynchronize(None)
 graph = ctypes.c_void_p()
 runtime.cudaStreamEndCapture(None, ctypes.byref(graph))
-note("captured", waits_in_capture)
+note("captured")
 runtime.cudaLaunchKernelExC(None, None, None)
 runtime.cudaGraphLaunch(graph, None)
 runtime.cudaGraphLaunch(graph, None)
@@ -72,7 +71,6 @@ def test_it_counts_what_is_asked_of_it(libraries: Path) -> None:
     assert found["refused"]["used_bytes"] == 20 * GIB
     assert found["words"] == list(range(1, 17))
     captured, launched, freed = found["captured"], found["launched"], found["freed"]
-    assert captured["status"] != 0
     assert (captured["captures"], captured["captured_kernels"], captured["kernels"]) == (1, 1, 0)
     assert (launched["graph_launches"], launched["kernels"]) == (2, 1)
     assert found["kernels"] == {"mul_mat_q<(ggml_type)12, 8>": 2, "unregistered kernel": 1}
@@ -105,4 +103,10 @@ def test_a_round_waits_once_for_each_result(tmp_path: Path) -> None:
         "commit": 1,
     }
     waits = {x["phase"]: x["synchronizations"] for x in found.values()}
-    assert waits == {"step": 4, "draft": 3, "verify": 4, "commit": 1}
+    assert waits == {"step": 1, "draft": 2, "verify": 1, "commit": 1}
+    assert {x["phase"]: x["copies_to_host"] for x in found.values()} == {
+        "step": 1,
+        "draft": 1,
+        "verify": 1,
+        "commit": 0,
+    }
