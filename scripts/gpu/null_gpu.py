@@ -36,7 +36,7 @@ COUNTS = (
     "copies_to_host",
     "bytes_to_host",
 )
-"""Names of the null GPU's counters, in the order of NullGpuCounts in null_gpu.cpp."""
+"""Names of the null GPU's counters, in the order of Counts in cuda_common.h."""
 CALLS = (
     "allocations",
     "kernels",
@@ -72,7 +72,8 @@ def build(cache: Path, capability: str) -> Path:
         "CUBLAS": f"libcublas.so.{major}",
     }
     last = folder / libraries["CUBLAS"]
-    if last.is_file() and last.stat().st_mtime > SOURCE.stat().st_mtime:
+    newest = max(x.stat().st_mtime for x in [SOURCE, *SOURCE.parent.glob("*.h")])
+    if last.is_file() and last.stat().st_mtime > newest:
         return folder
     folder.mkdir(parents=True, exist_ok=True)
     for part, name in libraries.items():
