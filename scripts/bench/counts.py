@@ -16,12 +16,11 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 from dflash_gguf.convert.types import TYPE_IDS
 from rounds import forced_round
-from synthetic_shapes import PRESETS, TAPS
+from synthetic_shapes import TAPS
 
 from dflash_gguf import native
 
@@ -57,7 +56,7 @@ class Phase:
     def __enter__(self) -> None:
         self._calls, self._launches = Counter(null_gpu.counts()), null_gpu.launches()
 
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         calls, launches = Counter(null_gpu.counts()), null_gpu.launches()
         calls.subtract(self._calls)
         launches.subtract(self._launches)
@@ -127,28 +126,27 @@ def measure(setting: Setting, shape: str, all_kernels: bool) -> Iterator[Figures
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    names = [name for name in TAPS if name in PRESETS]
     parser.add_argument("shapes", nargs="*", metavar="SHAPE", help=f"default: {' '.join(SHAPES)}")
     parser.add_argument("--backend-module", type=Path, required=True, metavar="FILE")
     parser.add_argument("--null-gpu", required=True, metavar="CAPABILITY", help="such as 86")
     parser.add_argument("--outtype", default=files.OUTTYPE)
-    parser.add_argument(
-        "--kernels", action="store_true", help="name all kernels, not only products"
-    )
+    parser.add_argument("--kernels", action="store_true", help="name kernels besides products")
     parser.add_argument(
         "--folder", type=Path, default=Path("build/gpu"), help="folder for files without weights"
     )
     parser.add_argument("--cache", type=Path, default=Path("build"), help="folder of the null GPU")
     args = parser.parse_args()
     for shape in args.shapes:
-        if shape not in names:
-            parser.error(f"{shape!r} is not a shape; choose among {', '.join(names)}")
+        if shape not in TAPS:
+            parser.error(f"{shape!r} is not a shape; choose among {', '.join(TAPS)}")
     null_gpu.restart(args.cache, args.null_gpu, args.backend_module)
     args.folder.mkdir(parents=True, exist_ok=True)
     try:
         for shape in args.shapes or SHAPES:
             pair = files.write_pair(args.folder, shape, args.outtype, empty=True)
-            setting = Setting(None, None, args.folder, FULL, None, None, *[args.cache], None, *pair)
+            setting = Setting(
+                None, None, args.folder, FULL, target_file=pair[0], drafter_file=pair[1]
+            )
             for line in measure(setting, shape, args.kernels):
                 print(json.dumps(line), flush=True)
     except (native.Error, ValueError, OSError) as error:
