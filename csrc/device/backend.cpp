@@ -237,9 +237,15 @@ void Backend::set_threads(int n) {
     }
 }
 
-void Backend::compute(ggml_cgraph * graph) {
-    compute([&] { return ggml_backend_graph_compute_async(get(), graph); },
-            [&] { ggml_backend_synchronize(get()); });
+void Backend::compute(ggml_cgraph * graph, const std::function<void()> & then) {
+    const auto submit = [&] {
+        const ggml_status status = ggml_backend_graph_compute_async(get(), graph);
+        if (then && status == GGML_STATUS_SUCCESS) {
+            then();
+        }
+        return status;
+    };
+    compute(submit, [&] { ggml_backend_synchronize(get()); });
 }
 
 void Backend::compute(const std::function<ggml_status()> & submit,
@@ -278,6 +284,11 @@ void Backend::read(const std::vector<Fetch> & fetches) const {
         bytes_read_ += fetch.size;
     }
     ggml_backend_synchronize(get());
+}
+
+void Backend::start_read(const ggml_tensor * tensor, void * dst, size_t offset, size_t size) const {
+    ggml_backend_tensor_get_async(get(), tensor, dst, offset, size);
+    bytes_read_ += size;
 }
 
 } // namespace dfl

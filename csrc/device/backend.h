@@ -67,8 +67,9 @@ class Backend {
     // Asks for large pages for a host buffer that has not been written to; the system may refuse.
     void use_huge_pages(ggml_backend_buffer_t buffer) const;
 
-    void compute(ggml_cgraph * graph);
-    // Run a graph, or call submit() and wait(). Throw DFL_STATUS_COMPUTE or DFL_STATUS_MEMORY.
+    // Run a graph, or call submit() and wait(). then: submits further work before the device is
+    // waited for. Throw DFL_STATUS_COMPUTE or DFL_STATUS_MEMORY.
+    void compute(ggml_cgraph * graph, const std::function<void()> & then = {});
     void compute(const std::function<ggml_status()> & submit, const std::function<void()> & wait);
     // Nanoseconds spent submitting work, and waiting for it. A device that computes while work is
     // submitted has nearly all its time in submit_ns().
@@ -90,6 +91,8 @@ class Backend {
         size_t offset, size;
     };
     void read(const std::vector<Fetch> & fetches) const;
+    // Starts copying `size` bytes of a tensor to the host, behind all submitted work.
+    void start_read(const ggml_tensor * tensor, void * dst, size_t offset, size_t size) const;
     uint64_t bytes_read() const { return bytes_read_; }
 
   private:

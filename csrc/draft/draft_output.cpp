@@ -39,43 +39,30 @@ void add_draft_output(CachedGraph & cached, ggml_tensor * logits) {
     }
     add_top_rows(cached, logits);
     if (probabilities != nullptr) {
-        cached.top.probabilities = add_output(cached, cached.top.rows.gather(ctx, probabilities));
+        cached.top.probabilities = add_result(cached, cached.top.rows.gather(ctx, probabilities));
     }
 }
 
 // Reads the device's selection, which is in any order, and sorts it.
-static Draft read_selection(const CachedGraph & cached, const Backend & backend) {
+static Draft read_selection(const CachedGraph & cached) {
     const int64_t n = cached.logits->ne[0], n_draft = cached.logits->ne[1], k = cached.shape.n_top;
     const TopRows & rows = cached.top.rows;
-    std::vector<std::vector<int32_t>> blocks(rows.levels.size(), std::vector<int32_t>(k * n_draft));
-    std::vector<int32_t> last(k * n_draft);
-    std::vector<float> logits(k * n_draft), probabilities;
-    std::vector<Backend::Fetch> fetches = {{rows.last, last.data()},
-                                           {cached.top.logits, logits.data()}};
-    for (size_t level = 0; level < blocks.size(); ++level) {
-        fetches.push_back({rows.levels[level].blocks, blocks[level].data()});
+    std::vector<const int32_t *> blocks;
+    for (const TopRows::Level & level : rows.levels) {
+        blocks.push_back(cached.values<int32_t>(level.blocks));
     }
-    if (cached.top.probabilities != nullptr) {
-        probabilities.resize(k * n_draft);
-        fetches.push_back({cached.top.probabilities, probabilities.data()});
-    }
+    const auto * last = cached.values<int32_t>(rows.last);
+    const auto * logits = cached.values<float>(cached.top.logits);
     Draft draft;
-    if (cached.top.sums != nullptr) {
-        draft.sums.resize(n_draft);
-        fetches.push_back({cached.top.sums, draft.sums.data()});
-    }
-    backend.read(fetches);
     for (int64_t i = 0; i < k * n_draft; ++i) {
         // If logits are NaN, devices return any index.
         const int64_t row = std::clamp<int64_t>(rows.index_of(blocks, last, i), 0, n - 1);
         draft.best.push_back({static_cast<int32_t>(row), logits[i]});
     }
-    if (!probabilities.empty()) {
-        for (int64_t i = 0; i < n_draft; ++i) {
-            const auto first = probabilities.begin() + i * k;
-            const int64_t top = std::max_element(first, first + k) - first;
-            draft.log_sum_exp.push_back(logits[i * k + top] - std::log(first[top]));
-        }
+    for (int64_t i = 0; i < n_draft && cached.top.probabilities != nullptr; ++i) {
+        const auto * first = cached.values<float>(cached.top.probabilities) + i * k;
+        const int64_t top = std::max_element(first, first + k) - first;
+        draft.log_sum_exp.push_back(logits[i * k + top] - std::log(first[top]));
     }
     for (int64_t i = 0; i < n_draft; ++i) {
         std::sort(draft.best.begin() + i * k, draft.best.begin() + (i + 1) * k, is_better);
@@ -90,13 +77,13 @@ static const float * values_of(const ggml_tensor * x, const Backend & backend,
         return static_cast<const float *>(x->data);
     }
     fetched.resize(ggml_nelements(x));
-    backend.read({{x, fetched.data()}});
+    backend.read(x, fetched.data(), 0, ggml_nbytes(x));
     return fetched.data();
 }
 
 Draft read_draft(const CachedGraph & cached, int64_t k, const Backend & backend) {
     if (cached.shape.n_top > 0) {
-        return read_selection(cached, backend);
+        return read_selection(cached);
     }
     std::vector<float> fetched, fetched_probabilities;
     const float * logits = values_of(cached.logits, backend, fetched);

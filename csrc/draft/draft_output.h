@@ -11,7 +11,6 @@ namespace dfl {
 struct Draft {
     std::vector<Candidate> best;    // best candidates, [n_draft][k], best first
     std::vector<float> log_sum_exp; // log-sum-exp of each whole row, [n_draft]
-    std::vector<float> sums;        // sums of a target's rows of logits, [n_out], to find NaN
 };
 
 // Adds outputs to the graph of a draft: logits [n_vocab, n_draft], the cached.shape.n_top best of

@@ -305,7 +305,7 @@ void Engine::build_forward(CachedGraph & cached) {
             tap(il, x);
         }
         if (il == n_layer - 1) {
-            cached.row_sums = add_output(cached, ggml_sum_rows(cached.ctx.get(), x));
+            cached.row_sums = add_result(cached, ggml_sum_rows(cached.ctx.get(), x));
         }
     };
     finish_logits(cached, model_->arch().build(g), devices_.main());

@@ -473,17 +473,17 @@ void Engine::run_pass(const std::vector<BatchEntry> & entries, const std::vector
 }
 
 void Engine::find_finite_rows(const CachedGraph & cached, Pass & pass) {
-    std::vector<float> sums(cached.shape.n_rows), firsts(cached.shape.n_out);
-    ggml_backend_tensor_get(cached.row_sums, sums.data(), 0, ggml_nbytes(cached.row_sums));
-    if (!firsts.empty()) {
-        ggml_backend_tensor_get_2d(cached.logits, firsts.data(), 0, sizeof(float), firsts.size(),
-                                   cached.logits->nb[1], sizeof(float));
-    }
+    const auto * sums = cached.values<float>(cached.row_sums);
+    const auto first_logit = [&](int64_t out) {
+        return cached.firsts != nullptr
+                   ? cached.values<float>(cached.firsts)[out]
+                   : static_cast<const float *>(cached.logits->data)[out * cached.logits->ne[0]];
+    };
     for (PassEntry & entry : pass.entries) {
         for (int64_t row = 0; row < entry.n; ++row) {
             const int64_t out = row - (entry.n - entry.n_out);
             entry.finite.push_back(std::isfinite(sums[entry.first + row]) &&
-                                   (out < 0 || firsts[entry.first_out + out] < INFINITY));
+                                   (out < 0 || first_logit(entry.first_out + out) < INFINITY));
         }
     }
 }

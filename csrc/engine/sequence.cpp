@@ -151,12 +151,7 @@ void Sequence::check_finite(int64_t row, bool is_finite) {
 bool Sequence::find_argmax(int64_t row, int32_t & token) {
     const int64_t n_vocab = engine_->model().hparams().n_vocab;
     if (last_->argmax != nullptr) {
-        if (last_->best.empty()) {
-            // Reads the best tokens of all rows at once, since each read waits for the device.
-            last_->best.resize(ggml_nelements(last_->argmax));
-            engine_->main().read(last_->argmax, last_->best.data(), 0, ggml_nbytes(last_->argmax));
-        }
-        token = last_->best[first_out_ + row];
+        token = last_->values<int32_t>(last_->argmax)[first_out_ + row];
         return token >= 0 && token < n_vocab; // devices return arbitrary ids for rows with NaN
     }
     const float * logits =
@@ -174,14 +169,13 @@ int32_t Sequence::argmax(int64_t row) {
 
 bool Sequence::find_top(int64_t row, const Candidate *& best) {
     if (last_->candidates.empty()) {
-        Draft selection = read_draft(*last_, last_->shape.n_top, engine_->main());
-        last_->candidates = std::move(selection.best);
-        last_->sums = std::move(selection.sums);
+        last_->candidates = read_draft(*last_, last_->shape.n_top, engine_->main()).best;
     }
     const int64_t at = first_out_ + row;
     best = last_->candidates.data() + at * last_->shape.n_top;
     // The device selects among logits clamped to +-FLT_MAX / 2: the bounds stand for infinities.
-    return !std::isnan(last_->sums[at]) && std::fabs(best->logit) < FLT_MAX / 2;
+    return !std::isnan(last_->values<float>(last_->top.sums)[at]) &&
+           std::fabs(best->logit) < FLT_MAX / 2;
 }
 
 // Bytes that a device copies to the host while one read waits for it: 20 us at 12 GB/s.

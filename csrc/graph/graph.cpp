@@ -58,11 +58,14 @@ void CachedGraph::write_positions(ggml_tensor * input,
     });
 }
 
+// Returns the tensor that owns a tensor's memory: a view's is its source.
+static ggml_tensor * memory_owner(ggml_tensor * tensor) {
+    return tensor->view_src != nullptr ? tensor->view_src : tensor;
+}
+
 void mark_output(ggml_tensor * tensor) {
     ggml_set_output(tensor);
-    if (tensor->view_src != nullptr) { // a view's memory is that of its source
-        ggml_set_output(tensor->view_src);
-    }
+    ggml_set_output(memory_owner(tensor));
 }
 
 ggml_tensor * add_output(CachedGraph & cached, ggml_tensor * tensor) {
@@ -71,15 +74,21 @@ ggml_tensor * add_output(CachedGraph & cached, ggml_tensor * tensor) {
     return tensor;
 }
 
+ggml_tensor * add_result(CachedGraph & cached, ggml_tensor * tensor) {
+    add_output(cached, tensor);
+    cached.results.push_back(memory_owner(tensor));
+    return tensor;
+}
+
 void add_top_rows(CachedGraph & cached, ggml_tensor * logits) {
     ggml_context * ctx = cached.ctx.get();
     cached.top.rows = make_top_rows(ctx, clamp_to_finite(ctx, logits), cached.shape.n_top,
                                     cached.shape.top_by_blocks);
     for (const TopRows::Level & level : cached.top.rows.levels) {
-        add_output(cached, level.blocks);
+        add_result(cached, level.blocks);
     }
-    add_output(cached, cached.top.rows.last);
-    cached.top.logits = add_output(cached, cached.top.rows.gather(ctx, logits));
+    add_result(cached, cached.top.rows.last);
+    cached.top.logits = add_result(cached, cached.top.rows.gather(ctx, logits));
 }
 
 void finish_logits(CachedGraph & cached, ggml_tensor * logits, const Backend & backend) {
@@ -89,12 +98,13 @@ void finish_logits(CachedGraph & cached, ggml_tensor * logits, const Backend & b
     }
     mark_output(logits);
     if (!backend.is_host()) {
-        cached.argmax = ggml_argmax(cached.ctx.get(), logits);
-        ggml_set_output(cached.argmax);
-        ggml_build_forward_expand(cached.graph, cached.argmax);
+        ggml_context * ctx = cached.ctx.get();
+        cached.argmax = add_result(cached, ggml_argmax(ctx, logits));
+        ggml_tensor * firsts = ggml_view_2d(ctx, logits, 1, logits->ne[1], logits->nb[1], 0);
+        cached.firsts = add_result(cached, ggml_cont(ctx, firsts));
     }
     if (cached.shape.n_top > 0) {
-        cached.top.sums = add_output(cached, ggml_sum_rows(cached.ctx.get(), logits));
+        cached.top.sums = add_result(cached, ggml_sum_rows(cached.ctx.get(), logits));
         add_top_rows(cached, logits);
     }
 }
@@ -102,7 +112,7 @@ void finish_logits(CachedGraph & cached, ggml_tensor * logits, const Backend & b
 GraphPool::GraphPool(Devices & devices, size_t max_nodes)
     : devices_(devices), backend_(devices.main()), max_nodes_(max_nodes),
       arena_(ggml_gallocr_new(backend_.default_buffer_type())),
-      block_(backend_.is_host() ? nullptr : std::make_unique<InputBlock>(backend_)) {}
+      block_(backend_.is_host() ? nullptr : std::make_unique<IoBlock>(backend_)) {}
 
 // Returns the kind whose scheduler runs split graphs of `kind`: VERIFY for APPEND, else `kind`.
 static GraphKind scheduler_kind(GraphKind kind) {
@@ -262,12 +272,12 @@ void GraphPool::forget_in_arena() {
     cached_.remove_if([](const CachedGraph & cached) { return cached.scheduler == nullptr; });
 }
 
-void GraphPool::place_inputs(CachedGraph & fresh) {
+void GraphPool::place_in_block(CachedGraph & fresh) {
     const int64_t n_moves = block_->n_moves();
-    fresh.input_bytes = block_->place(fresh.graph);
+    fresh.io_bytes = block_->place(fresh.graph, fresh.results);
     fresh.block = block_.get();
     if (block_->n_moves() != n_moves) {
-        forget_in_arena(); // inputs of graphs in the arena point into the replaced block
+        forget_in_arena(); // tensors of graphs in the arena point into the replaced block
     }
 }
 
@@ -287,7 +297,7 @@ CachedGraph & GraphPool::get_in_arena(CachedGraph fresh) {
         cuda_estimate::add_attention_copies(fresh.graph);
     }
     if (block_) {
-        place_inputs(fresh);
+        place_in_block(fresh);
     }
     const uint64_t needed = arena_bytes_for(fresh.graph);
     if (!backend_.is_dry_run()) {
@@ -314,18 +324,24 @@ CachedGraph & GraphPool::get_in_arena(CachedGraph fresh) {
 }
 
 void GraphPool::compute(CachedGraph & cached) {
-    cached.best.clear();
     cached.candidates.clear();
     cached.cpu_nodes.begin_run();
     if (cached.scheduler != nullptr) {
         cached.scheduler->compute(cached.graph);
+        cached.copies.clear();
+        for (const ggml_tensor * result : cached.results) {
+            cached.copies.emplace_back(ggml_nbytes(result));
+            backend_.read(result, cached.copies.back().data(), 0, ggml_nbytes(result));
+        }
         return;
-    }
-    if (cached.block != nullptr) {
-        cached.block->upload(cached.input_bytes);
     }
     if (backend_.is_cuda() && is_long_append(cached.shape)) {
         prevent_capture(cached.graph, ++n_uncaptured_runs_);
+    }
+    if (cached.block != nullptr) {
+        cached.block->upload(cached.io_bytes);
+        backend_.compute(cached.graph, [&] { cached.block->download(cached.io_bytes); });
+        return;
     }
     if (cached.cpu_nodes.n_threads == 0) {
         backend_.compute(cached.graph);

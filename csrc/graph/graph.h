@@ -4,7 +4,7 @@
 
 #include "cache/kv_cache.h"
 #include "graph/candidate.h"
-#include "graph/input_block.h"
+#include "graph/io_block.h"
 #include "graph/split_graph.h"
 #include "graph/top_rows.h"
 #include "layers/cpu_ops/graph_context.h"
@@ -41,6 +41,9 @@ struct CachedGraph {
     void write(ggml_tensor * input, const std::vector<T> & values) const {
         write<T>(input, [&](T * data) { std::copy(values.begin(), values.end(), data); });
     }
+    // Returns the host copy of a result, valid until the next graph runs.
+    template <typename T>
+    const T * values(const ggml_tensor * result) const;
     // Writes text positions for rope; for M-RoPE as time, height and width, then 0.
     void write_positions(ggml_tensor * input, const std::vector<int32_t> & positions) const;
 
@@ -53,15 +56,16 @@ struct CachedGraph {
     ggml_tensor * feature_rows = nullptr;
     PromoteInputs promote;
     TopOutputs top;
-    ggml_tensor * logits = nullptr;       // logits of the pass, f32 [n_vocab, n_out]
-    ggml_tensor * row_sums = nullptr;     // sum of the last layer's input of each row, [1, n_rows]
-    ggml_tensor * argmax = nullptr;       // best token ids, i32 [n_out]; NULL: logits on the host
-    std::vector<int32_t> best;            // host copy of argmax; empty until it is read
-    std::vector<Candidate> candidates;    // host copy of the selected candidates, [n_out][n_top]
-    std::vector<float> sums;              // host copy of each row's sum of logits
-    InputBlock * block = nullptr;         // input block of the graph; NULL: inputs are in place
-    size_t input_bytes = 0;               // bytes of the inputs in `block`
-    SplitScheduler * scheduler = nullptr; // scheduler that runs a split graph; NULL: not split
+    ggml_tensor * logits = nullptr;     // logits of the pass, f32 [n_vocab, n_out]
+    ggml_tensor * row_sums = nullptr;   // sum of the last layer's input of each row, [1, n_rows]
+    ggml_tensor * argmax = nullptr;     // best token ids, i32 [n_out]; NULL: logits on the host
+    ggml_tensor * firsts = nullptr;     // first logit of each row; NULL: logits on the host
+    std::vector<Candidate> candidates;  // selected candidates, [n_out][n_top]; empty until sorted
+    std::vector<ggml_tensor *> results; // small results, which each run copies to the host
+    IoBlock * block = nullptr;          // block of inputs and results; NULL: they are in place
+    IoBytes io_bytes;                   // bytes in `block`
+    std::vector<std::vector<char>> copies; // host copies of results that are in no block
+    SplitScheduler * scheduler = nullptr;  // scheduler that runs a split graph; NULL: not split
 };
 
 template <typename T>
@@ -80,6 +84,19 @@ void CachedGraph::write(ggml_tensor * input, const std::function<void(T * data)>
     }
 }
 
+template <typename T>
+const T * CachedGraph::values(const ggml_tensor * result) const {
+    if (ggml_backend_buffer_is_host(result->buffer)) {
+        return static_cast<const T *>(result->data);
+    }
+    if (block != nullptr) {
+        return static_cast<const T *>(block->host(result));
+    }
+    const ggml_tensor * owner = result->view_src != nullptr ? result->view_src : result;
+    const auto at = std::find(results.begin(), results.end(), owner);
+    return reinterpret_cast<const T *>(copies[at - results.begin()].data());
+}
+
 // Adds the nodes of a graph of shape cached.shape to cached.graph, and its inputs to cached.in.
 using GraphBuilder = std::function<void(CachedGraph & cached)>;
 
@@ -91,9 +108,11 @@ ggml_tensor * make_input(ggml_context * ctx, ggml_type type, int64_t ne0, int64_
 void mark_output(ggml_tensor * tensor);
 // Adds a result to the graph and marks it as output.
 ggml_tensor * add_output(CachedGraph & cached, ggml_tensor * tensor);
+// Adds a small result to the graph, which each run copies to the host.
+ggml_tensor * add_result(CachedGraph & cached, ggml_tensor * tensor);
 // Adds the selection of the cached.shape.n_top largest logits of each row, on the device.
 void add_top_rows(CachedGraph & cached, ggml_tensor * logits);
-// Marks logits as output and, unless they are in host memory, adds their argmax.
+// Marks logits as output and, unless they are in host memory, adds their argmax and first values.
 void finish_logits(CachedGraph & cached, ggml_tensor * logits, const Backend & backend);
 
 class GraphPool {
@@ -102,7 +121,8 @@ class GraphPool {
 
     // Returns the cached graph of a shape, or builds it. Throws DFL_STATUS_MEMORY.
     CachedGraph & get(const BatchShape & shape, const GraphBuilder & build);
-    // Runs a cached graph. Throws DFL_STATUS_COMPUTE or DFL_STATUS_MEMORY.
+    // Runs a cached graph and copies its results to the host. Throws DFL_STATUS_COMPUTE or
+    // DFL_STATUS_MEMORY.
     void compute(CachedGraph & cached);
     // Returns names of operations that the main device lacks, which the CPU runs instead.
     const std::set<std::string> & cpu_operations() const { return cpu_operations_; }
@@ -123,7 +143,7 @@ class GraphPool {
     // True if a graph is split. Records the operations that the main device lacks.
     bool is_split(const CachedGraph & fresh);
     void forget_in_arena();
-    void place_inputs(CachedGraph & fresh);
+    void place_in_block(CachedGraph & fresh);
     CachedGraph & get_in_arena(CachedGraph fresh);
     CachedGraph & get_scheduled(CachedGraph fresh, const GraphBuilder & build);
     uint64_t arena_bytes_for(ggml_cgraph * graph) const;
@@ -138,8 +158,8 @@ class GraphPool {
     std::set<GraphKind> split_kinds_;
     std::set<std::string> cpu_operations_;
     ggml_gallocr_ptr arena_;
-    std::unique_ptr<InputBlock> block_; // graph inputs; NULL: the host writes inputs in place
-    std::list<CachedGraph> cached_;     // cached graphs, most recently used first
+    std::unique_ptr<IoBlock> block_; // inputs and results; NULL: they are in host memory
+    std::list<CachedGraph> cached_;  // cached graphs, most recently used first
     int64_t n_built_ = 0, largest_n_nodes_ = 0, n_uncaptured_runs_ = 0;
     std::map<GraphKind, ArenaBytes> needed_; // memory of the largest graph of each kind
     uint64_t pool_bytes_ = 0;

@@ -71,8 +71,8 @@ ggml_tensor * TopRows::gather(ggml_context * ctx, ggml_tensor * values) const {
     return ggml_get_rows(ctx, ggml_reshape_3d(ctx, values, 1, values->ne[0], values->ne[1]), last);
 }
 
-int64_t TopRows::index_of(const std::vector<std::vector<int32_t>> & blocks,
-                          const std::vector<int32_t> & last, int64_t i) const {
+int64_t TopRows::index_of(const std::vector<const int32_t *> & blocks, const int32_t * last,
+                          int64_t i) const {
     const int64_t k = this->last->ne[0], first = i / k * k;
     int64_t at = last[i];
     for (size_t level = levels.size(); level-- > 0;) {

@@ -21,8 +21,8 @@ struct TopRows {
     // Returns the selected values of each row, f32 [1, k, n_rows]; values: [n, n_rows].
     ggml_tensor * gather(ggml_context * ctx, ggml_tensor * values) const;
     // Returns the column in [0, n) of selected value i < k * n_rows. blocks, last: host copies.
-    int64_t index_of(const std::vector<std::vector<int32_t>> & blocks,
-                     const std::vector<int32_t> & last, int64_t i) const;
+    int64_t index_of(const std::vector<const int32_t *> & blocks, const int32_t * last,
+                     int64_t i) const;
 };
 
 ggml_tensor * clamp_to_finite(ggml_context * ctx, ggml_tensor * logits);

@@ -20,9 +20,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -449,16 +447,6 @@ def on_null_gpu(n: int, args: argparse.Namespace) -> Figures:
     return found
 
 
-def restart_on_null_gpu(args: argparse.Namespace) -> None:
-    """Restarts this script with LD_LIBRARY_PATH naming the null GPU's libraries."""
-    folder = str(null_gpu.build(args.cache.resolve(), args.null_gpu))
-    paths = os.environ.get("LD_LIBRARY_PATH", "")
-    if folder not in paths:
-        again = {**os.environ, "LD_LIBRARY_PATH": f"{folder}{os.pathsep}{paths}"}
-        again["GGML_BACKEND_PATH"] = str(args.backend_module.resolve())
-        sys.exit(subprocess.run([sys.executable, *sys.argv], env=again, check=False).returncode)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
@@ -512,7 +500,7 @@ def main() -> None:
             print(json.dumps({**facts(), **options, "settings": found}))
             return
         if args.null_gpu:
-            restart_on_null_gpu(args)
+            null_gpu.restart(args.cache, args.null_gpu, args.backend_module)
         rows = [(on_null_gpu if args.null_gpu else real)(n, args) for n in args.n]
     except (native.Error, ValueError, OSError) as error:
         sys.exit(f"error: {error}")

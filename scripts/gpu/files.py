@@ -14,10 +14,13 @@ from gpu.setting import Figures, Setting
 OUTTYPE = "q4_k_m"
 
 
-def write_pair(folder: Path, preset: str, outtype: str, seed: int = 1) -> tuple[Path, Path]:
+def write_pair(
+    folder: Path, preset: str, outtype: str, seed: int = 1, *, empty: bool = False
+) -> tuple[Path, Path]:
     """Writes a random target and its drafter; returns both paths. preset: name of a shape."""
-    target, drafter = folder / f"{preset}.gguf", folder / f"{preset}-dflash.gguf"
-    _write(target, drafter, preset, outtype, seed)
+    name = f"{preset}-empty" if empty else preset
+    target, drafter = folder / f"{name}.gguf", folder / f"{name}-dflash.gguf"
+    _write(target, drafter, preset, outtype, seed, empty=empty)
     return target, drafter
 
 

@@ -10,6 +10,8 @@ import ctypes
 import os
 import re
 import subprocess
+import sys
+from collections import Counter
 from pathlib import Path
 
 from dflash_gguf import Error
@@ -34,7 +36,7 @@ COUNTS = (
     "copies_to_host",
     "bytes_to_host",
 )
-"""Names of the null GPU's counters, in the order of NullGpuCounts in null_gpu.cpp."""
+"""Names of the null GPU's counters, in the order of Counts in cuda_common.h."""
 CALLS = (
     "allocations",
     "kernels",
@@ -70,7 +72,8 @@ def build(cache: Path, capability: str) -> Path:
         "CUBLAS": f"libcublas.so.{major}",
     }
     last = folder / libraries["CUBLAS"]
-    if last.is_file() and last.stat().st_mtime > SOURCE.stat().st_mtime:
+    newest = max(x.stat().st_mtime for x in [SOURCE, *SOURCE.parent.glob("*.h")])
+    if last.is_file() and last.stat().st_mtime > newest:
         return folder
     folder.mkdir(parents=True, exist_ok=True)
     for part, name in libraries.items():
@@ -91,6 +94,16 @@ def build(cache: Path, capability: str) -> Path:
     return folder
 
 
+def restart(cache: Path, capability: str, module: Path) -> None:
+    """Restarts this process on the null GPU and ends with its status, unless it runs there."""
+    folder = str(build(cache.resolve(), capability))
+    paths = os.environ.get("LD_LIBRARY_PATH", "")
+    if folder not in paths:
+        again = {**os.environ, "LD_LIBRARY_PATH": f"{folder}{os.pathsep}{paths}"}
+        again["GGML_BACKEND_PATH"] = str(module.resolve())
+        sys.exit(subprocess.run([sys.executable, *sys.argv], env=again, check=False).returncode)
+
+
 def counts() -> dict[str, int] | None:
     """Returns the null GPU's counters by name, or None if this process has no null GPU."""
     try:
@@ -100,6 +113,19 @@ def counts() -> dict[str, int] | None:
         return None
     found.restype = ctypes.POINTER(ctypes.c_int64 * len(COUNTS))
     return dict(zip(COUNTS, found().contents, strict=True))
+
+
+def launches() -> Counter[str]:
+    """Returns the launches of each kernel of the null GPU by name with template arguments."""
+    driver = ctypes.CDLL(DRIVER, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    text = ctypes.create_string_buffer(1 << 20)
+    driver.null_gpu_write_launches(text, ctypes.c_size_t(len(text)))
+    found: Counter[str] = Counter()
+    for line in text.value.decode().splitlines():
+        n, name = line.split(" ", 1)  # of a C++ function with its arguments
+        end = name.find(">(") + 1 or name.find("(")
+        found[name[: end if end > 0 else None].removeprefix("void ")] += int(n)
+    return found
 
 
 def calls_a_round(

@@ -147,9 +147,10 @@ def test_draws_copy_the_best_of_a_row_and_no_more(
     place: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Reads back 64 candidates and a sum per row, and 12 bytes per drafted candidate.
+    """Reads back 64 candidates and four numbers per row, and 12 bytes per drafted candidate.
 
     The first answer also copies two recurrent states, at the end of the prompt and of the answer.
+    Results of a pass or a draft, at most 12, are padded to whole lines of 64 bytes.
     """
     way: dict[str, Any] = {"temperature": 0.9, "seed": 3, "max_tokens": N_TOKENS}
     with open_decoder(pair_of(kind), CPU) as decoder:
@@ -170,9 +171,10 @@ def test_draws_copy_the_best_of_a_row_and_no_more(
             steps = list(decoder.stream(PROMPT, draft=draft, **way))
             assert tuple(token for step in steps for token in step.tokens) == tuple(expected)
             n_rows = sum(rows_read(1 + step.n_drafted, place) for step in steps)
-            picked = (8 * 64 + 4) * n_rows + 12 * n_drafted_best
+            picked = (8 * 64 + 16) * n_rows + 12 * n_drafted_best
             kept = n_states * decoder.engine.bytes_of("recurrent")
-            assert decoder.engine.info().bytes_read - before == picked + kept
+            n_read = decoder.engine.info().bytes_read - before
+            assert 0 <= n_read - picked - kept <= 12 * 64 * (len(steps) + 1)
             assert (n_drafted_best > 0) == (draft != "none")
         assert decoder.generate(PROMPT, draft="tree", top_k=0, **way).tokens == all_of_it
         with pytest.raises(Error, match="k is 65, expected 0 to 64"):

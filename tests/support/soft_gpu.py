@@ -17,6 +17,8 @@ import numpy as np
 from dflash_gguf.backend_build.for_tests import toolkit
 
 FOLDER = Path(__file__).parents[1] / "soft_gpu"
+SHARED = FOLDER.parents[1] / "scripts" / "gpu"
+"""Folder of the headers that the null GPU and the software GPU share."""
 BUILT = FOLDER.parents[1] / "build" / "soft_gpu"
 FLAGS = ("-std=c++17", "-O2", "-march=native", "-fno-math-errno", "-fno-strict-aliasing", "-fwrapv")
 FLAGS += ("-fPIC", "-pthread", "-Wall", "-Wextra", "-Werror")
@@ -52,7 +54,7 @@ def compiled(sources: Sequence[Path], flags: Sequence[str] = ()) -> list[Path]:
         if line.startswith("flags"):  # of -march=native
             facts.update(line.encode())
             break
-    for header in sorted(FOLDER.rglob("*.h")):
+    for header in sorted([*FOLDER.rglob("*.h"), *SHARED.glob("*.h")]):
         facts.update(header.read_bytes())
 
     def compile_one(source: Path) -> Path:
@@ -85,7 +87,8 @@ def cuda_libraries() -> Path:
     include = toolkit() / "include"
     names = ("driver", "device_memory", "streams", "runtime", "graphs", "launches", "cublas")
     sources = [FOLDER / "cuda" / f"{name}.cpp" for name in names]
-    cuda = dict(zip(names, compiled(sources, ("-isystem", str(include))), strict=True))
+    flags = [f"-I{SHARED}", "-isystem", str(include)]
+    cuda = dict(zip(names, compiled(sources, flags), strict=True))
     interpreter = compiled([x for x in INTERPRETER if x.stem != "for_tests"])
     parts = {
         "libcuda.so.1": [*interpreter, cuda["driver"], cuda["device_memory"], cuda["streams"]],

@@ -2,6 +2,7 @@
 
 #include "../memory_check.h"
 #include "api.h"
+#include "streams.h"
 
 #include <cstdio>
 #include <cstdlib>
@@ -12,29 +13,10 @@
 
 namespace soft_gpu {
 
-Counts & counts() {
-    static Counts all = {};
-    return all;
-}
-
 void fail(const std::string & why) {
     std::fprintf(stderr, "SOFT GPU FAILED: %s\n", why.c_str());
     std::fflush(stderr);
     std::abort();
-}
-
-bool take(int64_t bytes) {
-    Counts & all = counts();
-    const int64_t used = all.used_bytes += bytes;
-    if (used > TOTAL_BYTES) {
-        all.used_bytes -= bytes;
-        return false;
-    }
-    all.allocations += bytes > 0;
-    int64_t peak = all.peak_bytes;
-    while (used > peak && !all.peak_bytes.compare_exchange_weak(peak, used)) {
-    }
-    return true;
 }
 
 namespace {
@@ -66,6 +48,7 @@ void map(void * at, size_t bytes) {
 }
 
 void unmap(void * at, size_t bytes) {
+    synchronize_all();
     forbid_memory(at);
     if (mprotect(at, bytes, PROT_NONE) != 0 || madvise(at, bytes, MADV_DONTNEED) != 0) {
         fail("memory is unmapped that was not mapped");
@@ -73,7 +56,7 @@ void unmap(void * at, size_t bytes) {
 }
 
 void * allocate(size_t bytes) {
-    if (!take(static_cast<int64_t>(bytes))) {
+    if (!null_gpu_take(static_cast<int64_t>(bytes))) {
         return nullptr;
     }
     const size_t whole = rounded(bytes, ALIGNMENT), inner = rounded(whole, PAGE);
@@ -96,7 +79,7 @@ void release(void * at) {
         fail("memory is freed that was not allocated");
     }
     const Allocation & allocation = found->second;
-    take(-static_cast<int64_t>(allocation.bytes));
+    null_gpu_take(-static_cast<int64_t>(allocation.bytes));
     forbid_memory(at);
     munmap(allocation.pages, allocation.page_bytes);
     allocations.erase(found);

@@ -1,4 +1,4 @@
-// Memory of the software GPU, as much as an RTX 3090 has.
+// Memory of the software GPU.
 //
 // An allocation ends at a guard page and is filled with NaN; freed memory is unmapped.
 #pragma once
@@ -7,11 +7,6 @@
 #include <cstdint>
 
 namespace soft_gpu {
-
-constexpr int64_t TOTAL_BYTES = int64_t(24) << 30;
-
-// Counts bytes as used, or as free if negative. False if the GPU has not as many.
-bool take(int64_t bytes);
 
 void * allocate(size_t bytes); // nullptr if the GPU has not as many
 void release(void * at);

@@ -36,13 +36,6 @@ Function & function_of(const void * host_function) {
     return found->second;
 }
 
-struct Configuration {
-    dim3 grid, block;
-    size_t shared;
-    cudaStream_t stream;
-};
-thread_local Configuration pushed;
-
 void trace(const Launch & launch) {
     static const bool is_traced = std::getenv("SOFT_GPU_TRACE") != nullptr;
     if (is_traced) {
@@ -52,9 +45,10 @@ void trace(const Launch & launch) {
     }
 }
 
-// Copies the arguments, which the caller may change, and enqueues the kernel.
-cudaError_t launch(const void * host_function, const Configuration & size, void ** arguments,
-                   bool is_cooperative) {
+} // namespace
+
+cudaError_t soft_gpu::launch(const void * host_function, const Configuration & size,
+                             void ** arguments, bool is_cooperative) {
     return loudly([&] {
         const Function & function = function_of(host_function);
         require(size.shared <= static_cast<size_t>(function.max_dynamic_bytes),
@@ -85,8 +79,6 @@ cudaError_t launch(const void * host_function, const Configuration & size, void 
     });
 }
 
-} // namespace
-
 EXPORT void ** __cudaRegisterFatBinary(void * binary) {
     return loudly([&] {
         // Never freed: launches may outlive the registration.
@@ -94,67 +86,10 @@ EXPORT void ** __cudaRegisterFatBinary(void * binary) {
     });
 }
 
-EXPORT void __cudaRegisterFatBinaryEnd(void **) {}
-EXPORT char __cudaInitModule(void **) { return 1; }
-EXPORT void __cudaUnregisterFatBinary(void **) {}
-
 EXPORT void __cudaRegisterFunction(void ** module, const char * host_function, char *,
                                    const char * name, int, uint3 *, uint3 *, dim3 *, dim3 *,
                                    int *) {
     functions()[host_function] = {reinterpret_cast<Module *>(module), name};
-}
-
-EXPORT void __cudaRegisterVar(void **, char *, char *, const char *, int, size_t, int, int) {}
-
-EXPORT unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared,
-                                            cudaStream_t stream) {
-    pushed = {grid, block, shared, stream};
-    return 0;
-}
-
-EXPORT cudaError_t __cudaPopCallConfiguration(dim3 * grid, dim3 * block, size_t * shared,
-                                              void * stream) {
-    *grid = pushed.grid;
-    *block = pushed.block;
-    *shared = pushed.shared;
-    *static_cast<cudaStream_t *>(stream) = pushed.stream;
-    return cudaSuccess;
-}
-
-EXPORT cudaError_t __cudaGetKernel(cudaKernel_t * kernel, const void * host_function) {
-    *kernel = static_cast<cudaKernel_t>(const_cast<void *>(host_function));
-    return cudaSuccess;
-}
-
-EXPORT cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void ** arguments,
-                                      size_t shared, cudaStream_t stream) {
-    return launch(kernel, {grid, block, shared, stream}, arguments, false);
-}
-
-EXPORT cudaError_t cudaLaunchCooperativeKernel(const void * kernel, dim3 grid, dim3 block,
-                                               void ** arguments, size_t shared,
-                                               cudaStream_t stream) {
-    return launch(kernel, {grid, block, shared, stream}, arguments, true);
-}
-
-EXPORT cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t * config, const void * kernel,
-                                       void ** arguments) {
-    bool is_cooperative = false;
-    for (unsigned i = 0; i < config->numAttrs; ++i) {
-        is_cooperative |= config->attrs[i].id == cudaLaunchAttributeCooperative &&
-                          config->attrs[i].val.cooperative != 0;
-    }
-    return launch(kernel,
-                  {config->gridDim, config->blockDim, config->dynamicSmemBytes, config->stream},
-                  arguments, is_cooperative);
-}
-
-EXPORT cudaError_t cudaFuncGetAttributes(cudaFuncAttributes * attributes, const void *) {
-    *attributes = {};
-    attributes->maxThreadsPerBlock = MAX_BLOCK_THREADS;
-    attributes->numRegs = 64;
-    attributes->ptxVersion = attributes->binaryVersion = 86;
-    return cudaSuccess;
 }
 
 EXPORT cudaError_t cudaFuncSetAttribute(const void * host_function, cudaFuncAttribute attribute,
@@ -165,12 +100,6 @@ EXPORT cudaError_t cudaFuncSetAttribute(const void * host_function, cudaFuncAttr
         }
         loudly([&] { return function_of(host_function).max_dynamic_bytes = value; });
     }
-    return cudaSuccess;
-}
-
-EXPORT cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int * n, const void *,
-                                                                          int, size_t, unsigned) {
-    *n = 2;
     return cudaSuccess;
 }
 
