@@ -107,9 +107,10 @@ class Operations:
         real = ctypes.c_float
         for n in (256, 4096):
             self.run(f"rms_norm of {n}", "ggml_rms_norm", [self.random("f32", n, 5)], real(1e-5))
-        for kind in ("q8_0", "f16", "f32"):
+        n_rows = {"q8_0": (1, 2, 8, 9, 16, 24, 64), "f16": (1, 8, 16, 64), "f32": (1, 8, 16, 64)}
+        for kind, counts in n_rows.items():
             weights = self.random(kind, 512, 192)
-            for n in (1, 2, 8, 9, 16, 24, 64):
+            for n in counts:
                 rows = self.random("f32", 512, n)
                 self.run(f"{kind} product of {n} rows", "ggml_mul_mat", [weights, rows])
         self.run("sum", "ggml_add", [self.random("f32", 256, 5), self.random("f32", 256)])
