@@ -1,7 +1,7 @@
 """ggml's CUDA kernels, executed by the software GPU: models of every architecture beside the CPU.
 
-The module is built on first use (`dflash-backend build cuda --for-tests few`), in four minutes on
-two idle cores.
+The modules are built on first use (`dflash-backend build cuda --for-tests few`), in four minutes on
+two idle cores; those of the tests marked `full`, in eight.
 """
 
 from __future__ import annotations
@@ -45,9 +45,20 @@ Compare = Callable[..., dict[str, Any]]
 @pytest.fixture(scope="module")
 def compare(tmp_path_factory: pytest.TempPathFactory) -> Compare:
     """Runs agreement.py for one model on the software GPU; returns its line."""
+    run = comparing(tmp_path_factory, "few")
+    return lambda name, *flags: run(name, "--weights", "q8_0", "--short", *flags)
+
+
+@pytest.fixture(scope="module")
+def compare_long(tmp_path_factory: pytest.TempPathFactory) -> Compare:
+    """Runs all of agreement.py for one model, with all kernels of tests."""
+    return comparing(tmp_path_factory, "all")
+
+
+def comparing(tmp_path_factory: pytest.TempPathFactory, which: str) -> Compare:
     try:
         libraries = cuda_libraries()
-        module = build_for_tests("few", jobs=2)
+        module = build_for_tests(which, jobs=2)
     except Error as missing:
         if os.environ.get("CI"):
             raise
@@ -61,7 +72,6 @@ def compare(tmp_path_factory: pytest.TempPathFactory) -> Compare:
     def of(name: str, *flags: str) -> dict[str, Any]:
         command = [sys.executable, str(AGREEMENT), "--device", "CUDA0"]
         command += ["--backend-module", str(module), "--only", name, *flags]
-        command += ["--weights", "q8_0", "--short"]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-4000:]
         line: dict[str, Any] = json.loads(done.stdout)
@@ -78,9 +88,7 @@ def check_logits(line: dict[str, Any], name: str) -> None:
     assert line["mistaken_cousins"] == 0
 
 
-@pytest.mark.parametrize("name", TINY_NAMES)
-def test_logits_trees_and_answers(compare: Compare, name: str) -> None:
-    line = compare(name, "--cache-type", "f16")
+def check(line: dict[str, Any], name: str) -> None:
     check_logits(line, name)
     assert line["drafter_same_of_8"] > 5
     assert line["greedy_continued"]["n_cached"] > 20
@@ -88,6 +96,11 @@ def test_logits_trees_and_answers(compare: Compare, name: str) -> None:
         margins = line[way]["margins"]
         assert max(margins, default=0.0) < MARGIN
         assert margins or line[way]["tokens_a_round"] > 3
+
+
+@pytest.mark.parametrize("name", TINY_NAMES)
+def test_logits_trees_and_answers(compare: Compare, name: str) -> None:
+    check(compare(name, "--cache-type", "f16"), name)
 
 
 @pytest.mark.parametrize("cache_type", ["f32", "bf16", "q8_0", "q5_1", "q4_0"])
@@ -98,3 +111,17 @@ def test_types_of_k_and_v(compare: Compare, cache_type: str) -> None:
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen35"])
 def test_layers_split_with_the_cpu(compare: Compare, name: str) -> None:
     check_logits(compare(name, "--cache-type", "f16", "-ngl", "2"), name)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", TINY_NAMES)
+@pytest.mark.parametrize("cache_type", ["f16", "q8_0"])
+def test_long_trees_and_answers(compare_long: Compare, name: str, cache_type: str) -> None:
+    check(compare_long(name, "--weights", "q8_0", "--cache-type", cache_type), name)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("weights", ["f32", "q4_0", "q4_k_m"])
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen35"])
+def test_types_of_weights(compare_long: Compare, name: str, weights: str) -> None:
+    check(compare_long(name, "--weights", weights, "--cache-type", "f16"), name)
