@@ -87,6 +87,10 @@ class AsyncDecoder:
     """
 
     def __init__(self, decoder: Decoder) -> None:
+        if not isinstance(decoder, Decoder):
+            raise TypeError(
+                f"decoder is {decoder!r:.60}: give a Decoder, or await AsyncDecoder.load"
+            )
         self.decoder = decoder
         self._threads = ThreadPoolExecutor(N_THREADS, "dflash-answer")
 

@@ -118,6 +118,9 @@ def test_cancelling_ends_the_answer_and_waiting_loses_no_step(decoder: Decoder) 
 
 
 def test_errors_reach_the_caller(decoder: Decoder) -> None:
+    with pytest.raises(TypeError, match="decoder is 'smollm2': give a Decoder, or await"):
+        AsyncDecoder("smollm2")  # type: ignore[arg-type]
+
     async def life() -> None:
         many = AsyncDecoder(decoder)
         with pytest.raises(ValueError, match="the prompt is empty"):
