@@ -29,7 +29,7 @@ lint() {
     step 'format and lint'
     ruff format --check .
     ruff check .
-    mapfile -d '' cpp_files < <(find csrc tests \( -name '*.cpp' -o -name '*.h' \) -print0)
+    mapfile -d '' cpp_files < <(find csrc scripts tests \( -name '*.cpp' -o -name '*.cu' -o -name '*.h' \) -print0)
     clang-format --dry-run -Werror "${cpp_files[@]}"
     step 'types'
     mypy

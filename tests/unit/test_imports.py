@@ -69,6 +69,7 @@ CPP_FOLDERS = (
     "cache",
     "model",
     "device",
+    "cuda",
     "cpu/isa",
     "cpu/attention",
     "cpu/delta_net",
@@ -222,7 +223,7 @@ def cpp_stem(path: Path) -> str:
 
 def cpp_includes() -> Iterator[tuple[str, str]]:
     """Yields pairs (file, quoted include) of csrc, as paths without ending."""
-    for path in sorted(p for p in CSRC.rglob("*") if p.suffix in {".h", ".cpp"}):
+    for path in sorted(p for p in CSRC.rglob("*") if p.suffix in {".cpp", ".cu", ".h"}):
         text = path.read_text(encoding="utf-8")
         for name in re.findall(r'^\s*#\s*include\s*"([^"]+)"', text, re.MULTILINE):
             beside = path.parent / name

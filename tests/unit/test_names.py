@@ -15,7 +15,7 @@ HISTORY = ("docs/develop/figures.md",)
 
 
 def sources() -> list[Path]:
-    kinds = {".cpp", ".h", ".md", ".py", ".sh"}
+    kinds = {".cpp", ".cu", ".h", ".md", ".py", ".sh"}
     paths = [ROOT / "README.md", *(x for folder in FOLDERS for x in (ROOT / folder).rglob("*"))]
     return [x for x in paths if x.suffix in kinds and x.relative_to(ROOT).as_posix() not in HISTORY]
 
