@@ -13,6 +13,7 @@ from .loading import config_of, given_files
 from .memory import fit as fitting
 from .memory.fit import PART_CONTEXT, Fit, FitConstraints, fit_part, max_verify_rows, with_context
 from .memory.plan import Plan, Planner, gib
+from .memory.speed import rounded
 from .native import DEFAULTS, OPTIONS, Error
 
 if TYPE_CHECKING:
@@ -221,7 +222,7 @@ def _speeds(placed: Mapping[str, _Placed]) -> str:
     """Returns the predicted speeds of placements, fastest first; "" if there is no choice."""
     speeds = {place: x.tokens_per_s for place, x in placed.items() if x.tokens_per_s > 0}
     ranked = sorted(speeds, key=lambda place: -speeds[place])
-    told = [f"{place}: about {speeds[place]:.3g} tokens/s" for place in ranked]
+    told = [f"{place}: about {rounded(speeds[place])} tokens/s" for place in ranked]
     return ", ".join(told) + "; " if len(told) > 1 else ""
 
 

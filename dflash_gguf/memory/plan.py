@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 
 from ..config import LoadConfig
 from ..native import Drafter, Engine, Error, Model, devices, load_backend
-from .speed import tokens_per_s
+from .speed import rounded, tokens_per_s
 
 MAX_PREFIX_BYTES = 8 << 30
 """Default limit of the prefix cache in bytes of main memory."""
@@ -121,7 +121,7 @@ class Plan:
             return f"does not fit: {place}{amounts}, {gib(needed - free)} short"
         kept = "" if any(item.name == KEPT for item in self.items) else self._kept()
         speed = self.tokens_per_s
-        speed_line = "" if speed is None else f"\nabout {speed:.3g} tokens/s of one answer"
+        speed_line = "" if speed is None else f"\nabout {rounded(speed)} tokens/s of one answer"
         return f"fits: {amounts}{kept}{speed_line}"
 
     def _kept(self) -> str:

@@ -40,6 +40,11 @@ def tokens_per_s(model: Model, drafter: Drafter | None) -> float | None:
     return max(speeds)
 
 
+def rounded(speed: float) -> str:
+    """Returns a predicted speed in three digits, like "68.3" or "14,700"."""
+    return f"{float(f'{speed:.3g}'):,g}"
+
+
 def _pass_s(gpu_bytes: int, cpu_bytes: int, rows: int) -> float:
     """Returns the seconds of a pass that reads these weights once for some rows."""
     cpu_s = cpu_bytes / CPU_BYTES_PER_S * max(1.0, rows / CPU_ROWS)

@@ -64,3 +64,8 @@ def test_no_speed_is_predicted_without_a_basis(change: dict[str, Any]) -> None:
     values = {"on_gpu": True, "n_expert": 0, "device_bytes": 1, "cpu_split_bytes": 0}
     model: Any = SimpleNamespace(**{**values, "mapped_bytes": 0, **change})
     assert speed.tokens_per_s(model, None) is None
+
+
+def test_a_speed_has_three_digits() -> None:
+    told = [speed.rounded(x) for x in (0.512, 68.34, 174.4, 14682.0)]
+    assert told == ["0.512", "68.3", "174", "14,700"]
