@@ -80,8 +80,8 @@ def comparing(tmp_path_factory: pytest.TempPathFactory, which: str) -> Compare:
     return of
 
 
-def check_logits(line: dict[str, Any], name: str) -> None:
-    largest, median = LIMITS.get(name, CLOSE)
+def check_logits(line: dict[str, Any], limits: tuple[float, float]) -> None:
+    largest, median = limits
     assert max(line[x] for x in PASSES) < largest
     assert line["median_node"] < median
     assert line["cousins"] > 2
@@ -89,7 +89,7 @@ def check_logits(line: dict[str, Any], name: str) -> None:
 
 
 def check(line: dict[str, Any], name: str) -> None:
-    check_logits(line, name)
+    check_logits(line, LIMITS.get(name, CLOSE))
     assert line["drafter_same_of_8"] > 5
     assert line["greedy_continued"]["n_cached"] > 20
     for way in ("greedy_chain", "greedy_tree"):
@@ -105,12 +105,14 @@ def test_logits_trees_and_answers(compare: Compare, name: str) -> None:
 
 @pytest.mark.parametrize("cache_type", ["f32", "bf16", "q8_0", "q5_1", "q4_0"])
 def test_types_of_k_and_v(compare: Compare, cache_type: str) -> None:
-    check_logits(compare("tiny-llama", "--cache-type", cache_type), "tiny-llama")
+    # A number of four bits that rounding changes moves a row by up to 0.04 of the range.
+    limits = (0.1, 0.03) if cache_type == "q4_0" else CLOSE
+    check_logits(compare("tiny-llama", "--cache-type", cache_type), limits)
 
 
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen35"])
 def test_layers_split_with_the_cpu(compare: Compare, name: str) -> None:
-    check_logits(compare(name, "--cache-type", "f16", "-ngl", "2"), name)
+    check_logits(compare(name, "--cache-type", "f16", "-ngl", "2"), CLOSE)
 
 
 @pytest.mark.full

@@ -149,7 +149,7 @@ def test_the_process_ends_with_its_parent() -> None:
         child = int(parent.stdout.readline())
         time.sleep(0.2)
         parent.send_signal(signal.SIGKILL)
-    ends_at = time.monotonic() + template_process.MAX_RENDER_S + 10
+    ends_at = time.monotonic() + template_process.MAX_RENDER_S + 60
     while _runs(child):
         assert time.monotonic() < ends_at
         time.sleep(0.1)
