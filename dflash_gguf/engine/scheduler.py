@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import islice
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..config import DecodeConfig
 from ..kv_cache.prefix_cache import PrefixCache, PrefixMatch
@@ -505,9 +506,10 @@ class Scheduler:
 
     def _accept(self, entry: ScheduledEntry, rows: Rows, sampled: Sequence[int]) -> None:
         state, tokens = entry.state, iter(sampled)
-        has_logprobs = sampled and state.request.config.n_probs is not None
-        path = entry.tree.accepted(sampled) if entry.tree is not None else [-1]
-        scored = iter(rows.gather(path[: len(sampled)]) if has_logprobs else ())
+        scored: Iterator[NDArray[np.float32]] = iter(())
+        if sampled and state.request.config.n_probs is not None:
+            path = entry.tree.accepted(sampled) if entry.tree is not None else [-1]
+            scored = iter(rows.gather(path[: len(sampled)]))
 
         def choose(index: int) -> int:
             token = next(tokens, None)
