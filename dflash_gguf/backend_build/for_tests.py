@@ -89,7 +89,7 @@ FEW: Instances = {
     **_rows((64,), ("Q4_0", "Q5_1")),
     **_products(("Q8_0", "MXFP4"), (8, 16)),
 }
-"""What a continuous integration compiles: each architecture with Q8_0 weights."""
+"""Templates that CI compiles: those of each architecture with Q8_0 weights."""
 ALL: Instances = {
     **FEW,
     **_attention(128, 1),
