@@ -6,14 +6,23 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple, Protocol
 
-PartKind = Literal["text", "reasoning"]
+from .stream import n_certain
+
+PartKind = Literal["text", "reasoning", "call", "arguments"]
 
 
 class OutputPart(NamedTuple):
-    """A piece of an answer: text or reasoning."""
+    """A piece of an answer: text, reasoning, or part of a tool call.
+
+    kind: a part of kind "call" begins a tool call, and its text is the name of the function; parts
+        of kind "arguments" follow, each with the next piece of the arguments' JSON text. A call
+        ends where a part of another kind or call begins.
+    call: index of the tool call in the answer, from 0 on; 0 for text and reasoning.
+    """
 
     text: str
     kind: PartKind = "text"
+    call: int = 0
 
 
 def joined(parts: Iterable[OutputPart], kind: PartKind) -> str:
@@ -104,7 +113,7 @@ class Block:
                 if at >= 0
                 else len(self._held)
                 if at_end
-                else _certain(self._held, self._closing)
+                else n_certain(self._held, self._closing)
             )
             thoughts = self._held[:n].rstrip()
             yield OutputPart(thoughts, "reasoning")
@@ -153,7 +162,12 @@ class Harmony:
 
     def finish(self) -> list[OutputPart]:
         rest, self._held = self._held, ""
-        return [OutputPart(rest, "text" if self._in_header else self._kind)] if rest else []
+        if not rest:
+            return []
+        return [OutputPart(rest) if self._in_header else self._part(rest)]
+
+    def _part(self, text: str) -> OutputPart:
+        return OutputPart(text, self._kind)
 
     def _parts(self) -> Iterator[OutputPart]:
         while True:
@@ -166,14 +180,14 @@ class Harmony:
             if self._in_header:
                 yield from self._begin(before)
             else:
-                yield OutputPart(before, self._kind)
+                yield self._part(before)
             self._in_header = not self._in_header
         if self._in_header and len(self._held) <= self.MAX_HEADER:
             return
         if self._in_header:
             self._in_header, self._kind = False, "text"
-        n = min(_certain(self._held, mark) for mark in self.ENDS)
-        yield OutputPart(self._held[:n], self._kind)
+        n = min(n_certain(self._held, mark) for mark in self.ENDS)
+        yield self._part(self._held[:n])
         self._held = self._held[n:]
 
     def _begin(self, header: str) -> Iterator[OutputPart]:
@@ -185,11 +199,3 @@ class Harmony:
             yield OutputPart(
                 header.removeprefix("<|start|>").removeprefix("assistant") + self.MESSAGE
             )
-
-
-def _certain(text: str, mark: str) -> int:
-    """Returns the length of the text without the longest end of it that may begin the mark."""
-    for n in range(min(len(mark) - 1, len(text)), 0, -1):
-        if text.endswith(mark[:n]):
-            return len(text) - n
-    return len(text)

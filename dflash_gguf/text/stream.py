@@ -116,3 +116,11 @@ def n_common(a: Sequence[T], b: Sequence[T]) -> int:
     if a[:n] == b[:n]:
         return n
     return next(i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
+
+
+def n_certain(text: str, mark: str) -> int:
+    """Returns the length of the text without the longest end of it that may begin the mark."""
+    for n in range(min(len(mark) - 1, len(text)), 0, -1):
+        if text.endswith(mark[:n]):
+            return len(text) - n
+    return len(text)
