@@ -1,4 +1,4 @@
-"""JSON responses, and errors in OpenAI's format."""
+"""JSON responses, and errors in the format of OpenAI and Anthropic."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ KINDS = {
     403: "permission_error",
     404: "not_found_error",
     408: "timeout_error",
+    413: "request_too_large",
     429: "rate_limit_error",
     501: "not_supported_error",
     503: "unavailable_error",
@@ -27,10 +28,14 @@ def json_answer(value: Any, status: int = 200, headers: dict[str, str] | None = 
 
 
 def error_body(status: int, sentence: str, kind: str | None = None, **more: Any) -> dict[str, Any]:
-    """Returns an error body in OpenAI's format; more: further members of the error object."""
+    """Returns an error body; more: further members of the error object.
+
+    The body has the members of OpenAI's form and of Anthropic's, which has a type outside too.
+    """
     others = "invalid_request_error" if status < 500 else "server_error"
     kind = kind or KINDS.get(status, others)
-    return {"error": {"code": status, "message": sentence, "type": kind, "param": None, **more}}
+    error = {"code": status, "message": sentence, "type": kind, "param": None, **more}
+    return {"type": "error", "error": error}
 
 
 def error_answer(
@@ -40,7 +45,9 @@ def error_answer(
     headers: dict[str, str] | None = None,
     **more: Any,
 ) -> Response:
-    """Returns an error response with a JSON body."""
+    """Returns an error response with a JSON body; 503 says when to ask again."""
+    if status == 503:
+        headers = {"Retry-After": "1", **(headers or {})}
     return json_answer(error_body(status, sentence, kind, **more), status, headers)
 
 
@@ -51,5 +58,5 @@ def error_response(error: Exception, status: int = 400) -> Response:
     if isinstance(error, BusyError):
         return error_answer(429, str(error), headers={"Retry-After": str(error.retry_s)})
     if isinstance(error, NotReadyError):
-        return error_answer(503, str(error), headers={"Retry-After": "1"})
+        return error_answer(503, str(error))
     return error_answer(status, str(error))

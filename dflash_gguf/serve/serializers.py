@@ -17,6 +17,7 @@ from ..text.tokenizer import Tokenizer
 from .completion_choice import CompletionChoice, Event, meta_info, progressed, timings_of, usage
 from .messages import ResultStats, Stepped
 from .schemas import SAMPLERS
+from .wire_format import WireFormat
 
 FINGERPRINT = "b1-dflash-gguf"
 """Value of `system_fingerprint`; clients expect a "b" and a number, as of llama-server builds."""
@@ -66,10 +67,10 @@ class ResponseContext:
         ]
 
 
-class OpenAIFormat:
+class OpenAIFormat(WireFormat):
     """Base class of OpenAI's two formats."""
 
-    is_openai = True
+    DONE = b"data: [DONE]\n\n"
     KIND, CHUNK_KIND, ID_PREFIX = "", "", ""
     SILENT: ClassVar[Event]
     """Choice object of a stream chunk that adds no text."""
@@ -252,10 +253,8 @@ class CompletionFormat(OpenAIFormat):
         }
 
 
-class LlamaServerFormat:
+class LlamaServerFormat(WireFormat):
     """Format of llama-server's completions."""
-
-    is_openai = False
 
     def __init__(
         self,
@@ -302,10 +301,6 @@ class LlamaServerFormat:
     def end(self, choice: CompletionChoice) -> Iterator[Event]:
         """Yields the last event of an answer: all fields of a whole response except its text."""
         yield select_fields(self._final(choice) | {"content": "", "tokens": []}, self._fields)
-
-    def finish(self, choices: Sequence[CompletionChoice]) -> Iterator[Event]:  # noqa: ARG002
-        """Yields nothing, as llama-server ends a stream without a further event."""
-        return iter(())
 
     def _event(self, choice: CompletionChoice, text: str, tokens: Sequence[int]) -> Event:
         return {
@@ -355,9 +350,6 @@ class LlamaServerFormat:
             "tokens_cached": stats.n_prompt + max(stats.n_tokens - 1, 0),
             **timings_of(stats),
         }
-
-
-WireFormat = ChatFormat | CompletionFormat | LlamaServerFormat
 
 
 def settings_of(config: DecodeConfig, seed: int, stop_tokens: Sequence[int]) -> Event:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -22,19 +21,16 @@ from .engine_client import (
     NotReadyError,
     Submission,
 )
-from .errors import error_body, error_response
+from .errors import error_response
 from .messages import Ask, Ended, Failed, Prefilled, Scored, Started, Stepped
-from .serializers import WireFormat
 from .threads import INLINE, aside
+from .wire_format import WireFormat, encode
 
-KEEP_ALIVE = b": keep-alive\n\n"
-DONE = b"data: [DONE]\n\n"
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-encode = msgspec.json.Encoder().encode
 
 
 class _FailedError(Exception):
@@ -128,7 +124,11 @@ class GenerationResponse(Response):
     ) -> None:
         """Sends a stream. An error before the first event sets the status, later it is an event."""
         seen: set[int] = set()
+        wire_format = self._wire_format
         try:
+            if data := self._encoded(wire_format.start(self._choices)):
+                await self._begin(send)
+                await self._send(send, data)
             while request.open or not request.events.empty():
                 events = [await request.events.get()]
                 while not request.events.empty():
@@ -142,30 +142,33 @@ class GenerationResponse(Response):
                 await error_response(error, error.status)(scope, receive, send)
                 return
             scope["outcome"] = f"ended early: {error}"
-            body = error_body(error.status, str(error))
-            await self._send(send, b"data: " + encode(body) + b"\n\n", is_last=True)
+            await self._send(send, wire_format.failure(error.status, str(error)), is_last=True)
             return
         await self._begin(send)
-        data = b"".join(map(_event, self._wire_format.finish(self._choices)))
-        await self._send(send, data + (DONE if self._wire_format.is_openai else b""), is_last=True)
+        data = self._encoded(wire_format.finish(self._choices))
+        await self._send(send, data + wire_format.DONE, is_last=True)
 
     def _written(self, request: Submission, event: Event, seen: set[int]) -> bytes:
         if isinstance(event, KeepAlive):
-            return KEEP_ALIVE
+            return self._wire_format.keep_alive()
         choice = self._take(request, event)
         if choice is None:
             return b""
         wire_format, data = self._wire_format, b""
         if isinstance(event, Prefilled):
             progress = choice.progress(event) if self._wants_progress else None
-            data = b"" if progress is None else _event(wire_format.progress(choice, progress))
+            if progress is not None:
+                data = wire_format.encoded(wire_format.progress(choice, progress))
         elif isinstance(event, Stepped):
             events = wire_format.step(choice, event, is_first=choice.index not in seen)
             seen.add(choice.index)
-            data = b"".join(map(_event, events))
+            data = self._encoded(events)
         elif isinstance(event, Ended):
-            data = b"".join(map(_event, wire_format.end(choice)))
+            data = self._encoded(wire_format.end(choice))
         return data
+
+    def _encoded(self, events: Iterable[Any]) -> bytes:
+        return b"".join(map(self._wire_format.encoded, events))
 
     def _take(self, request: Submission, event: Event) -> CompletionChoice | None:
         """Returns an event's CompletionChoice, the event added; None for events of no answer."""
@@ -234,7 +237,3 @@ def _in_pieces(value: Any, depth: int = 5) -> bytes:
     if depth and isinstance(value, list):
         return b"[" + b",".join(_in_pieces(one, depth - 1) for one in value) + b"]"
     return encode(value)
-
-
-def _event(value: Any) -> bytes:
-    return b"data: " + encode(value) + b"\n\n"
