@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ..text.tokenizer import Tokenizer
+from .anthropic_request import MessagesBody, chat_request
 from .bodies import Bodies
 from .engine_client import BusyError, EngineClient, NotReadyError
 from .errors import error_answer, error_body, error_response, json_answer
@@ -49,6 +50,8 @@ class App:
             ("/models/{name:path}", "GET", self.one_model),
             ("/chat/completions", "POST", generation.chat),
             ("/chat/completions/input_tokens", "POST", self.input_tokens),
+            ("/messages", "POST", generation.messages),
+            ("/messages/count_tokens", "POST", self.count_tokens),
             ("/props", "GET", self.props),
             ("/slots", "GET", self._slots.show),
             ("/slots/{slot:int}", "POST", self._slots.act),
@@ -80,6 +83,13 @@ class App:
             model, _, prompt_builder = await self._take(request, body.model)
             prompt = await model.in_thread(lambda: prompt_builder.chat(body))
         return json_answer({"object": "response.input_tokens", "input_tokens": len(prompt)})
+
+    async def count_tokens(self, request: Request) -> Response:
+        """Answers POST /v1/messages/count_tokens with the token count of a conversation."""
+        async with self._bodies.read(request, MessagesBody) as (body, _):
+            model, _, prompt_builder = await self._take(request, body.model)
+            prompt = await model.in_thread(lambda: prompt_builder.chat(chat_request(body)))
+        return json_answer({"input_tokens": len(prompt)})
 
     async def tokenize(self, request: Request) -> Response:
         """Answers POST /tokenize with the token ids of a text; with_pieces adds their texts."""

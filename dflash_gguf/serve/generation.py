@@ -13,12 +13,14 @@ from starlette.responses import Response
 
 from ..config import DecodeConfig
 from ..text.chat import ChatPrompt
+from .anthropic_format import MessagesFormat
+from .anthropic_request import MessagesBody, chat_request
 from .bodies import Bodies
 from .completion_choice import CompletionChoice
 from .engine_client import EngineClient
 from .messages import Ask, AskedPrompt, Run
 from .models import ModelRegistry, ServedModel
-from .prompts import PromptBuilder, too_long
+from .prompts import TOO_LONG, PromptBuilder, too_long
 from .schemas import (
     BadRequestError,
     Body,
@@ -38,14 +40,16 @@ from .serializers import (
     CompletionFormat,
     LlamaServerFormat,
     ResponseContext,
-    WireFormat,
 )
 from .settings import Settings
 from .sse import GenerationResponse
 from .threads import aside
+from .wire_format import WireFormat
 
 MAX_CHANCES = 1 << 21
 """Most log-probabilities of a response that is no stream, about 300 bytes each while it is made."""
+CHATS = (ChatBody, MessagesBody)
+"""Kinds of bodies whose prompts a chat template makes."""
 BodyT = TypeVar("BodyT", bound=Body)
 Prepared = tuple[Sequence[list[int]], DecodeConfig, Callable[[ResponseContext], WireFormat]]
 """Prepared request: token ids of each prompt, sampling settings, response format constructor."""
@@ -63,6 +67,18 @@ class Generation:
     async def chat(self, request: Request) -> Response:
         """Answers POST /v1/chat/completions, OpenAI's chat route."""
         return await self._generate(request, ChatBody, self._chat)
+
+    async def messages(self, request: Request) -> Response:
+        """Answers POST /v1/messages, Anthropic's route."""
+        try:
+            return await self._generate(request, MessagesBody, self._messages)
+        except BadRequestError as error:
+            if error.kind != TOO_LONG:
+                raise
+            n, n_ctx = error.more["n_prompt_tokens"], error.more["n_ctx"]
+            # Clients compact the conversation if they find these words.
+            sentence = f"prompt is too long: {n} tokens > {n_ctx} maximum"
+            raise BadRequestError(sentence) from None
 
     async def openai_completion(self, request: Request) -> Response:
         """Answers POST /v1/completions, OpenAI's text route."""
@@ -95,7 +111,8 @@ class Generation:
                     context = self._context(body, model, prompt_builder, prompts[0])
                     return ask, choices, format_of(context)
 
-                if kind is ChatBody:
+                request.scope["ignored"] += body.left_out_tools
+                if kind in CHATS:
                     ask, choices, wire_format = await model.in_thread(prepared)
                 else:
                     ask, choices, wire_format = await aside(prepared, n_bytes)
@@ -120,6 +137,12 @@ class Generation:
         )
         chat_format = partial(ChatFormat, has_meta_info=bool(body.return_meta_info))
         return [prompt_builder.chat(body, engine.require_ready().n_ctx)], config, chat_format
+
+    def _messages(
+        self, body: MessagesBody, engine: EngineClient, prompt_builder: PromptBuilder
+    ) -> Prepared:
+        prompts, config, _ = self._chat(chat_request(body), engine, prompt_builder)
+        return prompts, config, MessagesFormat
 
     def _openai_completion(
         self, body: CompletionBody, engine: EngineClient, prompt_builder: PromptBuilder

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
+from itertools import groupby
 from typing import Any
 
 from ..text.chat import ChatPrompt, conversation, last_asked
 from ..text.tokenizer import Tokenizer
 from .schemas import MAX_CHOICES, BadRequestError, ChatBody, TemplateBody, thinking
+
+USERS = ("user", "system")
+"""Roles that become one user's turn if the chat template has no place for inner system messages."""
+TOO_LONG = "exceed_context_size_error"
+"""Type of the error for a prompt that the context cannot hold."""
 
 
 class PromptBuilder:
@@ -109,7 +117,7 @@ class PromptBuilder:
         tokenizer = self.require_tokenizer()
         begins = _begins(body, messages)
         last = messages[-1] if begins else None
-        messages = messages[:-1] if begins else messages
+        messages = self._placed(messages[:-1] if begins else messages)
         words = _words_of(body.messages[-1]) if begins else ""
         think, variables = thinking(body, self._think)
         text = tokenizer.chat_text(
@@ -123,6 +131,30 @@ class PromptBuilder:
         if thoughts := _thoughts(last):
             return text + self._begun(text, thoughts, words)
         return self._closed(text, is_off=think is False or bool(words)) + words
+
+    def _placed(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Returns messages whose inner system messages the template shows: if need be as user's."""
+        is_system = [one["role"] == "system" for one in messages]
+        if not any(is_system[1:]) or self._shows_inner_system:
+            return messages
+        n_leading = [*is_system, False].index(False)
+        placed = [merged(messages[:n_leading], "system")] if n_leading else []
+        for is_users, run in groupby(messages[n_leading:], lambda one: one["role"] in USERS):
+            turn = list(run)
+            has_system = any(one["role"] == "system" for one in turn)
+            placed += [merged(turn, "user")] if is_users and has_system else turn
+        return placed
+
+    @cached_property
+    def _shows_inner_system(self) -> bool:
+        """True if the chat template shows a system message behind a user's, where it stands."""
+        roles = {"before": "user", "inner": "system", "behind": "assistant", "next": "user"}
+        probe = [{"role": role, "content": content} for content, role in roles.items()]
+        try:
+            text = self.require_tokenizer().chat_text(probe, template=self.template)
+        except ValueError:
+            return False
+        return re.search("before.*inner.*behind", text, re.DOTALL) is not None
 
     def _begun(self, text: str, thoughts: str, words: str) -> str:
         """Returns the begun answer, thoughts and text, with the template's marks of reasoning."""
@@ -157,11 +189,16 @@ class PromptBuilder:
         return self.require_tokenizer().chat_tokens(text, template=self.template, asked=asked)
 
 
+def merged(messages: Sequence[Mapping[str, Any]], role: str) -> dict[str, Any]:
+    """Returns one message with the texts of several."""
+    return {"role": role, "content": "\n\n".join(one["content"] for one in messages)}
+
+
 def too_long(n_tokens: int, n_ctx: int, count: str = "") -> BadRequestError:
     """Returns the error for a prompt of more tokens than the context holds."""
     return BadRequestError(
         f"the prompt has {count}{n_tokens} tokens, the context holds {n_ctx}: shorten the prompt",
-        kind="exceed_context_size_error",
+        kind=TOO_LONG,
         n_prompt_tokens=n_tokens,
         n_ctx=n_ctx,
     )

@@ -109,6 +109,16 @@ class Body(msgspec.Struct, kw_only=True):
     draft_min: int | None = None
     tree_budget: int | None = None
 
+    @property
+    def left_out_tools(self) -> list[str]:
+        """Names of tools that are ignored, as nothing here can run them."""
+        return []
+
+    def as_chat(self, **fields: Any) -> ChatBody:
+        """Returns a chat request with the fields that all routes share, and with `fields`."""
+        shared = {name: getattr(self, name) for name in Body.__struct_fields__}
+        return ChatBody(**(shared | fields))
+
 
 class LlamaServerBody(Body, kw_only=True):
     """Fields of llama-server's /completion."""

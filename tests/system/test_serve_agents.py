@@ -1,0 +1,126 @@
+"""Routes of coding agents: Anthropic's Messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import httpx
+import pytest
+from serving import Served, tiny
+
+USER = {"role": "user", "content": "add two numbers"}
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    found = tiny("-c", "1024", "--api-key", "k")
+    found.client.headers["X-Api-Key"] = "k"
+    yield found
+    found.close()
+
+
+def messages(**fields: Any) -> dict[str, Any]:
+    return {"model": "claude", "messages": [USER], "max_tokens": 24} | fields
+
+
+def joined(events: list[Any]) -> str:
+    deltas = [x["delta"] for x in events if x["type"] == "content_block_delta"]
+    return "".join(delta["text"] for delta in deltas)
+
+
+@pytest.mark.parametrize("draft", ["none", "auto", "chain", "tree"])
+def test_messages_are_the_chats_answer_with_and_without_drafts(served: Served, draft: str) -> None:
+    settings = {"temperature": 0.9, "seed": 5, "draft": draft, "stop_sequences": ["before_ad"]}
+    chat = messages(temperature=0.9, seed=5, draft="none", stop=["before_ad"])
+    wanted = served.answer("/v1/chat/completions", **chat)
+    found = served.answer("/v1/messages", **messages(**settings))
+    events = served.events("/v1/messages?beta=true", **messages(**settings))
+    text = wanted["choices"][0]["message"]["content"]
+    assert [block["text"] for block in found["content"]] == [text]
+    assert joined(events) == text
+    assert found["usage"]["output_tokens"] == wanted["usage"]["completion_tokens"]
+    assert found["stop_reason"] == "max_tokens"
+    assert events[-2]["delta"] == {"stop_reason": "max_tokens", "stop_sequence": None}
+
+
+def test_both_kinds_of_keys_are_taken_and_errors_are_anthropics(served: Served) -> None:
+    for headers in ({"X-Api-Key": "k"}, {"Authorization": "Bearer k"}):
+        found = httpx.post(
+            f"{served.url}/v1/messages",
+            json=messages(max_tokens=1),
+            headers={"anthropic-version": "2023-06-01", "anthropic-beta": "a,b", **headers},
+        )
+        assert found.status_code == 200
+    for headers, status, kind in (
+        ({"X-Api-Key": "no"}, 401, "authentication_error"),
+        ({"X-Api-Key": "k"}, 400, "invalid_request_error"),
+    ):
+        found = httpx.post(f"{served.url}/v1/messages", json={"messages": 1}, headers=headers)
+        error = found.json()
+        assert (found.status_code, error["type"], error["error"]["type"]) == (status, "error", kind)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_prompt_that_is_too_long_is_refused_in_the_words_that_clients_understand(
+    served: Served, is_stream: bool
+) -> None:
+    long = [{"role": "user", "content": "zq " * 1500}]
+    n = served.answer("/v1/messages/count_tokens", messages=long)["input_tokens"]
+    found = served.post("/v1/messages", messages(messages=long, stream=is_stream))
+    assert found.status_code == 400
+    assert found.json()["error"]["message"] == f"prompt is too long: {n} tokens > 1024 maximum"
+
+
+def test_max_tokens_is_cut_to_the_context_that_is_left(served: Served) -> None:
+    fields = {"max_tokens": 32000, "ignore_eos": True}
+    found = served.answer("/v1/messages", **messages(**fields))
+    assert found["stop_reason"] == "max_tokens"
+    assert found["usage"]["input_tokens"] + found["usage"]["cache_read_input_tokens"] < 20
+    assert found["usage"]["output_tokens"] > 900
+
+
+def test_a_second_turn_is_cached_though_cache_marks_have_moved(served: Served) -> None:
+    def content(text: str, *, is_marked: bool) -> list[Any]:
+        mark = {"cache_control": {"type": "ephemeral"}} if is_marked else {}
+        return [{"type": "text", "text": text, **mark}]
+
+    def system(suffix: str) -> list[Any]:
+        billing = f"x-anthropic-billing-header: cc_version=2.1.{suffix};"
+        return [{"type": "text", "text": text} for text in (billing, "Be brief. " * 9)]
+
+    first = {"role": "user", "content": content("one two three", is_marked=True)}
+    answer = served.answer("/v1/messages", **messages(messages=[first], system=system("a")))
+    said = {"role": "assistant", "content": answer["content"]}
+    again = {"role": "user", "content": "one two three"}
+    more = {"role": "user", "content": content("four", is_marked=True)}
+    found = served.answer(
+        "/v1/messages", **messages(messages=[again, said, more], system=system("b"))
+    )
+    usage = found["usage"]
+    before = sum(answer["usage"][name] for name in ("input_tokens", "output_tokens"))
+    assert usage["cache_read_input_tokens"] >= before - 4
+    assert (
+        usage["input_tokens"] + usage["cache_read_input_tokens"]
+        == served.answer(
+            "/v1/messages/count_tokens", messages=[again, said, more], system=system("c")
+        )["input_tokens"]
+    )
+
+
+def test_a_stream_begins_at_once_and_shows_signs_of_life_while_others_run() -> None:
+    with (
+        closing(tiny("-c", "1024")) as served,
+        served.raw("/completion", prompt="x", n_predict=900, ignore_eos=True, stream=True) as other,
+    ):
+        assert other.recv(1)
+        data = json.dumps(messages(stream=True, sse_ping_interval=1)).encode()
+        with served.client.stream("POST", "/v1/messages", content=data) as response:
+            lines = response.iter_lines()
+            assert next(lines) == "event: message_start"
+            assert other.recv(1)  # the other answer still runs
+            assert response.headers["content-type"] == "text/event-stream"
+            events = [line for line in lines if line.startswith("event: ")]
+    assert events[-1] == "event: message_stop"
