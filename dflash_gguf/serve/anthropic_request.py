@@ -14,6 +14,12 @@ BILLING = "x-anthropic-billing-header:"
 TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
+class OutputConfig(msgspec.Struct):
+    """Field `output_config` of a request."""
+
+    effort: str | None = None
+
+
 class MessagesBody(Body, kw_only=True):
     """Fields of /v1/messages and /v1/messages/count_tokens."""
 
@@ -22,19 +28,19 @@ class MessagesBody(Body, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
-    output_config: dict[str, Any] | None = None
+    output_config: OutputConfig | None = None
     stop_sequences: list[str] | None = None
     metadata: Any = None
     context_management: Any = None
     service_tier: Any = None
 
     @property
-    def left_out_tools(self) -> list[str]:
+    def left_out(self) -> list[str]:
         """Types of the tools that only Anthropic's own service can run."""
         return [f"tools.{tool['type']}" for tool in self.tools or () if not _is_function(tool)]
 
 
-def chat_request(body: MessagesBody) -> ChatBody:
+def chat_from_messages(body: MessagesBody) -> ChatBody:
     """Returns the chat request that asks for the same answer.
 
     Raises BadRequestError or ValueError for malformed messages, and for input that is not text.
@@ -49,12 +55,11 @@ def chat_request(body: MessagesBody) -> ChatBody:
         messages += _turn(message, f"messages[{place}]", deferred)
     if not body.messages:
         messages.append({"role": "user", "content": ""})
-    config = body.output_config or {}
     return body.as_chat(
         messages=messages,
         stop=body.stop_sequences if body.stop is None else body.stop,
         enable_thinking=_thinks(body.thinking),
-        reasoning_effort=config.get("effort"),
+        reasoning_effort=body.output_config.effort if body.output_config else None,
     )
 
 

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ..text.tokenizer import Tokenizer
-from .anthropic_request import MessagesBody, chat_request
+from .anthropic_request import MessagesBody, chat_from_messages
 from .bodies import Bodies
 from .engine_client import BusyError, EngineClient, NotReadyError
 from .errors import error_answer, error_body, error_response, json_answer
@@ -50,6 +50,7 @@ class App:
             ("/models/{name:path}", "GET", self.one_model),
             ("/chat/completions", "POST", generation.chat),
             ("/chat/completions/input_tokens", "POST", self.input_tokens),
+            ("/responses", "POST", generation.responses),
             ("/messages", "POST", generation.messages),
             ("/messages/count_tokens", "POST", self.count_tokens),
             ("/props", "GET", self.props),
@@ -88,7 +89,7 @@ class App:
         """Answers POST /v1/messages/count_tokens with the token count of a conversation."""
         async with self._bodies.read(request, MessagesBody) as (body, _):
             model, _, prompt_builder = await self._take(request, body.model)
-            prompt = await model.in_thread(lambda: prompt_builder.chat(chat_request(body)))
+            prompt = await model.in_thread(lambda: prompt_builder.chat(chat_from_messages(body)))
         return json_answer({"input_tokens": len(prompt)})
 
     async def tokenize(self, request: Request) -> Response:

@@ -29,6 +29,8 @@ class CompletionChoice:
     """Prompt tokens between two progress events of a stream."""
     slot: int = -1
     tokens: list[int] = field(default_factory=list)
+    n_reasoning_tokens: int = 0
+    """Tokens of the rounds that brought reasoning alone."""
     parts: list[OutputPart] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -44,6 +46,8 @@ class CompletionChoice:
         """
         self.tokens += step.tokens
         self.parts += step.parts
+        if step.parts and all(part.kind == "reasoning" for part in step.parts):
+            self.n_reasoning_tokens += len(step.tokens)
         self.logprobs += [] if is_stream else step.logprobs
         self.stats = step.stats or self.stats
 

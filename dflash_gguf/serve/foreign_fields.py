@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import msgspec
@@ -86,8 +86,7 @@ FOREIGN_FIELDS = {name: (off, todo) for off, todo, names in _ROWS for name in na
 def translate(body: dict[str, Any], own: Collection[str]) -> list[str]:
     """Renames the synonyms of own fields in a request body. Returns the names of unknown fields.
 
-    Only names that fit a log and a header are returned, MAX_IGNORED at most. Raises ValueError for
-    a field that is not served and would change the answer.
+    Raises ValueError for a field that is not served and would change the answer.
     """
     for name, ours in SYNONYMS.items():
         value = body.get(name)
@@ -111,7 +110,13 @@ def translate(body: dict[str, Any], own: Collection[str]) -> list[str]:
         off, todo = FOREIGN_FIELDS[name]
         if value not in EMPTY and value not in off:
             raise ValueError(f"{name}: {_shown(value)} is not supported, {todo}")
-    return [name for name in unknown if re.fullmatch(r"[A-Za-z0-9_.-]{1,40}", name)][:MAX_IGNORED]
+    return listed(unknown)
+
+
+def listed(names: Iterable[str]) -> list[str]:
+    """Returns the names that fit a log and a header, each once, and MAX_IGNORED at most."""
+    fit = [name for name in names if re.fullmatch(r"[A-Za-z0-9_.-]{1,40}", name)]
+    return list(dict.fromkeys(fit))[:MAX_IGNORED]
 
 
 def _shown(value: Any) -> str:

@@ -14,13 +14,17 @@ from starlette.responses import Response
 from ..config import DecodeConfig
 from ..text.chat import ChatPrompt
 from .anthropic_format import MessagesFormat
-from .anthropic_request import MessagesBody, chat_request
+from .anthropic_request import MessagesBody, chat_from_messages
 from .bodies import Bodies
 from .completion_choice import CompletionChoice
 from .engine_client import EngineClient
+from .errors import error_response
+from .foreign_fields import listed
 from .messages import Ask, AskedPrompt, Run
 from .models import ModelRegistry, ServedModel
 from .prompts import TOO_LONG, PromptBuilder, too_long
+from .responses_format import CONTEXT_EXCEEDED, ResponsesFormat
+from .responses_request import ResponsesBody, chat_from_responses
 from .schemas import (
     BadRequestError,
     Body,
@@ -42,13 +46,13 @@ from .serializers import (
     ResponseContext,
 )
 from .settings import Settings
-from .sse import GenerationResponse
+from .sse import STREAM_HEADERS, GenerationResponse
 from .threads import aside
 from .wire_format import WireFormat
 
 MAX_CHANCES = 1 << 21
 """Most log-probabilities of a response that is no stream, about 300 bytes each while it is made."""
-CHATS = (ChatBody, MessagesBody)
+CHATS = (ChatBody, MessagesBody, ResponsesBody)
 """Kinds of bodies whose prompts a chat template makes."""
 BodyT = TypeVar("BodyT", bound=Body)
 Prepared = tuple[Sequence[list[int]], DecodeConfig, Callable[[ResponseContext], WireFormat]]
@@ -70,15 +74,11 @@ class Generation:
 
     async def messages(self, request: Request) -> Response:
         """Answers POST /v1/messages, Anthropic's route."""
-        try:
-            return await self._generate(request, MessagesBody, self._messages)
-        except BadRequestError as error:
-            if error.kind != TOO_LONG:
-                raise
-            n, n_ctx = error.more["n_prompt_tokens"], error.more["n_ctx"]
-            # Clients compact the conversation if they find these words.
-            sentence = f"prompt is too long: {n} tokens > {n_ctx} maximum"
-            raise BadRequestError(sentence) from None
+        return await self._generate(request, MessagesBody, self._messages, _too_long_message)
+
+    async def responses(self, request: Request) -> Response:
+        """Answers POST /v1/responses, OpenAI's route for agents."""
+        return await self._generate(request, ResponsesBody, self._responses, _too_long_response)
 
     async def openai_completion(self, request: Request) -> Response:
         """Answers POST /v1/completions, OpenAI's text route."""
@@ -89,8 +89,13 @@ class Generation:
         return await self._generate(request, LlamaServerBody, self._completion)
 
     async def _generate(
-        self, request: Request, kind: type[BodyT], prepare: Prepare[BodyT]
+        self,
+        request: Request,
+        kind: type[BodyT],
+        prepare: Prepare[BodyT],
+        too_long: Callable[[BodyT, ServedModel, BadRequestError], Response] | None = None,
     ) -> Response:
+        """too_long: makes the response if the prompt is too long; None: error 400 as ever."""
         scope, client = request.scope["tenant"], request.scope["asker"]
         async with self._bodies.read(request, kind) as (body, n_bytes):
             model, engine, prompt_builder = await self._models.take(
@@ -111,11 +116,16 @@ class Generation:
                     context = self._context(body, model, prompt_builder, prompts[0])
                     return ask, choices, format_of(context)
 
-                request.scope["ignored"] += body.left_out_tools
-                if kind in CHATS:
-                    ask, choices, wire_format = await model.in_thread(prepared)
-                else:
-                    ask, choices, wire_format = await aside(prepared, n_bytes)
+                request.scope["ignored"] = listed([*request.scope["ignored"], *body.left_out])
+                try:
+                    if kind in CHATS:
+                        ask, choices, wire_format = await model.in_thread(prepared)
+                    else:
+                        ask, choices, wire_format = await aside(prepared, n_bytes)
+                except BadRequestError as error:
+                    if too_long is None or error.kind != TOO_LONG:
+                        raise
+                    return too_long(body, model, error)
         return GenerationResponse(
             engine,
             wire_format,
@@ -141,8 +151,14 @@ class Generation:
     def _messages(
         self, body: MessagesBody, engine: EngineClient, prompt_builder: PromptBuilder
     ) -> Prepared:
-        prompts, config, _ = self._chat(chat_request(body), engine, prompt_builder)
+        prompts, config, _ = self._chat(chat_from_messages(body), engine, prompt_builder)
         return prompts, config, MessagesFormat
+
+    def _responses(
+        self, body: ResponsesBody, engine: EngineClient, prompt_builder: PromptBuilder
+    ) -> Prepared:
+        prompts, config, _ = self._chat(chat_from_responses(body), engine, prompt_builder)
+        return prompts, config, partial(ResponsesFormat, body=body)
 
     def _openai_completion(
         self, body: CompletionBody, engine: EngineClient, prompt_builder: PromptBuilder
@@ -262,6 +278,22 @@ class Generation:
             return_tokens=bool(body.return_tokens),
             verbose={"__verbose": {"prompt": prompt}} if is_verbose else {},
         )
+
+
+def _too_long_message(_: MessagesBody, __: ServedModel, error: BadRequestError) -> Response:
+    n, n_ctx = error.more["n_prompt_tokens"], error.more["n_ctx"]
+    # Clients compact the conversation if they find these words.
+    return error_response(BadRequestError(f"prompt is too long: {n} tokens > {n_ctx} maximum"))
+
+
+def _too_long_response(body: ResponsesBody, model: ServedModel, error: BadRequestError) -> Response:
+    if not body.stream:
+        error.more["code"] = CONTEXT_EXCEEDED
+        return error_response(error)
+    context = ResponseContext(model.name, None)
+    response = Response(ResponsesFormat(context, body).too_long(str(error)))
+    response.raw_headers += STREAM_HEADERS
+    return response
 
 
 def _check_prompt(prompt: Sequence[int], n_ctx: int, n_vocab: int) -> None:

@@ -110,8 +110,8 @@ class Body(msgspec.Struct, kw_only=True):
     tree_budget: int | None = None
 
     @property
-    def left_out_tools(self) -> list[str]:
-        """Names of tools that are ignored, as nothing here can run them."""
+    def left_out(self) -> list[str]:
+        """Names of tools and items that are ignored, as nothing here knows them."""
         return []
 
     def as_chat(self, **fields: Any) -> ChatBody:

@@ -1,4 +1,4 @@
-"""Routes of coding agents: Anthropic's Messages."""
+"""Routes of coding agents: Anthropic's Messages, and OpenAI's Responses."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import closing
 from typing import Any
 
 import httpx
+import openai
 import pytest
 from serving import Served, tiny
 
@@ -124,3 +125,64 @@ def test_a_stream_begins_at_once_and_shows_signs_of_life_while_others_run() -> N
             assert response.headers["content-type"] == "text/event-stream"
             events = [line for line in lines if line.startswith("event: ")]
     assert events[-1] == "event: message_stop"
+
+
+@pytest.fixture(scope="module")
+def client(served: Served) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="k", max_retries=0) as found:
+        yield found
+
+
+@pytest.mark.parametrize("draft", ["none", "auto", "chain", "tree"])
+def test_responses_are_the_chats_answer_with_and_without_drafts(
+    served: Served, client: openai.OpenAI, draft: str
+) -> None:
+    settings: Any = {"temperature": 0.9, "max_output_tokens": 24}
+    more = {"seed": 5, "draft": draft, "stop": ["before_ad"]}
+    chat = messages(temperature=0.9, seed=5, draft="none", stop=["before_ad"])
+    wanted = served.answer("/v1/chat/completions", **chat)
+    found = client.responses.create(model="x", input=USER["content"], extra_body=more, **settings)
+    assert found.output_text == wanted["choices"][0]["message"]["content"]
+    assert found.usage is not None
+    assert found.usage.output_tokens == wanted["usage"]["completion_tokens"]
+    assert found.status == "incomplete"
+    events = list(
+        client.responses.create(
+            model="x", input=USER["content"], stream=True, extra_body=more, **settings
+        )
+    )
+    assert "".join(x.delta for x in events if x.type == "response.output_text.delta") == (
+        found.output_text
+    )
+    assert events[-1].type == "response.incomplete"
+
+
+def test_the_package_of_openai_follows_a_stream_to_its_end(client: openai.OpenAI) -> None:
+    settings: Any = {"input": USER["content"], "extra_body": {"stop": ["before_ad"]}}
+    with client.responses.stream(model="x", **settings) as stream:
+        types = [event.type for event in stream]
+        found = stream.get_final_response()
+    assert found.status == "completed"
+    assert types[:2] == ["response.created", "response.in_progress"]
+    assert types[-2:] == ["response.output_item.done", "response.completed"]
+    assert found.output_text == client.responses.create(model="x", **settings).output_text
+
+
+def test_a_stream_of_a_prompt_that_is_too_long_fails_with_the_code_that_makes_codex_compact(
+    served: Served, client: openai.OpenAI
+) -> None:
+    created, progress, failed = client.responses.create(model="x", input="zq " * 1500, stream=True)
+    assert (created.type, progress.type) == ("response.created", "response.in_progress")
+    assert failed.type == "response.failed"
+    assert failed.response.error is not None
+    assert failed.response.error.code == "context_length_exceeded"
+    found = served.post("/v1/responses", {"input": "zq " * 1500})
+    assert (found.status_code, found.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
+def test_items_that_are_unknown_are_named_in_a_header(served: Served) -> None:
+    items = [{"type": "web_search_call"}, {"role": "user", "content": "x"}]
+    found = served.post("/v1/responses", {"input": items, "max_output_tokens": 1})
+    assert found.status_code == 200
+    assert found.headers["X-Ignored-Fields"] == "input.web_search_call"
+    assert "the field input.web_search_call of a request is unknown and ignored" in served.log

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflash_gguf.serve.anthropic_format import MessagesFormat
-from dflash_gguf.serve.anthropic_request import MessagesBody, chat_request
+from dflash_gguf.serve.anthropic_request import MessagesBody, chat_from_messages
 from dflash_gguf.serve.completion_choice import CompletionChoice
 from dflash_gguf.serve.schemas import BadRequestError, ChatBody, read
 from dflash_gguf.serve.serializers import ResponseContext
@@ -27,7 +27,7 @@ def body(*messages: Any, **fields: Any) -> MessagesBody:
 
 
 def chat(*messages: Any, **fields: Any) -> ChatBody:
-    return chat_request(body(*messages, **fields))
+    return chat_from_messages(body(*messages, **fields))
 
 
 def text(text: str, **more: Any) -> dict[str, Any]:

@@ -1,0 +1,242 @@
+"""OpenAI's Responses: translation to chat requests, and answers as items."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from blocks import answer, block_parts, call, streamed
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dflash_gguf.serve.completion_choice import CompletionChoice
+from dflash_gguf.serve.responses_format import ResponsesFormat
+from dflash_gguf.serve.responses_request import ResponsesBody, chat_from_responses
+from dflash_gguf.serve.schemas import BadRequestError, ChatBody, read
+from dflash_gguf.serve.serializers import ResponseContext
+from dflash_gguf.serve.wire_format import encode
+from dflash_gguf.text.reasoning import OutputPart
+
+USER = {"role": "user", "content": "hi"}
+
+
+def body(*items: Any, **fields: Any) -> ResponsesBody:
+    return read(json.dumps({"input": items or "hi", **fields}).encode(), ResponsesBody)[0]
+
+
+def chat(*items: Any, **fields: Any) -> ChatBody:
+    return chat_from_responses(body(*items, **fields))
+
+
+def part(text: str, kind: str = "input_text") -> dict[str, Any]:
+    return {"type": kind, "text": text}
+
+
+def test_a_text_is_a_message_of_the_user() -> None:
+    assert chat().messages == [USER]
+    assert chat({"type": "message", **USER, "id": "msg_1"}).messages == [USER]
+    assert chat({"role": "user", "content": [part("a"), part("b")]}).messages == [
+        {"role": "user", "content": "a\nb"}
+    ]
+
+
+def test_instructions_and_developer_messages_become_one_system_message() -> None:
+    first = {"role": "developer", "content": [part("be"), part("brief")]}
+    second = {"role": "system", "content": "and kind"}
+    found = chat(first, second, USER, first, instructions="You code.")
+    assert found.messages == [
+        {"role": "system", "content": "You code.\n\nbe\nbrief\n\nand kind"},
+        USER,
+        {"role": "system", "content": "be\nbrief"},
+    ]
+
+
+def test_items_of_an_answer_become_one_turn() -> None:
+    thoughts = {"type": "reasoning", "summary": [], "encrypted_content": None}
+    items = [
+        USER,
+        {**thoughts, "content": [part("Sum.", "reasoning_text")]},
+        {"role": "assistant", "content": [part("I add.", "output_text")]},
+        {"type": "function_call", "call_id": "c1", "name": "add", "arguments": '{"a": 1}'},
+        {"type": "custom_tool_call", "call_id": "c2", "name": "patch", "input": '+"x"\n'},
+        {"type": "function_call_output", "call_id": "c1", "output": "2"},
+        {"type": "custom_tool_call_output", "call_id": "c2", "output": [part("ok")]},
+        {**thoughts, "summary": [part("Done.", "summary_text")]},
+        thoughts,
+        {"type": "function_call", "call_id": "c3", "name": "end", "arguments": "{}"},
+    ]
+    calls = [
+        {"id": name, "type": "function", "function": {"name": function, "arguments": arguments}}
+        for name, function, arguments in (
+            ("c1", "add", '{"a": 1}'),
+            ("c2", "patch", '{"input":"+\\"x\\"\\n"}'),
+            ("c3", "end", "{}"),
+        )
+    ]
+    assert chat(*items).messages == [
+        USER,
+        {
+            "role": "assistant",
+            "content": "I add.",
+            "reasoning_content": "Sum.",
+            "tool_calls": calls[:2],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "2"},
+        {"role": "tool", "tool_call_id": "c2", "content": "ok"},
+        {
+            "role": "assistant",
+            "content": "",
+            "reasoning_content": "Done.",
+            "tool_calls": calls[2:],
+        },
+    ]
+
+
+def test_items_of_unknown_types_are_left_out_and_named() -> None:
+    unknown = [{"type": "web_search_call", "id": "x"}, {"type": "item_reference"}]
+    assert chat(*unknown, USER).messages == [USER]
+    assert body(*unknown, USER).left_out == ["input.item_reference", "input.web_search_call"]
+
+
+def test_settings_reach_the_chat_request_and_fields_of_the_service_are_ignored() -> None:
+    fields = {"store": True, "include": ["reasoning.encrypted_content"], "truncation": "auto"}
+    ids = {"prompt_cache_key": "k", "client_metadata": {"turn_id": "1"}, "service_tier": "auto"}
+    data = {"input": "hi", "max_output_tokens": 7, "reasoning": {"effort": "low"}, "top_p": 0.5}
+    found, unknown = read(json.dumps(data | fields | ids).encode(), ResponsesBody)
+    assert unknown == []
+    asked = chat_from_responses(found)
+    assert (asked.max_tokens, asked.reasoning_effort, asked.top_p) == (7, "low", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("item", "sentence"),
+    [
+        ({"role": "tool", "content": "x"}, r"input\[0\]: role is 'tool', must be user, assistant"),
+        ({"role": "user"}, r"input\[0\]: content must be a text or a list of parts"),
+        ({"role": "user", "content": ["x"]}, "content must be a text or a list of parts"),
+        ({"role": "user", "content": [{"type": "input_image"}]}, "image input is not supported"),
+        ({"role": "user", "content": [{"type": "input_file"}]}, "'input_file' is not supported"),
+        ({"type": "function_call", "name": "f"}, "a function_call must have a name and arguments"),
+        ({"type": "function_call", "arguments": ""}, "must have a name and arguments, as texts"),
+        ({"type": "custom_tool_call", "name": "f"}, "must have a name and input, as texts"),
+        ({"type": "function_call_output"}, r"input\[0\]: output must be a text or a list"),
+    ],
+)
+def test_malformed_items_are_refused_by_a_sentence(item: Any, sentence: str) -> None:
+    with pytest.raises(BadRequestError, match=sentence):
+        chat(item)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"previous_response_id": "resp_1"}, {"conversation": "c"}, {"prompt": {}}],
+    ids=str,
+)
+def test_what_the_server_would_have_to_keep_is_refused(fields: Any) -> None:
+    with pytest.raises(BadRequestError, match=f"{next(iter(fields))} is not supported, as the ser"):
+        chat(**fields)
+    with pytest.raises(BadRequestError, match="background is not supported"):
+        chat(background=True)
+
+
+def format_of(**fields: Any) -> ResponsesFormat:
+    return ResponsesFormat(ResponseContext("m", None), body(**fields))
+
+
+def whole_of(choice: CompletionChoice, **fields: Any) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(encode(format_of(**fields).whole([choice])))
+    return found
+
+
+def assembled(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the last response of a stream; checks that its events come in order."""
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert [event["type"] for event in events[:2]] == ["response.created", "response.in_progress"]
+    items: list[dict[str, Any]] = []
+    texts: list[str] = []
+    is_open = False
+    for event in events[2:-1]:
+        kind = event["type"].removeprefix("response.")
+        if kind == "output_item.added":
+            assert not is_open
+            assert event["item"]["status"] == "in_progress"
+            items.append(event["item"])
+            texts.append("")
+            is_open = True
+        assert is_open
+        assert event["output_index"] == len(items) - 1
+        if "item" not in event:
+            assert event["item_id"] == items[-1]["id"]
+            assert event.get("content_index", 0) == 0
+        if kind.endswith(".delta"):
+            texts[-1] += event["delta"]
+        elif kind == "output_item.done":
+            item, is_open = event["item"], False
+            assert item["id"] == items[-1]["id"]
+            assert item["type"] == items[-1]["type"]
+            said = item.get("arguments") or item["content"][0]["text"]
+            assert texts[-1] == said or (texts[-1], said) == ("", "{}")
+            items[-1] = item
+    assert not is_open
+    response: dict[str, Any] = events[-1]["response"]
+    assert response["output"] == items
+    assert {event["response"]["id"] for event in (*events[:2], events[-1])} == {response["id"]}
+    return response
+
+
+def without_ids(response: dict[str, Any]) -> dict[str, Any]:
+    items = [
+        {name: value for name, value in item.items() if name not in ("id", "call_id")}
+        for item in response["output"]
+    ]
+    return response | {"id": "", "created_at": 0, "output": items}
+
+
+@given(parts=block_parts(), pieces=st.integers(1, 5))
+def test_a_stream_has_the_items_of_the_whole_response(parts: list[OutputPart], pieces: int) -> None:
+    choice = answer(parts)
+    found = assembled(streamed(format_of(), choice, pieces))
+    whole = whole_of(choice)
+    whole.pop("output_text")
+    assert without_ids(found) | {"usage": 0} == without_ids(whole) | {"usage": 0}
+    assert len({item["id"] for item in [*found["output"], *whole["output"]]}) == 2 * len(
+        found["output"]
+    )
+
+
+def test_an_answer_that_was_cut_is_incomplete_and_so_is_its_last_item() -> None:
+    parts = [OutputPart("x"), *call(0, "add", ['{"a'])]
+    *_, last = streamed(format_of(max_output_tokens=2), answer(parts, "length"), 1)
+    response = last["response"]
+    assert last["type"] == "response.incomplete"
+    assert (response["status"], response["max_output_tokens"]) == ("incomplete", 2)
+    assert response["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert [item["status"] for item in response["output"]] == ["completed", "incomplete"]
+    assert response["output"][1]["arguments"] == '{"a'
+
+
+def test_usage_counts_cached_tokens_and_tokens_of_reasoning() -> None:
+    choice = answer([OutputPart("hm", "reasoning"), OutputPart("x")])
+    *_, last = streamed(format_of(), choice, 1)
+    assert last["response"]["usage"] == {
+        "input_tokens": 7,
+        "input_tokens_details": {"cached_tokens": 4},
+        "output_tokens": 2,
+        "output_tokens_details": {"reasoning_tokens": 1},
+        "total_tokens": 9,
+    }
+
+
+def test_signs_of_life_and_failures_are_events() -> None:
+    response_format = format_of()
+    list(response_format.start([answer([])]))
+    events = response_format.keep_alive() + response_format.failure(500, "the engine ended")
+    alive, failed = (
+        json.loads(event.split("data: ")[1]) for event in events.decode().strip().split("\n\n")
+    )
+    assert (alive["type"], alive["sequence_number"]) == ("response.in_progress", 2)
+    assert (failed["type"], failed["sequence_number"]) == ("response.failed", 3)
+    error = {"code": "server_error", "message": "the engine ended"}
+    assert (failed["response"]["status"], failed["response"]["error"]) == ("failed", error)
