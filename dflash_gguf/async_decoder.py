@@ -153,6 +153,8 @@ class AsyncDecoder:
         template: str | os.PathLike[str] | None = None,
         enable_thinking: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        parallel_tool_calls: bool = True,
         **settings: Unpack[DecodeOptions],
     ) -> Result:
         """Answers a conversation; arguments and errors as for `Decoder.chat`.
@@ -165,6 +167,8 @@ class AsyncDecoder:
             template=template,
             enable_thinking=enable_thinking,
             chat_template_kwargs=chat_template_kwargs,
+            tools=tools,
+            parallel_tool_calls=parallel_tool_calls,
             **settings,
         )
         return await _read(stream)
@@ -177,6 +181,8 @@ class AsyncDecoder:
         template: str | os.PathLike[str] | None = None,
         enable_thinking: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        parallel_tool_calls: bool = True,
         **settings: Unpack[DecodeOptions],
     ) -> AsyncStream:
         """Renders a conversation and returns its answer to read, as `stream` does."""
@@ -186,6 +192,8 @@ class AsyncDecoder:
                 template=template,
                 enable_thinking=enable_thinking,
                 chat_template_kwargs=chat_template_kwargs,
+                tools=tools,
+                parallel_tool_calls=parallel_tool_calls,
             )
         )
         return self.stream(prompt, config, **settings)

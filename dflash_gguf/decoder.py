@@ -265,7 +265,15 @@ class Decoder:
             for token in getattr(config, name):
                 integer(f"a token of {name}", token, 0, self.model.n_vocab - 1)
         if isinstance(prompt, ChatPrompt):
-            return Request(tokens, config, prompt.reasoning, prompt.turn_boundaries, scope, client)
+            return Request(
+                tokens,
+                config,
+                prompt.reasoning,
+                prompt.turn_boundaries,
+                scope,
+                client,
+                prompt.tools,
+            )
         return Request(tokens, config, scope=scope, client=client)
 
     def add_request(
@@ -364,6 +372,8 @@ class Decoder:
         template: str | os.PathLike[str] | None = None,
         enable_thinking: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        parallel_tool_calls: bool = True,
         cancelled: Callable[[], bool] | None = None,
         **settings: Unpack[DecodeOptions],
     ) -> Stream: ...
@@ -378,6 +388,8 @@ class Decoder:
         template: str | os.PathLike[str] | None = None,
         enable_thinking: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        parallel_tool_calls: bool = True,
         cancelled: Callable[[], bool] | None = None,
         **settings: Unpack[DecodeOptions],
     ) -> Result: ...
@@ -391,6 +403,8 @@ class Decoder:
         template: str | os.PathLike[str] | None = None,
         enable_thinking: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        parallel_tool_calls: bool = True,
         cancelled: Callable[[], bool] | None = None,
         **settings: Unpack[DecodeOptions],
     ) -> Result | Stream:
@@ -403,6 +417,8 @@ class Decoder:
             template=template,
             enable_thinking=enable_thinking,
             chat_template_kwargs=chat_template_kwargs,
+            tools=tools,
+            parallel_tool_calls=parallel_tool_calls,
         )
         answer = self.stream if stream else self.generate
         return answer(prompt, config, cancelled=cancelled, **settings)
@@ -414,17 +430,23 @@ class Decoder:
         template: str | os.PathLike[str] | None = None,
         enable_thinking: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        parallel_tool_calls: bool = True,
     ) -> ChatPrompt:
         """Applies a chat template to a conversation. Returns token ids up to the answer's start.
 
-        The list carries the template's marks of reasoning, by which `generate` separates it.
+        The list carries the template's marks of reasoning and tool calls, by which `generate`
+        separates them.
         messages: each with "role" and "content", a text or text parts; content may be None beside
         "tool_calls"; a text stands for one message of the user. template: None for the model's
         own, else a name, a file or the Jinja text.
         enable_thinking: passed to templates that know it. chat_template_kwargs: further variables
         for the template.
-        Errors: ValueError without a tokenizer or template, for messages of another form, or if the
-            template refuses or drops a part of them.
+        tools: functions that the answer may call, each {"type": "function", "function": {"name",
+        "description", "parameters"}}; the result has the calls as `tool_calls`, and runs nothing.
+        parallel_tool_calls: False to end the answer after one call.
+        Errors: ValueError without a tokenizer or template, for messages or tools of another form,
+            or if the template refuses or drops a part of them.
         """
         tokenizer = self._need_tokenizer()
         if isinstance(messages, str):
@@ -435,6 +457,8 @@ class Decoder:
             messages,
             template=None if template is None else os.fspath(template),
             enable_thinking=wanted if enable_thinking is None else enable_thinking,
+            tools=tools,
+            parallel_tool_calls=parallel_tool_calls,
             variables=variables,
         )
 
@@ -635,11 +659,11 @@ class _PaddedVocabulary:
         self.stop_tokens = tokenizer.stop_tokens if tokenizer else frozenset[int]()
         self.suppressed_tokens = tokenizer.suppressed_tokens if tokenizer else frozenset[int]()
 
-    def piece(self, token: int) -> bytes:
+    def piece(self, token: int, *, special: bool = False) -> bytes:
         """Returns the bytes a token adds to the text; none for a padding id."""
         if self._tokenizer is None or token >= self._tokenizer.n_tokens:
             return b""
-        return self._tokenizer.piece(token)
+        return self._tokenizer.piece(token, special=special)
 
 
 def _is_by_prompt(name: str, value: object) -> bool:

@@ -24,8 +24,8 @@ class Step(NamedTuple):
     """Tokens and text that one round added to an answer.
 
     tokens: sampled token ids in order, with a stop token.
-    parts: new pieces of text and reasoning, in order. They may lag behind the tokens while a
-        character is incomplete or a stop text may have begun.
+    parts: new pieces of text, reasoning and tool calls, in order. They may lag behind the tokens
+        while a character is incomplete, or a stop text or a tool call may have begun.
     n_drafted, n_accepted: candidates verified in the round, and those accepted.
     logprobs: an entry for each token if n_probs is set, else empty.
     """
@@ -60,6 +60,8 @@ class Result:
     text: the answer without stop token and stop text.
     reasoning: the reasoning before the answer to a conversation, which is then not in the text;
         None if the chat template marks no reasoning, or the prompt is no conversation.
+    tool_calls: the calls of tools that the conversation offers, in the form of a message's
+        tool_calls; the arguments are JSON text as the model wrote it, and may be malformed.
     n_prompt: tokens of the prompt: n_cached from the prefix cache and, unless the answer was ended
         within the prompt, n_prefilled computed ones. n_draft_context: the last cached tokens whose
         drafter K/V were cached too.
@@ -76,8 +78,8 @@ class Result:
         "suffix"); a candidate of several proposers counts for each.
     seconds_by_phase: prefill; decode (passes without candidates); choose (deciding whether to
         draft); draft; select (choosing nodes); verify; commit; sample; overhead (all other time).
-    stop_reason: "token", "text", "length", "context" or "cancelled"; "unfinished" for a stream that
-        was not read to its end.
+    stop_reason: "token", "text", "length", "context" or "cancelled"; "call" after the only tool
+        call that was allowed; "unfinished" for a stream that was not read to its end.
     stop_text: the stop text that ended the answer.
     kernels, drafter_kernels: bytes of weights by the kernels that multiply with them.
     logprobs: an entry for each token if n_probs is set, else empty. prompt_logprobs: an entry for
@@ -113,6 +115,7 @@ class Result:
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     n_passes: float = 0.0
+    tool_calls: tuple[dict[str, Any], ...] = ()
 
     @property
     def by_proposer(self) -> dict[str, tuple[int, int]]:
@@ -161,6 +164,7 @@ class Result:
         return {
             "text": self.text,
             "reasoning": self.reasoning,
+            "tool_calls": list(self.tool_calls),
             "tokens": list(self.tokens),
             "n_prompt": self.n_prompt,
             "n_prefilled": self.n_prefilled,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +22,8 @@ from ..sampling.sampler import Sampler
 from ..speculative.proposers.proposer import SpeculativeState
 from ..speculative.speculator import Speculator
 from ..text.reasoning import Format
+from ..text.tools.calls import call_id, calls_in, message_call
+from ..text.tools.parser import ToolFormat
 from .output_processor import OutputProcessor, VocabularyLike
 from .stats import RequestStats
 
@@ -43,6 +47,8 @@ class Request:
     """Name of the requests that may reuse this text, in cached prefixes and in drafts."""
     client: str = ""
     """Name of who asked: clients take turns."""
+    tools: ToolFormat | None = None
+    """Tools that the answer may call; None for none."""
 
 
 class RequestStatus(Enum):
@@ -86,7 +92,7 @@ class RequestState(SpeculativeState):
         # A request without cache_prompt has a scope of its own, which its end forgets.
         self.scope = request.scope if config.cache_prompt else object()
         self.output = OutputProcessor(
-            vocabulary, config, n_ctx - len(request.prompt), request.reasoning
+            vocabulary, config, n_ctx - len(request.prompt), request.reasoning, request.tools
         )
         self.stats = RequestStats(is_drafted=speculator is not None)
         self.speculator = speculator
@@ -211,6 +217,7 @@ class RequestState(SpeculativeState):
             tokens=tuple(output.tokens),
             text=output.text,
             reasoning=output.reasoning,
+            tool_calls=self._tool_calls(),
             n_prompt=len(request.prompt),
             n_prefilled=self.n_prefilled,
             n_cached=self.n_cached,
@@ -231,6 +238,18 @@ class RequestState(SpeculativeState):
             seconds_by_phase=stats.seconds_by_phase,
             prompt_logprobs=tuple(self.prompt_logprobs),
         )
+
+    def _tool_calls(self) -> tuple[dict[str, Any], ...]:
+        """Returns the calls of the answer so far. Their ids stay the same as the answer grows."""
+        tools = self.request.tools
+        if tools is None:
+            return ()
+        calls = []
+        for index, (name, arguments) in enumerate(calls_in(self.output.parts)):
+            text = f"{len(self.request.prompt)} {self.sampler.seed} {index} {name}"
+            unique = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=12).hexdigest()
+            calls.append(message_call(name, arguments, call_id(tools, name, index, unique)))
+        return tuple(calls)
 
     def _report_prefill(self, n_done: int) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from ..config import DecodeConfig
 from ..outputs import with_retired_names
 from ..sampling.noise import TokenLogprobs
 from ..text.reasoning import OutputPart, joined
+from ..text.tools.calls import call_id, calls_in, message_call
 from .messages import AskedPrompt, Prefilled, ResultStats, Stepped
 
 Event = dict[str, Any]
@@ -38,6 +40,7 @@ class CompletionChoice:
     stats: ResultStats | None = None
     began: float = field(default_factory=time.monotonic)
     _reported: int = -1
+    _unique: list[str] = field(default_factory=list)
 
     def add(self, step: Stepped, *, is_stream: bool) -> None:
         """Appends the tokens, text and log-probabilities of one round to the answer.
@@ -79,9 +82,26 @@ class CompletionChoice:
 
     @property
     def finish_reason(self) -> str:
-        """Reason why the answer ended, in OpenAI's terms: "stop" or "length"."""
+        """Reason why the answer ended, in OpenAI's terms: "stop", "length" or "tool_calls"."""
         reason = self.stats.stop_reason if self.stats else None
-        return "length" if reason in ("length", "context") else "stop"
+        if reason in ("length", "context"):
+            return "length"
+        return "tool_calls" if any(part.kind == "call" for part in self.parts) else "stop"
+
+    def call_id(self, index: int, name: str) -> str:
+        """Returns the id of a call of the answer, the same at each call of this method."""
+        while len(self._unique) <= index:
+            self._unique.append(secrets.token_hex(12))
+        return call_id(self.prompt.tools, name, index, self._unique[index])
+
+    @property
+    def tool_calls(self) -> list[Event]:
+        """Tool calls of the answer so far, in the form of OpenAI's messages."""
+        calls = enumerate(calls_in(self.parts))
+        return [
+            message_call(name, arguments, self.call_id(index, name))
+            for index, (name, arguments) in calls
+        ]
 
 
 def timings_of(stats: ResultStats) -> dict[str, Any]:

@@ -33,8 +33,18 @@ _ROWS: tuple[tuple[tuple[Any, ...], str, str], ...] = (
     ),
     (
         ("none", "auto", {"type": "none"}, {"type": "auto"}),
-        "tools cannot be called, leave it out",
-        "tools functions tool_choice function_call web_search_options mcp_servers",
+        "give tools, of type function",
+        "functions function_call",
+    ),
+    (
+        ("none", "auto", {"type": "none"}, {"type": "auto"}),
+        "tools can be called in chats only, leave it out",
+        "tools tool_choice",
+    ),
+    (
+        (),
+        "only tools of type function can be called, leave it out",
+        "web_search_options mcp_servers",
     ),
     ((["text"],), "models take and give text only, leave it out", "modalities"),
     ((), "models take and give text only, leave it out", "audio image_data images prompt_embeds"),

@@ -244,7 +244,7 @@ class Generation:
                 continue
             marks = prompt.reasoning
             reasoning = None if marks is None else (marks.name, marks.is_open)
-            asked.append(AskedPrompt(prompt, reasoning, list(prompt.turn_boundaries)))
+            asked.append(AskedPrompt(prompt, reasoning, list(prompt.turn_boundaries), prompt.tools))
         n_prompt = [len(prompt) for prompt in prompts]
         _check_chances(body, config, n, [ready.n_ctx - x for x in n_prompt], n_prompt)
         runs = [

@@ -10,6 +10,7 @@ import msgspec
 from ..outputs import Result
 from ..sampling.noise import TokenLogprobs
 from ..text.reasoning import OutputPart, joined
+from ..text.tools.parser import ToolFormat
 
 MAX_FRAME = 1 << 30
 
@@ -40,12 +41,14 @@ class AskedPrompt(Message, frozen=True):
     """Prompt of an `Ask`.
 
     reasoning: name of the format that marks thoughts, and True if the prompt has opened them; None
-    without thoughts. turn_boundaries: positions where a later prompt may diverge.
+    without thoughts. turn_boundaries: positions where a later prompt may diverge. tools: the tools
+    that the answer may call; None for none.
     """
 
     tokens: list[int]
     reasoning: tuple[str, bool] | None = None
     turn_boundaries: list[int] = []
+    tools: ToolFormat | None = None
 
 
 class Run(Message, frozen=True):

@@ -9,8 +9,16 @@ from itertools import groupby
 from typing import Any
 
 from ..text.chat import ChatPrompt, conversation, last_asked
+from ..text.reasoning import Format
 from ..text.tokenizer import Tokenizer
-from .schemas import MAX_CHOICES, BadRequestError, ChatBody, TemplateBody, thinking
+from .schemas import (
+    MAX_CHOICES,
+    BadRequestError,
+    ChatBody,
+    TemplateBody,
+    offered_tools,
+    thinking,
+)
 
 USERS = ("user", "system")
 """Roles that become one user's turn if the chat template has no place for inner system messages."""
@@ -111,9 +119,14 @@ class PromptBuilder:
         An assistant message at the end is continued. With thinking off, an open block of thoughts
         at the end is closed. Raises BadRequestError or ValueError for malformed messages.
         """
-        return self._text(body, conversation(body.messages))
+        return self._text(body, conversation(body.messages), offered_tools(body))
 
-    def _text(self, body: ChatBody | TemplateBody, messages: list[dict[str, Any]]) -> str:
+    def _text(
+        self,
+        body: ChatBody | TemplateBody,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]],
+    ) -> str:
         tokenizer = self.require_tokenizer()
         begins = _begins(body, messages)
         last = messages[-1] if begins else None
@@ -125,12 +138,13 @@ class PromptBuilder:
             template=self.template,
             enable_thinking=think,
             add_generation_prompt=begins or body.add_generation_prompt is not False,
-            tools=body.tools if isinstance(body, TemplateBody) and body.tools else None,
+            tools=tools or None,
             variables=self._variables | variables,
         )
         if thoughts := _thoughts(last):
-            return text + self._begun(text, thoughts, words)
-        return self._closed(text, is_off=think is False or bool(words)) + words
+            return text + self._begun(self._marks(text, tools), thoughts, words)
+        is_off = think is False or bool(words)
+        return (self._closed(text, self._marks(text, tools)) if is_off else text) + words
 
     def _placed(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Returns messages whose inner system messages the template shows: if need be as user's."""
@@ -156,9 +170,12 @@ class PromptBuilder:
             return False
         return re.search("before.*inner.*behind", text, re.DOTALL) is not None
 
-    def _begun(self, text: str, thoughts: str, words: str) -> str:
+    def _marks(self, text: str, tools: Sequence[dict[str, Any]]) -> Format | None:
+        tokenizer = self.require_tokenizer()
+        return tokenizer.chat_format(text, template=self.template, has_tools=bool(tools))
+
+    def _begun(self, marks: Format | None, thoughts: str, words: str) -> str:
         """Returns the begun answer, thoughts and text, with the template's marks of reasoning."""
-        marks = self.require_tokenizer().chat_format(text, template=self.template)
         if marks is None or not marks.opening:
             raise BadRequestError(
                 "reasoning_content of the last message cannot be continued: "
@@ -167,10 +184,9 @@ class PromptBuilder:
         begun = thoughts if marks.is_open else f"{marks.opening}\n{thoughts}"
         return f"{begun}\n{marks.closing}\n\n{words}" if words else begun
 
-    def _closed(self, text: str, *, is_off: bool) -> str:
-        """Returns the prompt, with its block of thoughts closed if is_off (thinking is off)."""
-        marks = self.require_tokenizer().chat_format(text, template=self.template)
-        if not is_off or marks is None:
+    def _closed(self, text: str, marks: Format | None) -> str:
+        """Returns a prompt without thoughts: its block of thoughts is closed."""
+        if marks is None:
             return text
         if marks.is_open:
             return text + marks.closing
@@ -178,15 +194,32 @@ class PromptBuilder:
         return text + marks.opening + marks.closing if has_no_switch else text
 
     def chat(self, body: ChatBody, n_ctx: int | None = None) -> ChatPrompt:
-        """Returns token ids, format of thoughts and turn boundaries of a conversation.
+        """Returns the prompt of a conversation: token ids, and the form of the answer.
 
+        Routes of other protocols translate messages and tools to those of OpenAI's chat, in a
+        ChatBody of `messages`, `tools`, `tool_choice` and `parallel_tool_calls`, and call this
+        method. The returned prompt carries the form of reasoning and tool calls to the engine,
+        which sends the answer as parts: `Stepped.parts` of a round, `CompletionChoice.parts` of
+        all.
         n_ctx: tokens of the context, None if the conversation may be longer.
+        Raises BadRequestError or ValueError for a request that cannot be answered.
         """
-        messages = conversation(body.messages)
-        text, asked = self._text(body, messages), last_asked(messages)
+        tokenizer, messages, tools = (
+            self.require_tokenizer(),
+            conversation(body.messages),
+            offered_tools(body),
+        )
+        text = self._text(body, messages, tools)
         if n_ctx is not None:
             self._check_length(text, n_ctx)
-        return self.require_tokenizer().chat_tokens(text, template=self.template, asked=asked)
+        form = tokenizer.tool_format(
+            tools,
+            messages,
+            template=self.template,
+            is_parallel=body.parallel_tool_calls is not False,
+        )
+        asked = last_asked(messages)
+        return tokenizer.chat_tokens(text, template=self.template, asked=asked, tools=form)
 
 
 def merged(messages: Sequence[Mapping[str, Any]], role: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import msgspec
 
 from ..config import REASONING_FORMATS, DecodeConfig
 from ..text.chat import template_values
+from ..text.tools.offer import tools_of
 from .foreign_fields import translate
 
 MAX_CHOICES = 128
@@ -142,6 +143,9 @@ class ChatBody(Body, kw_only=True):
     """Fields of /v1/chat/completions: OpenAI's, and additions of llama-server, vLLM and SGLang."""
 
     messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -347,6 +351,19 @@ def completion_n_probs(body: CompletionBody) -> int | None:
     if body.logprobs is not None:
         return _within("logprobs", body.logprobs, 0, MAX_TOP_LOGPROBS)
     return body.n_probs or None
+
+
+def offered_tools(body: ChatBody | TemplateBody) -> list[dict[str, Any]]:
+    """Returns the tools that a request's answer may call. Raises BadRequestError or ValueError."""
+    tools = tools_of(body.tools or ())
+    choice = body.tool_choice if isinstance(body, ChatBody) else None
+    if choice is None or choice == "auto":
+        return tools
+    if choice == "none":
+        return []
+    raise BadRequestError(
+        f"tool_choice is {choice!r:.80}, only auto and none are supported: leave it out"
+    )
 
 
 def thinking(

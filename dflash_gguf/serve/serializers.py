@@ -13,7 +13,9 @@ import msgspec
 
 from ..config import DecodeConfig
 from ..sampling.noise import TokenLogprobs
+from ..text.reasoning import OutputPart
 from ..text.tokenizer import Tokenizer
+from ..text.tools.calls import message_call
 from .completion_choice import CompletionChoice, Event, meta_info, progressed, timings_of, usage
 from .messages import ResultStats, Stepped
 from .schemas import SAMPLERS
@@ -137,9 +139,12 @@ class ChatFormat(OpenAIFormat):
         return response
 
     def _part(self, choice: CompletionChoice) -> Event:
-        message: Event = {"role": "assistant", "content": choice.text}
+        calls = choice.tool_calls
+        message: Event = {"role": "assistant", "content": choice.text or (None if calls else "")}
         if thoughts := choice.reasoning:
             message["reasoning_content"] = thoughts
+        if calls:
+            message["tool_calls"] = calls
         return {
             "message": message,
             "logprobs": self._logprobs(choice.config, choice.tokens, choice.logprobs),
@@ -153,14 +158,10 @@ class ChatFormat(OpenAIFormat):
         return {"content": self._context.logprobs(tokens, logprobs), "refusal": None}
 
     def step(self, choice: CompletionChoice, step: Stepped, *, is_first: bool) -> Iterator[Event]:
-        """Yields the chunks of one round: role (first round only), reasoning, text."""
+        """Yields the chunks of one round: role (first round only), a chunk for each part."""
         if is_first:
             yield self._chunk(choice, self.SILENT)
-        deltas: list[Event] = []
-        if step.reasoning:
-            deltas.append({"reasoning_content": step.reasoning})
-        if step.text:
-            deltas.append({"content": step.text})
+        deltas = [self._delta(choice, part) for part in step.parts]
         if not deltas and (step.logprobs or self._context.return_tokens):
             deltas.append({"content": ""})  # tokens of an incomplete character bring no text yet
         for delta in deltas[:-1]:
@@ -169,6 +170,17 @@ class ChatFormat(OpenAIFormat):
             logprobs = self._logprobs(choice.config, step.tokens, step.logprobs)
             part = {"delta": delta, "logprobs": logprobs, **self._context.tokens(step.tokens)}
             yield self._chunk(choice, part) | _timings(step.stats)
+
+    def _delta(self, choice: CompletionChoice, part: OutputPart) -> Event:
+        if part.kind == "text":
+            return {"content": part.text}
+        if part.kind == "reasoning":
+            return {"reasoning_content": part.text}
+        call: Event = {"index": part.call, "function": {"arguments": part.text}}
+        if part.kind == "call":
+            id_ = choice.call_id(part.call, part.text)
+            call = {"index": part.call} | message_call(part.text, "", id_)
+        return {"tool_calls": [call]}
 
     def finish(self, choices: Sequence[CompletionChoice]) -> Iterator[Event]:
         """Yields the last chunk of a stream, `usage` and `timings`, if include_usage is set."""

@@ -222,7 +222,7 @@ class Worker:
         try:
             job.state = self._decoder.add_request(
                 self._decoder.request(
-                    ChatPrompt(prompt.tokens, reasoning, prompt.turn_boundaries),
+                    ChatPrompt(prompt.tokens, reasoning, prompt.turn_boundaries, prompt.tools),
                     job.config
                     if job.config.seed == job.run.seed
                     else replace(job.config, seed=job.run.seed),

@@ -13,6 +13,7 @@ import jinja2.ext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from .reasoning import Format
+from .tools.parser import ToolFormat
 
 Message = Mapping[str, Any]
 
@@ -24,16 +25,25 @@ class ChatPrompt(list[int]):
     """Token ids of a conversation, up to where the answer begins."""
 
     def __init__(
-        self, tokens: Iterable[int], reasoning: Format | None, turn_boundaries: Iterable[int] = ()
+        self,
+        tokens: Iterable[int],
+        reasoning: Format | None,
+        turn_boundaries: Iterable[int] = (),
+        tools: ToolFormat | None = None,
     ) -> None:
-        """turn_boundaries: positions where a later prompt of the conversation may diverge."""
+        """turn_boundaries: positions where a later prompt of the conversation may diverge.
+
+        reasoning, tools: how the answer marks reasoning and tool calls; None for no such parts.
+        """
         super().__init__(tokens)
         self.reasoning = reasoning
         self.turn_boundaries = tuple(turn_boundaries)
+        self.tools = tools
 
     def __add__(self, tokens: list[int]) -> ChatPrompt:  # type: ignore[override]
         """Returns the prompt with the tokens of a text that begins the answer."""
-        return ChatPrompt(super().__add__(tokens), self.reasoning, self.turn_boundaries)
+        joined = super().__add__(tokens)
+        return ChatPrompt(joined, self.reasoning, self.turn_boundaries, self.tools)
 
 
 class _Arguments(dict[str, Any]):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple, Protocol
 
-from .stream import n_certain
+from .stream import first_mark, n_certain
 
 PartKind = Literal["text", "reasoning", "call", "arguments"]
 
@@ -27,6 +27,17 @@ class OutputPart(NamedTuple):
 
 def joined(parts: Iterable[OutputPart], kind: PartKind) -> str:
     return "".join([part.text for part in parts if part.kind == kind])
+
+
+def merged(parts: Iterable[OutputPart]) -> list[OutputPart]:
+    """Returns parts without empty ones, and with adjacent ones of the same kind and call joined."""
+    found: list[OutputPart] = []
+    for part in parts:
+        if found and part.kind != "call" and part[1:] == found[-1][1:]:
+            found[-1] = part._replace(text=found[-1].text + part.text)
+        elif part.text:
+            found.append(part)
+    return found
 
 
 class Splitter(Protocol):
@@ -63,10 +74,11 @@ class Format(NamedTuple):
         """The mark after reasoning; "" for harmony."""
         return MARKS[self.name][1] if self.name in MARKS else ""
 
-    def splitter(self) -> Splitter:
+    def splitter(self, interrupts: tuple[str, ...] = ()) -> Splitter:
+        """Returns a splitter for one answer. interrupts: see `Block`."""
         if self.name == "harmony":
             return Harmony()
-        return Block(self.opening, self.closing, self.is_open)
+        return Block(self.opening, self.closing, self.is_open, interrupts)
 
 
 def format_of(template: str, prompt: str) -> Format | None:
@@ -82,9 +94,15 @@ def format_of(template: str, prompt: str) -> Format | None:
 class Block:
     """Splitter for reasoning between two marks at the beginning of an answer."""
 
-    def __init__(self, opening: str, closing: str, is_open: bool) -> None:
-        """is_open: True if the prompt ends with the opening mark, so that reasoning comes first."""
-        self._opening, self._closing = opening, closing
+    def __init__(
+        self, opening: str, closing: str, is_open: bool, interrupts: tuple[str, ...] = ()
+    ) -> None:
+        """Creates a splitter for one answer.
+
+        is_open: True if the prompt ends with the opening mark, so that reasoning comes first.
+        interrupts: texts that end reasoning without the closing mark, and belong to the answer.
+        """
+        self._opening, self._closing, self._interrupts = opening, closing, interrupts
         self._held = ""
         self._place: Literal["before", "inside", "after"] = "inside" if is_open else "before"
         self._skips_space = is_open
@@ -106,19 +124,17 @@ class Block:
                 self._place = "after"
         if self._place == "inside":
             self._skip_space()
-            at = self._held.find(self._closing)
-            # Hold back trailing white space: it is dropped if the closing mark follows.
-            n = (
-                at
-                if at >= 0
-                else len(self._held)
-                if at_end
-                else n_certain(self._held, self._closing)
-            )
+            marks = (self._closing, *self._interrupts)
+            at, mark = first_mark(self._held, marks)
+            n = at
+            if not mark:
+                n = len(self._held) if at_end else min(n_certain(self._held, x) for x in marks)
+            # Hold back trailing white space: it is dropped if a mark follows.
             thoughts = self._held[:n].rstrip()
             yield OutputPart(thoughts, "reasoning")
-            if at >= 0:
-                self._enter("after", self._held[at + len(self._closing) :])
+            if mark:
+                end = at + len(mark) if mark == self._closing else at
+                self._enter("after", self._held[end:])
             else:
                 self._held = "" if at_end else self._held[len(thoughts) :]
         if self._place == "after":
@@ -161,10 +177,10 @@ class Harmony:
         return [part for part in self._parts() if part.text]
 
     def finish(self) -> list[OutputPart]:
-        rest, self._held = self._held, ""
-        if not rest:
-            return []
-        return [OutputPart(rest) if self._in_header else self._part(rest)]
+        if self._in_header:
+            self._kind = "text"
+        part, self._held = self._part(self._held), ""
+        return [part] if part.text else []
 
     def _part(self, text: str) -> OutputPart:
         return OutputPart(text, self._kind)

@@ -124,3 +124,10 @@ def n_certain(text: str, mark: str) -> int:
         if text.endswith(mark[:n]):
             return len(text) - n
     return len(text)
+
+
+def first_mark(text: str, marks: Iterable[str]) -> tuple[int, str]:
+    """Returns position and text of the first mark in a text, the longer of two; "" for no mark."""
+    found = [(at, -len(mark), mark) for mark in marks if (at := text.find(mark)) >= 0]
+    at, _, mark = min(found, default=(-1, 0, ""))
+    return at, mark

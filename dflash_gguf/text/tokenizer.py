@@ -24,6 +24,8 @@ from .gguf_metadata import GgufMetadata
 from .reasoning import Format, format_of
 from .stream import n_common
 from .template_process import TemplateProcess
+from .tools.offer import described, shows_tools, tool_format, tools_of
+from .tools.parser import ToolFormat
 from .vocabulary import GPT2, NORMAL, Vocabulary, read_vocabulary
 
 _unopened: Exception | None = None
@@ -34,6 +36,8 @@ except (
 ) as error:  # llama.cpp lacks a library, such as CUDA's; loading a tokenizer raises the error
     _unopened = error
 
+TOOL_USE = "tool_use"
+"""Name of a file's template for conversations with tools."""
 PIECE_BYTES = 256
 LOG_LEVEL_ERROR = 4
 MAX_TEXT_BYTES = (1 << 31) - (1 << 20)
@@ -184,24 +188,62 @@ class Tokenizer:
         *,
         template: str | None = None,
         enable_thinking: bool | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        parallel_tool_calls: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> ChatPrompt:
-        """Returns the token ids of a conversation.
+        """Returns the token ids of a conversation, and the form of reasoning and calls after it.
 
         Arguments and errors as for `chat_text`, but messages may have any form that `conversation`
-        accepts.
+        accepts, and tools any that `tools_of` accepts. parallel_tool_calls: False to end the answer
+        after one call.
         """
-        messages = conversation(messages)
+        messages, offered = conversation(messages), tools_of(tools or ())
         text = self.chat_text(
-            messages, template=template, enable_thinking=enable_thinking, variables=variables
+            messages,
+            template=template,
+            enable_thinking=enable_thinking,
+            tools=offered or None,
+            variables=variables,
         )
-        return self.chat_tokens(text, template=template, asked=last_asked(messages))
+        return self.chat_tokens(
+            text,
+            template=template,
+            asked=last_asked(messages),
+            tools=self.tool_format(
+                offered, messages, template=template, is_parallel=parallel_tool_calls
+            ),
+        )
 
-    def chat_tokens(self, text: str, *, template: str | None = None, asked: str = "") -> ChatPrompt:
+    def tool_format(
+        self,
+        tools: Sequence[dict[str, Any]],
+        messages: Sequence[Message],
+        *,
+        template: str | None = None,
+        is_parallel: bool = True,
+    ) -> ToolFormat | None:
+        """Returns the form of calls in an answer to a conversation; None without tools.
+
+        tools: as `tools_of` returns them. messages: as `conversation` returns them.
+        """
+        if not tools:
+            return None
+        source = self.jinja(template, has_tools=True) or ""
+        return tool_format(source, tools, messages, is_parallel=is_parallel)
+
+    def chat_tokens(
+        self,
+        text: str,
+        *,
+        template: str | None = None,
+        asked: str = "",
+        tools: ToolFormat | None = None,
+    ) -> ChatPrompt:
         """Tokenizes the text of `chat_text`, to which the caller may have appended more.
 
         asked: text of the last user turn. Turn boundaries are at its ends: clients may edit the
-        turn, and templates may render the text after it differently later.
+        turn, and templates may render the text after it differently later. tools: of `tool_format`.
         """
         bos = self.special_text(Key.TOKENIZER_BOS_ID)
         add_special = bos is None or not text.startswith(bos)
@@ -211,11 +253,14 @@ class Tokenizer:
             for end in (at, at + len(asked)):
                 before = self.tokenize(text[:end], add_special=add_special)
                 turn_boundaries.append(n_common(before, tokens))
-        return ChatPrompt(tokens, self.chat_format(text, template=template), turn_boundaries)
+        reasoning = self.chat_format(text, template=template, has_tools=tools is not None)
+        return ChatPrompt(tokens, reasoning, turn_boundaries, tools)
 
-    def chat_format(self, text: str, *, template: str | None = None) -> Format | None:
+    def chat_format(
+        self, text: str, *, template: str | None = None, has_tools: bool = False
+    ) -> Format | None:
         """Returns how answers to a text of `chat_text` mark reasoning; None if they do not."""
-        return format_of(self.jinja(template) or "", text)
+        return format_of(self.jinja(template, has_tools=has_tools) or "", text)
 
     def chat_text(
         self,
@@ -224,7 +269,7 @@ class Tokenizer:
         template: str | None = None,
         enable_thinking: bool | None = None,
         add_generation_prompt: bool = True,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[dict[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
         """Returns the prompt of a conversation as text.
@@ -232,12 +277,17 @@ class Tokenizer:
         messages: as `conversation` returns them. template: None for the model's default; else the
         name of a template in the file or of one built into llama.cpp ("chatml", ...), a file with a
         Jinja template, or its text. add_generation_prompt: True to end the text where the answer
-        begins, False after the last message. Other arguments: as for `chat.render`.
+        begins, False after the last message. tools: as `tools_of` returns them; a template that
+        shows no tools gets them as text of the system message. Other arguments: as for
+        `chat.render`.
         Errors: ValueError for an unknown template, or messages that the template refuses.
         """
         if enable_thinking is not None:
             flag("enable_thinking", enable_thinking)
-        source = self.jinja(template)
+        source = self.jinja(template, has_tools=bool(tools))
+        if tools and not shows_tools(source or ""):
+            family = tool_format(source or "", tools, messages, is_parallel=True).family
+            messages, tools = described(messages, tools, family), None
         specials = {
             name: text
             for name, key in (
@@ -267,9 +317,14 @@ class Tokenizer:
         check_tools_shown(messages, text, text_of)
         return text
 
-    def jinja(self, choice: str | None) -> str | None:
-        """Returns the Jinja text of a template argument; None for one built into llama.cpp."""
+    def jinja(self, choice: str | None, *, has_tools: bool = False) -> str | None:
+        """Returns the Jinja text of a template argument; None for one built into llama.cpp.
+
+        has_tools: True to prefer the file's template "tool_use" to a default one without tools.
+        """
         if choice is None:
+            if has_tools and TOOL_USE in self.templates:
+                return self.templates[TOOL_USE]
             if not self.templates.get(""):
                 raise ValueError(
                     "the model has no chat template: name one, for example chatml, with template= "

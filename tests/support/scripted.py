@@ -32,7 +32,7 @@ class Bytes:
     stop_tokens = frozenset({STOP, STOP + 1})
     suppressed_tokens: frozenset[int] = frozenset()
 
-    def piece(self, token: int) -> bytes:
+    def piece(self, token: int, *, special: bool = False) -> bytes:  # noqa: ARG002
         return bytes([token]) if token < 256 else b""
 
 

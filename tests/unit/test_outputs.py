@@ -12,6 +12,7 @@ from dflash_gguf.text.reasoning import OutputPart
 FIELDS = [
     "text",
     "reasoning",
+    "tool_calls",
     "tokens",
     "n_prompt",
     "n_prefilled",

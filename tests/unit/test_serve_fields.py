@@ -15,6 +15,7 @@ from dflash_gguf.serve.schemas import (
     CompletionBody,
     LlamaServerBody,
     config_of,
+    offered_tools,
     read,
 )
 
@@ -39,7 +40,7 @@ def config(kind: type[Body], **fields: Any) -> DecodeConfig:
         ("structured_outputs", {}, {"choice": ["yes", "no"]}),
         ("ebnf", "", "root ::= x"),
         ("response_format", {"type": "text"}, {"type": "json_object"}),
-        ("tool_choice", "auto", "required"),
+        ("functions", [], [{"name": "f"}]),
         ("bad_words", [], ["x"]),
         ("logits_processors", [], ["x"]),
         ("allowed_token_ids", None, [1]),
@@ -92,6 +93,30 @@ def test_fields_of_other_servers_are_served(
 ) -> None:
     found = config(kind, **given)
     assert {name: getattr(found, name) for name in ours} == ours
+
+
+def test_tools_are_for_chats() -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    for kind in KINDS[1:]:
+        assert body_of(kind, tools=[], tool_choice="auto")[1] == []
+        with pytest.raises(ValueError, match=r"^tools: .* in chats only, leave it out"):
+            body_of(kind, tools=tools)
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [(None, ["f"]), ("auto", ["f"]), ("none", []), ("required", None), ({}, None)],
+)
+def test_a_chat_chooses_whether_tools_are_called(choice: Any, names: list[str] | None) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    body, ignored = body_of(ChatBody, tools=tools, tool_choice=choice, parallel_tool_calls=False)
+    assert isinstance(body, ChatBody)
+    assert ignored == []
+    if names is None:
+        with pytest.raises(BadRequestError, match=r"^tool_choice is .*, only auto and none"):
+            offered_tools(body)
+    else:
+        assert [one["function"]["name"] for one in offered_tools(body)] == names
 
 
 def test_synonyms_that_contradict_each_other_are_refused() -> None:

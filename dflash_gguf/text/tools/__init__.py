@@ -1,0 +1,1 @@
+"""Tool calls in answers: a parser for each family of chat templates."""

@@ -1,0 +1,135 @@
+"""Families of chat templates by the form of their tool calls, and the parser of an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from ..reasoning import Format, OutputPart, Splitter
+from .gemma_calls import Gemma4
+from .harmony_calls import HarmonyCalls
+from .head_calls import DeepSeek, Functionary, KimiK2, Mistral
+from .json_calls import (
+    BareJson,
+    Cohere,
+    Functools,
+    GigaChat,
+    Granite3,
+    Hermes,
+    Llama3,
+    NemotronV2,
+    ToolCalls,
+)
+from .parser import ToolFormat
+from .python_calls import Lfm2
+from .tag_calls import Glm, MiniMax, QwenTags, SeedTags
+
+
+class Parser(Splitter, Protocol):
+    """Interface of the parsers of tool calls."""
+
+    @property
+    def is_done(self) -> bool:
+        """True once the only call that the request allows is complete."""
+
+
+class Family(NamedTuple):
+    """Chat templates with calls of one form.
+
+    marks: texts that all these templates hold. interrupts: beginnings of a call that end reasoning
+        without the closing mark of it.
+    """
+
+    marks: tuple[str, ...]
+    parser: Callable[[ToolFormat], Parser]
+    interrupts: tuple[str, ...] = ()
+
+
+GENERIC = "generic"
+"""Name of the family of templates that show no tools: the prompt asks for JSON between marks."""
+FAMILIES = {
+    "harmony": Family(("<|channel|>", "<|message|>"), HarmonyCalls),
+    "gemma4": Family(("<|tool_call>", "<tool_call|>"), Gemma4),
+    "deepseek": Family(("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>"), DeepSeek, DeepSeek.SILENT[:1]),
+    "kimi": Family(("<|tool_calls_section_begin|>",), KimiK2, KimiK2.SILENT[:1]),
+    "minimax": Family(("<minimax:tool_call>",), MiniMax, ("<minimax:tool_call>\n<invoke",)),
+    "lfm2": Family(("List of tools: ", "<|im_start|>"), Lfm2),
+    "glm": Family(("<arg_key>", "<arg_value>"), Glm),
+    "seed": Family(("<seed:tool_call>", "<parameter="), SeedTags),
+    "qwen": Family(
+        ("<function=", "<parameter="),
+        QwenTags,
+        ("<tool_call>\n<function=", "<tool_call><function="),
+    ),
+    "functionary": Family(("<function=", "</function>"), Functionary),
+    "tool_calls": Family(("<tool_calls>",), ToolCalls),
+    "hermes": Family(("<tool_call>",), Hermes, ('<tool_call>\n{"name"', '<tool_call>{"name"')),
+    "mistral": Family(("[TOOL_CALLS]",), Mistral),
+    "cohere": Family(("<|START_ACTION|>",), Cohere),
+    "granite3": Family(("<|tool_call|>",), Granite3),
+    "nemotron": Family(("<TOOLCALL>",), NemotronV2),
+    "functools": Family((" functools[",), Functools),
+    "gigachat": Family(("<|function_call|>",), GigaChat),
+    "llama3": Family(("<|start_header_id|>", "ipython"), Llama3),
+    GENERIC: Family((), BareJson),
+}
+"""Families by name; a template belongs to the first whose marks it holds."""
+
+
+def family_of(template: str) -> str:
+    """Returns the name of a template's family."""
+    return next(
+        name for name, one in FAMILIES.items() if all(mark in template for mark in one.marks)
+    )
+
+
+def special_texts(tools: ToolFormat | None) -> frozenset[str]:
+    """Returns the marks of calls, which belong to the text even if they are control tokens."""
+    parser = None if tools is None else FAMILIES[tools.family].parser
+    names = ("OPENINGS", "CLOSINGS", "SILENT", "INNER")
+    return frozenset(mark for name in names for mark in getattr(parser, name, ()))
+
+
+class AnswerParser:
+    """Separates reasoning, text and tool calls of an answer while it is generated."""
+
+    def __init__(self, reasoning: Format | None, tools: ToolFormat | None) -> None:
+        """reasoning: None to leave reasoning in the text. tools: None if no call is expected."""
+        self._calls: Parser | None = None
+        self._reasoning: Splitter | None = None
+        interrupts: tuple[str, ...] = ()
+        if tools is not None:
+            family = FAMILIES[tools.family]
+            self._calls, interrupts = family.parser(tools), family.interrupts
+        self._shows_reasoning = reasoning is None
+        if reasoning is not None and not isinstance(self._calls, HarmonyCalls):
+            self._reasoning = reasoning.splitter(interrupts)
+
+    @property
+    def is_done(self) -> bool:
+        """True once the only call that the request allows is complete."""
+        return self._calls is not None and self._calls.is_done
+
+    def push(self, text: str) -> list[OutputPart]:
+        """Adds text. Returns the parts that are certain; the start of a mark is held back."""
+        parts = [OutputPart(text)] if self._reasoning is None else self._reasoning.push(text)
+        return self._with_calls(parts)
+
+    def finish(self) -> list[OutputPart]:
+        """Returns the held back text as parts; called at the end of the answer."""
+        parts = [] if self._reasoning is None else self._reasoning.finish()
+        parts = self._with_calls(parts)
+        rest = [] if self._calls is None else self._calls.finish()
+        return parts + [self._shown(part) for part in rest]
+
+    def _with_calls(self, parts: list[OutputPart]) -> list[OutputPart]:
+        if self._calls is None:
+            return [part for part in parts if part.text]
+        found = []
+        for part in parts:
+            found += self._calls.push(part.text) if part.kind == "text" else [part]
+        return [self._shown(part) for part in found]
+
+    def _shown(self, part: OutputPart) -> OutputPart:
+        is_text = part.kind == "reasoning" and self._shows_reasoning
+        return OutputPart(part.text) if is_text else part
