@@ -104,7 +104,7 @@ def _delta(block: ContentBlock, delta: Event) -> Event:
 
 
 def _call(block: ContentBlock) -> Event:
-    return {"type": "tool_use", "id": f"toolu_{block.id}", "name": block.name}
+    return {"type": "tool_use", "id": block.call_id, "name": block.name}
 
 
 def _whole(block: ContentBlock) -> Event:

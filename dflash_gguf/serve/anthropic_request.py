@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from .schemas import BadRequestError, Body, ChatBody
+from .wire_format import encode
 
 BILLING = "x-anthropic-billing-header:"
 """Beginning of a system block whose text differs in each request, so that no prefix would hit."""
@@ -18,6 +19,37 @@ class OutputConfig(msgspec.Struct):
     """Field `output_config` of a request."""
 
     effort: str | None = None
+    format: dict[str, Any] | None = None
+
+
+class MessagesTool(msgspec.Struct):
+    """A tool of a request. type: of one that Anthropic's own service runs, else None or custom."""
+
+    name: str
+    type: str | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+    defer_loading: bool | None = None
+
+    @property
+    def is_function(self) -> bool:
+        """True for a tool that the client runs."""
+        return self.type in (None, "custom")
+
+    @property
+    def function(self) -> dict[str, Any]:
+        """The tool in the form of chat requests, without its type."""
+        described = {"name": self.name, "description": self.description or ""}
+        return {**described, "parameters": self.input_schema, "strict": self.strict is True}
+
+
+class MessagesToolChoice(msgspec.Struct):
+    """Field `tool_choice` of a request."""
+
+    type: str = "auto"
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
 
 
 class MessagesBody(Body, kw_only=True):
@@ -25,8 +57,8 @@ class MessagesBody(Body, kw_only=True):
 
     messages: list[dict[str, Any]]
     system: str | list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: dict[str, Any] | None = None
+    tools: list[MessagesTool] | None = None
+    tool_choice: MessagesToolChoice | None = None
     thinking: dict[str, Any] | None = None
     output_config: OutputConfig | None = None
     stop_sequences: list[str] | None = None
@@ -37,7 +69,13 @@ class MessagesBody(Body, kw_only=True):
     @property
     def left_out(self) -> list[str]:
         """Types of the tools that only Anthropic's own service can run."""
-        return [f"tools.{tool['type']}" for tool in self.tools or () if not _is_function(tool)]
+        return [f"tools.{tool.type}" for tool in self.tools or () if not tool.is_function]
+
+    @property
+    def deferred_tools(self) -> dict[str, dict[str, Any]]:
+        """Tools, by name, that the model is told of where a tool result refers to them."""
+        deferred = [tool for tool in self.tools or () if tool.is_function and tool.defer_loading]
+        return {tool.name: tool.function for tool in deferred}
 
 
 def chat_from_messages(body: MessagesBody) -> ChatBody:
@@ -45,26 +83,36 @@ def chat_from_messages(body: MessagesBody) -> ChatBody:
 
     Raises BadRequestError or ValueError for malformed messages, and for input that is not text.
     """
-    deferred = {
-        tool["name"]: tool for tool in body.tools or () if tool.get("defer_loading") is True
-    }
+    tools = [tool for tool in body.tools or () if tool.is_function]
     messages: list[dict[str, Any]] = []
     if system := _system(body.system):
         messages.append({"role": "system", "content": system})
     for place, message in enumerate(body.messages):
-        messages += _turn(message, f"messages[{place}]", deferred)
+        messages += _turn(message, f"messages[{place}]", body.deferred_tools)
     if not body.messages:
         messages.append({"role": "user", "content": ""})
+    choice, output = body.tool_choice or MessagesToolChoice(), body.output_config or OutputConfig()
+    if output.format is not None:
+        raise BadRequestError("output_config: answers cannot be constrained, leave format out")
     return body.as_chat(
         messages=messages,
+        tools=[{"type": "function", "function": tool.function} for tool in tools] or None,
+        tool_choice=_choice(choice),
+        parallel_tool_calls=False if choice.disable_parallel_tool_use else None,
         stop=body.stop_sequences if body.stop is None else body.stop,
         enable_thinking=_thinks(body.thinking),
-        reasoning_effort=body.output_config.effort if body.output_config else None,
+        reasoning_effort=output.effort,
     )
 
 
-def _is_function(tool: Mapping[str, Any]) -> bool:
-    return tool.get("type") in (None, "custom", "function")
+def _choice(choice: MessagesToolChoice) -> str | dict[str, Any]:
+    if choice.type == "tool":
+        return {"type": "function", "function": {"name": choice.name}}
+    if choice.type not in TOOL_CHOICES:
+        raise BadRequestError(
+            f"tool_choice: type is {choice.type!r:.40}, must be auto, any, tool or none"
+        )
+    return TOOL_CHOICES[choice.type]
 
 
 def _thinks(thinking: Mapping[str, Any] | None) -> bool:
@@ -146,12 +194,10 @@ def _result(content: Any, name: str, deferred: Mapping[str, Any]) -> str:
     texts = []
     for block in content:
         if block.get("type") == "tool_reference":
-            found = deferred.get(str(block.get("tool_name")))
-            texts.append(
-                str(block.get("tool_name"))
-                if found is None
-                else msgspec.json.encode(_function(found)["function"]).decode()
-            )
+            tool = str(block.get("tool_name"))
+            found = deferred.get(tool, {})
+            known = {name: value for name, value in found.items() if name != "strict"}
+            texts.append(encode(known).decode() if known else tool)
         else:
             texts.append(_text(block, name))
     return "\n".join(texts)
@@ -172,13 +218,3 @@ def _text(block: Mapping[str, Any], name: str) -> str:
     if not isinstance(text, str):
         raise BadRequestError(f"{name}: a block of type {kind} must have a text")
     return text
-
-
-def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a tool in the form of chat requests."""
-    function = {
-        "name": tool.get("name"),
-        "description": tool.get("description") or "",
-        "parameters": tool.get("input_schema") or {},
-    }
-    return {"type": "function", "function": function}

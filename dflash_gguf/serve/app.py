@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -89,7 +90,9 @@ class App:
         """Answers POST /v1/messages/count_tokens with the token count of a conversation."""
         async with self._bodies.read(request, MessagesBody) as (body, _):
             model, _, prompt_builder = await self._take(request, body.model)
-            prompt = await model.in_thread(lambda: prompt_builder.chat(chat_from_messages(body)))
+            prompt = await model.in_thread(
+                lambda: prompt_builder.chat(chat_from_messages(body), deferred=body.deferred_tools)
+            )
         return json_answer({"input_tokens": len(prompt)})
 
     async def tokenize(self, request: Request) -> Response:
@@ -146,9 +149,9 @@ class App:
 
     async def list_models(self, request: Request) -> Response:  # noqa: ARG002
         """Answers GET /models with all models that the server can load."""
-        return json_answer(
-            {"object": "list", "data": [self._listed(model) for model in self._models.all]}
-        )
+        models = [self._listed(model) for model in self._models.all]
+        ends = {"first_id": models[0]["id"], "last_id": models[-1]["id"]}
+        return json_answer({"object": "list", "data": models, "has_more": False, **ends})
 
     async def one_model(self, request: Request) -> Response:
         """Answers GET /models/NAME with the description of one model, or 404."""
@@ -163,10 +166,15 @@ class App:
     def _listed(self, model: ServedModel) -> dict[str, Any]:
         ready = model.engine.ready if model.engine else None
         tokenizer = model.prompt_builder.tokenizer if model.prompt_builder else None
+        created = datetime.datetime.fromtimestamp(model.created, datetime.timezone.utc)
         return {
             "id": model.name,
             "object": "model",
             "created": model.created,
+            # names of Anthropic's API
+            "type": "model",
+            "display_name": model.name,
+            "created_at": created.isoformat(),
             "owned_by": VERSION,
             "aliases": model.names,
             "tags": list(self._settings.tags),

@@ -24,13 +24,14 @@ def new_id() -> str:
 class ContentBlock:
     """One text, reasoning or tool call of an answer, as far as it is known.
 
-    index: its position in the answer. name: of the called function. text: of a call, the arguments
-    as JSON. is_whole: False for the last block of an answer that the token limit has cut.
+    index: its position in the answer. name, call_id: of a call. text: of a call, the arguments as
+    JSON. is_whole: False for the last block of an answer that the token limit has cut.
     """
 
     kind: BlockKind
     index: int
     name: str = ""
+    call_id: str = ""
     text: str = ""
     is_whole: bool = True
     id: str = field(default_factory=new_id)
@@ -58,13 +59,15 @@ class BlockFormat(NamedEvents):
     def step(self, choice: CompletionChoice, step: Stepped, *, is_first: bool) -> Iterator[Event]:  # noqa: ARG002
         """Yields the events of one round's parts."""
         for part in step.parts:
-            yield from self._add(part)
+            yield from self._add(choice, part)
 
-    def _add(self, part: OutputPart) -> Iterator[Event]:
+    def _add(self, choice: CompletionChoice, part: OutputPart) -> Iterator[Event]:
         kind: BlockKind = "call" if part.kind == "arguments" else part.kind
         if not self._is_open or part.kind == "call" or kind != self._blocks[-1].kind:
             yield from self._close()
-            block = ContentBlock(kind, len(self._blocks), part.text if part.kind == "call" else "")
+            block = ContentBlock(kind, len(self._blocks))
+            if part.kind == "call":
+                block.name, block.call_id = part.text, choice.call_id(part.call, part.text)
             self._blocks.append(block)
             self._is_open = True
             yield from self._opened(block)
@@ -86,7 +89,7 @@ class BlockFormat(NamedEvents):
         """Takes the blocks of a whole answer, the only one of its request; returns the answer."""
         (choice,) = choices
         for part in choice.parts:
-            for _ in self._add(part):
+            for _ in self._add(choice, part):
                 pass
         for _ in self._end(choice):
             pass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -138,7 +138,11 @@ class Generation:
         )
 
     def _chat(
-        self, body: ChatBody, engine: EngineClient, prompt_builder: PromptBuilder
+        self,
+        body: ChatBody,
+        engine: EngineClient,
+        prompt_builder: PromptBuilder,
+        deferred: Collection[str] = (),
     ) -> Prepared:
         n_probs = chat_n_probs(body)
         format_ = reasoning_format(body.reasoning_format, engine.settings.decode.reasoning_format)
@@ -146,12 +150,15 @@ class Generation:
             self._config(body, engine, prompt_builder, n_probs), reasoning_format=format_
         )
         chat_format = partial(ChatFormat, has_meta_info=bool(body.return_meta_info))
-        return [prompt_builder.chat(body, engine.require_ready().n_ctx)], config, chat_format
+        prompt = prompt_builder.chat(body, engine.require_ready().n_ctx, deferred)
+        return [prompt], config, chat_format
 
     def _messages(
         self, body: MessagesBody, engine: EngineClient, prompt_builder: PromptBuilder
     ) -> Prepared:
-        prompts, config, _ = self._chat(chat_from_messages(body), engine, prompt_builder)
+        prompts, config, _ = self._chat(
+            chat_from_messages(body), engine, prompt_builder, body.deferred_tools
+        )
         return prompts, config, MessagesFormat
 
     def _responses(

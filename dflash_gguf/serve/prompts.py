@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from itertools import groupby
 from typing import Any
@@ -193,7 +193,9 @@ class PromptBuilder:
         has_no_switch = marks.name == "cohere" and not text.rstrip().endswith(marks.closing)
         return text + marks.opening + marks.closing if has_no_switch else text
 
-    def chat(self, body: ChatBody, n_ctx: int | None = None) -> ChatPrompt:
+    def chat(
+        self, body: ChatBody, n_ctx: int | None = None, deferred: Collection[str] = ()
+    ) -> ChatPrompt:
         """Returns the prompt of a conversation: token ids, and the form of the answer.
 
         Routes of other protocols translate messages and tools to those of OpenAI's chat, in a
@@ -201,7 +203,8 @@ class PromptBuilder:
         method. The returned prompt carries the form of reasoning and tool calls to the engine,
         which sends the answer as parts: `Stepped.parts` of a round, `CompletionChoice.parts` of
         all.
-        n_ctx: tokens of the context, None if the conversation may be longer.
+        n_ctx: tokens of the context, None if the conversation may be longer. deferred: names of
+        tools that can be called but are not shown, as the conversation tells of them.
         Raises BadRequestError or ValueError for a request that cannot be answered.
         """
         tokenizer, messages, tools = (
@@ -209,7 +212,8 @@ class PromptBuilder:
             conversation(body.messages),
             offered_tools(body),
         )
-        text = self._text(body, messages, tools)
+        shown = [one for one in tools if one["function"]["name"] not in deferred]
+        text = self._text(body, messages, shown)
         if n_ctx is not None:
             self._check_length(text, n_ctx)
         form = tokenizer.tool_format(

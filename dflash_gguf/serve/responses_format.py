@@ -10,6 +10,7 @@ from .blocks import BlockFormat, ContentBlock, new_id
 from .completion_choice import CompletionChoice, Event, timings_of
 from .messages import Stepped
 from .responses_request import Reasoning, ResponsesBody
+from .responses_tools import ResponsesTools
 from .serializers import ResponseContext
 
 CONTEXT_EXCEEDED = "context_length_exceeded"
@@ -30,6 +31,7 @@ class ResponsesFormat(BlockFormat):
         super().__init__()
         self._context = context
         self._body = body
+        self._tools = ResponsesTools(body.tools or ())
         self._id = f"resp_{new_id()}"
         self._created = int(time.time())
         self._n_events = 0
@@ -133,14 +135,10 @@ class ResponsesFormat(BlockFormat):
         """Returns a block as an item; is_begun: as an empty one, with which the block begins."""
         status = "in_progress" if is_begun else "completed" if block.is_whole else "incomplete"
         if block.kind == "call":
-            return {
-                "id": f"fc_{block.id}",
-                "type": "function_call",
-                "call_id": f"call_{block.id}",
-                "name": block.name,
-                "arguments": "" if is_begun else block.text or "{}",
-                "status": status,
-            }
+            item = self._tools.item(block.name, "" if is_begun else block.text or "{}")
+            prefix = "ctc" if "input" in item else "fc"
+            ids = {"id": f"{prefix}_{block.id}", "call_id": block.call_id}
+            return {**ids, **item, "status": status}
         if block.kind == "reasoning":
             return {
                 "id": f"rs_{block.id}",
@@ -174,6 +172,8 @@ class ResponsesFormat(BlockFormat):
             yield self._event("response.content_part.added", **self._at(block), part=part)
 
     def _grown(self, block: ContentBlock, text: str) -> Iterator[Event]:
+        if block.kind == "call" and "input" in self._item(block):
+            return  # the JSON around a raw text is decoded at its end
         at = self._at(block)
         if block.kind == "text":
             at |= {"logprobs": []}
@@ -181,7 +181,11 @@ class ResponsesFormat(BlockFormat):
 
     def _closed(self, block: ContentBlock) -> Iterator[Event]:
         item, at = self._item(block), self._at(block)
-        if block.kind == "call":
+        if "input" in item:
+            kind = "response.custom_tool_call_input"
+            yield self._event(f"{kind}.delta", **at, delta=item["input"])
+            yield self._event(f"{kind}.done", **at, input=item["input"])
+        elif block.kind == "call":
             done = {"name": block.name, "arguments": item["arguments"]}
             yield self._event("response.function_call_arguments.done", **at, **done)
         elif block.kind == "reasoning":

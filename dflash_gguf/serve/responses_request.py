@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from .prompts import merged
+from .responses_tools import ResponsesTools, custom_arguments, left_out
 from .schemas import BadRequestError, Body, ChatBody
 
 SYSTEMS = ("system", "developer")
@@ -58,7 +59,8 @@ class ResponsesBody(Body, kw_only=True):
     def left_out(self) -> list[str]:
         """Names of items that are ignored, as their types are unknown."""
         kinds = {_kind(item) for item in _items(self)}
-        return sorted(f"input.{kind}" for kind in kinds if kind and kind not in ITEMS)
+        unknown = sorted(f"input.{kind}" for kind in kinds if kind and kind not in ITEMS)
+        return [*left_out(self.tools or ()), *unknown]
 
 
 def chat_from_responses(body: ResponsesBody) -> ChatBody:
@@ -74,8 +76,16 @@ def chat_from_responses(body: ResponsesBody) -> ChatBody:
             )
     if body.background:
         raise BadRequestError("background is not supported, leave it out and wait for the answer")
+    form = (body.text or {}).get("format") or {}
+    if form != {"type": "text"} and form:
+        raise BadRequestError("text: answers cannot be constrained, leave format out")
+    tools = ResponsesTools(body.tools or ())
     return body.as_chat(
-        messages=_conversation(body),
+        messages=_conversation(body, tools),
+        continue_final_message=False,  # an answer that was cut off comes back as a turn of its own
+        tools=tools.functions() or None,
+        tool_choice=tools.choice(body.tool_choice),
+        parallel_tool_calls=body.parallel_tool_calls,
         max_tokens=body.max_tokens if body.max_output_tokens is None else body.max_output_tokens,
         reasoning_effort=body.reasoning.effort if body.reasoning else None,
     )
@@ -92,11 +102,11 @@ def _kind(item: Mapping[str, Any]) -> str:
     return kind if isinstance(kind, str) else ""
 
 
-def _conversation(body: ResponsesBody) -> list[dict[str, Any]]:
+def _conversation(body: ResponsesBody, tools: ResponsesTools) -> list[dict[str, Any]]:
     """Returns the messages of a chat; the system messages at its beginning become one."""
     messages = [{"role": "system", "content": body.instructions}] if body.instructions else []
     for place, item in enumerate(_items(body)):
-        for message in _messages(item, f"input[{place}]"):
+        for message in _messages(item, tools, f"input[{place}]"):
             last = messages[-1] if messages else {}
             if message["role"] == last.get("role") == "assistant":
                 messages[-1] = _joined(last, message)
@@ -119,7 +129,9 @@ def _joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     return joined
 
 
-def _messages(item: Mapping[str, Any], name: str) -> Iterator[dict[str, Any]]:
+def _messages(
+    item: Mapping[str, Any], tools: ResponsesTools, name: str
+) -> Iterator[dict[str, Any]]:
     """Yields the message of an item; nothing for one of an unknown type."""
     kind = _kind(item)
     if kind == "message":
@@ -139,9 +151,10 @@ def _messages(item: Mapping[str, Any], name: str) -> Iterator[dict[str, Any]]:
         if not isinstance(given, str) or not isinstance(item.get("name"), str):
             raise BadRequestError(f"{name}: a {kind} must have a name and {CALLS[kind]}, as texts")
         if kind == "custom_tool_call":
-            given = msgspec.json.encode({"input": given}).decode()
-        function = {"name": item["name"], "arguments": given}
-        call = {"id": item.get("call_id"), "type": "function", "function": function}
+            given = custom_arguments(given)
+        function = tools.function_of(item["name"], item.get("namespace"))
+        called = {"name": function, "arguments": given}
+        call = {"id": item.get("call_id"), "type": "function", "function": called}
         yield {"role": "assistant", "content": "", "tool_calls": [call]}
     elif kind in OUTPUTS:
         output = _text(item.get("output"), f"{name}: output")

@@ -112,6 +112,59 @@ def test_fields_of_the_service_alone_are_ignored_without_a_warning() -> None:
     assert read(data, MessagesBody)[1] == []
 
 
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+ADD = {"name": "add", "description": "Adds.", "input_schema": SCHEMA}
+
+
+def test_tools_become_functions_without_those_of_the_service() -> None:
+    tools = [ADD, {"type": "web_search_20250305", "name": "web_search", "max_uses": 3}]
+    found = body(tools=[{**tools[0], "cache_control": {"type": "ephemeral"}}, tools[1]])
+    function = {"name": "add", "description": "Adds.", "parameters": SCHEMA, "strict": False}
+    assert chat_from_messages(found).tools == [{"type": "function", "function": function}]
+    assert found.left_out == ["tools.web_search_20250305"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "wanted"),
+    [
+        (None, "auto"),
+        ({"type": "auto"}, "auto"),
+        ({"type": "none"}, "none"),
+        ({"type": "any"}, "required"),
+        ({"type": "tool", "name": "add"}, {"type": "function", "function": {"name": "add"}}),
+    ],
+)
+def test_the_choice_of_a_tool(choice: Any, wanted: Any) -> None:
+    found = chat(tools=[ADD], tool_choice=choice)
+    assert (found.tool_choice, found.parallel_tool_calls) == (wanted, None)
+    one = chat(tools=[ADD], tool_choice={**(choice or {}), "disable_parallel_tool_use": True})
+    assert (one.tool_choice, one.parallel_tool_calls) == (wanted, False)
+
+
+def test_deferred_tools_are_described_where_a_result_refers_to_them() -> None:
+    found = body(
+        {
+            "role": "user",
+            "content": [
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "t",
+                    "content": [
+                        {"type": "tool_reference", "tool_name": "add"},
+                        {"type": "tool_reference", "tool_name": "gone"},
+                    ],
+                }
+            ],
+        },
+        tools=[{**ADD, "defer_loading": True}],
+    )
+    assert list(found.deferred_tools) == ["add"]
+    (message,) = chat_from_messages(found).messages
+    described, gone = message["content"].split("\n")
+    assert json.loads(described) == {"name": "add", "description": "Adds.", "parameters": SCHEMA}
+    assert gone == "gone"
+
+
 @pytest.mark.parametrize(
     ("message", "sentence"),
     [

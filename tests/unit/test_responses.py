@@ -141,6 +141,95 @@ def test_what_the_server_would_have_to_keep_is_refused(fields: Any) -> None:
         chat(background=True)
 
 
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+ADD = {"type": "function", "name": "add", "parameters": SCHEMA, "strict": True}
+GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": 'start: "x"'}
+PATCH = {"type": "custom", "name": "patch", "description": "Patches.", "format": GRAMMAR}
+AGENTS = {"type": "namespace", "name": "agents", "tools": [{**ADD, "name": "spawn"}, ADD]}
+SEARCH = {"type": "web_search", "external_web_access": True}
+TOOLS = [ADD, PATCH, AGENTS, SEARCH]
+
+
+def test_tools_become_functions_with_names_of_their_own() -> None:
+    found = {one["function"]["name"]: one["function"] for one in chat(tools=TOOLS).tools or ()}
+    assert list(found) == ["add", "patch", "spawn", "agents__add"]
+    assert body(tools=TOOLS).left_out == ["tools.web_search"]
+
+
+def test_a_custom_tool_is_shown_as_a_function_of_one_text() -> None:
+    (tool,) = chat(tools=[PATCH]).tools or ()
+    assert tool["function"]["description"] == "Patches."
+    schema = tool["function"]["parameters"]
+    assert schema["required"] == ["input"]
+    assert schema["properties"]["input"]["type"] == "string"
+    assert 'start: "x"' in schema["properties"]["input"]["description"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "wanted"),
+    [
+        ("required", "required"),
+        ({"type": "function", "name": "spawn"}, "spawn"),
+        ({"type": "custom", "name": "patch"}, "patch"),
+        ({"type": "function", "name": "add", "namespace": "agents"}, "agents__add"),
+    ],
+    ids=str,
+)
+def test_the_choice_of_a_tool(choice: Any, wanted: str) -> None:
+    found = chat(tools=TOOLS, tool_choice=choice, parallel_tool_calls=False)
+    assert found.parallel_tool_calls is False
+    assert found.tool_choice in (wanted, {"type": "function", "function": {"name": wanted}})
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"tools": [{"type": "function"}]}, r"tools\[0\] must have a name"),
+        ({"tools": [{"type": "namespace", "name": "n"}]}, r"tools\[0\]: tools must be a list"),
+        ({"tools": [{**AGENTS, "tools": [{}]}]}, r"tools\[0\].tools\[0\] must have a name"),
+        (
+            {"tool_choice": {"type": "web_search"}},
+            "tool_choice must be auto, requ",
+        ),
+    ],
+)
+def test_malformed_tools_are_refused_by_a_sentence(fields: Any, sentence: str) -> None:
+    with pytest.raises(BadRequestError, match=sentence):
+        chat(**fields)
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "item"),
+    [
+        ("spawn", "{}", {"type": "function_call", "name": "spawn", "namespace": "agents"}),
+        ("agents__add", "{}", {"type": "function_call", "name": "add", "namespace": "agents"}),
+        ("add", "{}", {"type": "function_call", "name": "add"}),
+        ("unknown", "{}", {"type": "function_call", "name": "unknown"}),
+        ("patch", '{"input": "+\\"x\\"\\n"}', {"type": "custom_tool_call", "input": '+"x"\n'}),
+        ("patch", '{"input": "+x', {"type": "custom_tool_call", "input": '{"input": "+x'}),
+        ("patch", '{"patch": "x"}', {"type": "custom_tool_call", "input": '{"patch": "x"}'}),
+    ],
+)
+def test_calls_come_back_as_the_client_gave_the_tool(
+    function: str, arguments: str, item: dict[str, Any]
+) -> None:
+    parts = call(0, function, [arguments[:4], arguments[4:]])
+    (found,) = whole_of(answer(parts), tools=TOOLS)["output"]
+    assert {name: found.get(name) for name in item} == item
+    assert ("namespace" in found) == ("namespace" in item)
+    again = {**found, "type": item["type"]}
+    (message,) = chat(again, tools=TOOLS).messages
+    assert message["tool_calls"][0]["function"]["name"] == function
+    events = streamed(format_of(tools=TOOLS), answer(parts), 1)
+    text = found["input"] if "input" in found else found["arguments"]
+    assert "".join(event.get("delta", "") for event in events) == text
+    kinds = {event["type"] for event in events if event["type"].endswith((".delta", "s.done"))}
+    assert {kind.split(".")[1] for kind in kinds} == {
+        "custom_tool_call_input" if "input" in found else "function_call_arguments"
+    }
+    assert events[-2]["item"]["call_id"] == events[2]["item"]["call_id"]
+
+
 def format_of(**fields: Any) -> ResponsesFormat:
     return ResponsesFormat(ResponseContext("m", None), body(**fields))
 

@@ -1,0 +1,129 @@
+"""Tools of OpenAI's Responses as functions of a chat, and the calls of these as items."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from .schemas import BadRequestError
+
+
+class ResponsesTool(NamedTuple):
+    """A tool that a request offers.
+
+    namespace: None outside one. is_custom: True if the tool is called with a raw text, not JSON.
+    """
+
+    name: str
+    namespace: str | None
+    is_custom: bool
+    definition: Mapping[str, Any]
+
+
+class ResponsesTools:
+    """Tools that a request offers, by the names of the functions that the model sees."""
+
+    def __init__(self, given: Sequence[Mapping[str, Any]]) -> None:
+        """Raises BadRequestError for a tool without a name."""
+        tools = list(_flat(given))
+        n_of_name = Counter(tool.name for tool in tools)
+        self._by_function = {
+            tool.name
+            if tool.namespace is None or n_of_name[tool.name] == 1
+            else f"{tool.namespace}__{tool.name}": tool
+            for tool in tools
+        }
+
+    def functions(self) -> list[dict[str, Any]]:
+        """Returns the tools in the form of chat requests."""
+        return [
+            {"type": "function", "function": {"name": name, **_function(tool)}}
+            for name, tool in self._by_function.items()
+        ]
+
+    def function_of(self, name: str, namespace: Any = None) -> str:
+        """Returns the name of the function that stands for a tool, offered or not."""
+        for function, tool in self._by_function.items():
+            if (tool.name, tool.namespace) == (name, namespace):
+                return function
+        return name
+
+    def choice(self, given: str | Mapping[str, Any] | None) -> str | dict[str, Any] | None:
+        """Returns a field `tool_choice` in the form of chat requests."""
+        if given is None or isinstance(given, str):
+            return given
+        name = given.get("name")
+        if given.get("type") not in ("function", "custom") or not isinstance(name, str):
+            raise BadRequestError(
+                "tool_choice must be auto, required, none, or an object with type function or "
+                "custom, and a name"
+            )
+        function = self.function_of(name, given.get("namespace"))
+        return {"type": "function", "function": {"name": function}}
+
+    def item(self, function: str, arguments: str) -> dict[str, Any]:
+        """Returns a call as an item, without ids and status. arguments: JSON, as generated."""
+        tool = self._by_function.get(function)
+        if tool is None:
+            return {"type": "function_call", "name": function, "arguments": arguments}
+        if tool.is_custom:
+            text = _input(arguments)
+            return {"type": "custom_tool_call", "name": tool.name, "input": text}
+        item = {"type": "function_call", "name": tool.name, "arguments": arguments}
+        return item if tool.namespace is None else item | {"namespace": tool.namespace}
+
+
+def left_out(given: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yields the types of tools that only OpenAI's own service can run."""
+    for tool in given:
+        if tool.get("type", "function") not in ("function", "custom", "namespace"):
+            yield f"tools.{tool['type']}"
+
+
+def custom_arguments(text: str) -> str:
+    """Returns the arguments of the function that stands for a custom tool, as JSON."""
+    return msgspec.json.encode({"input": text}).decode()
+
+
+def _flat(
+    given: Sequence[Mapping[str, Any]], namespace: str | None = None, within: str = "tools"
+) -> Iterator[ResponsesTool]:
+    for place, tool in enumerate(given):
+        kind, name = tool.get("type", "function"), f"{within}[{place}]"
+        if kind not in ("function", "custom", "namespace"):
+            continue
+        if not isinstance(tool.get("name"), str):
+            raise BadRequestError(f"{name} must have a name")
+        if kind == "namespace":
+            inner = tool.get("tools")
+            if not isinstance(inner, list) or not all(isinstance(one, dict) for one in inner):
+                raise BadRequestError(f"{name}: tools must be a list of tools")
+            yield from _flat(inner, tool["name"], f"{name}.tools")
+        else:
+            yield ResponsesTool(tool["name"], namespace, kind == "custom", tool)
+
+
+def _function(tool: ResponsesTool) -> dict[str, Any]:
+    given = tool.definition
+    function = {"description": given.get("description")}
+    if not tool.is_custom:
+        return function | {"parameters": given.get("parameters"), "strict": given.get("strict")}
+    text: dict[str, Any] = {"type": "string"}
+    form = given.get("format")
+    if isinstance(form, dict) and form.get("type") == "grammar":
+        text["description"] = (
+            f"Text of this grammar in the syntax {form.get('syntax')}:\n{form.get('definition')}"
+        )
+    schema = {"type": "object", "properties": {"input": text}, "required": ["input"]}
+    return function | {"parameters": schema}
+
+
+def _input(arguments: str) -> str:
+    """Returns the text that a custom tool is called with; the arguments if they are malformed."""
+    try:
+        return str(msgspec.json.decode(arguments, type=dict[str, str])["input"])
+    except (msgspec.DecodeError, KeyError, RecursionError):
+        return arguments
