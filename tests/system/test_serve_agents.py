@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -10,8 +11,15 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from serving import Served, tiny
 
+from dflash_gguf.serve.anthropic_request import MessagesBody
+from dflash_gguf.serve.responses_request import ResponsesBody
+
+FUZZ = os.environ.get("DFLASH_FUZZ")
+"""Number of random requests a route with --hypothesis-seed=N, instead of 200 fixed ones."""
 USER = {"role": "user", "content": "add two numbers"}
 
 
@@ -186,3 +194,80 @@ def test_items_that_are_unknown_are_named_in_a_header(served: Served) -> None:
     assert found.status_code == 200
     assert found.headers["X-Ignored-Fields"] == "input.web_search_call"
     assert "the field input.web_search_call of a request is unknown and ignored" in served.log
+
+
+JUNK = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 9),
+    st.sampled_from(["", "x", "user", "auto", "\ud83d", "web_search", "{}", '{"a": 1}', 1.5]),
+    st.lists(st.sampled_from(["x", 1, None, {}, {"type": "text"}]), max_size=2),
+    st.dictionaries(st.sampled_from(["type", "name", "text", "effort"]), st.just("x"), max_size=2),
+)
+TYPES = {
+    "/v1/messages": (
+        *("text", "image", "tool_use", "tool_result", "thinking", "redacted_thinking", "document"),
+        *("tool_reference", "custom", "web_search_20250305", "tool", "any", "none", "adaptive"),
+    ),
+    "/v1/responses": (
+        *("message", "function_call", "function_call_output", "custom_tool_call", "reasoning"),
+        *("custom_tool_call_output", "input_text", "output_text", "reasoning_text", "input_image"),
+        *("function", "custom", "namespace", "web_search", "item_reference", "json_schema"),
+    ),
+}
+NAMES = (
+    *("text", "content", "thinking", "name", "id", "input", "tool_use_id", "call_id", "arguments"),
+    *("output", "summary", "namespace", "tools", "parameters", "input_schema", "description"),
+    *("source", "data", "format", "definition", "strict", "defer_loading", "tool_name", "cache"),
+)
+FIELDS = {
+    "/v1/messages": MessagesBody.__struct_fields__,
+    "/v1/responses": ResponsesBody.__struct_fields__,
+}
+
+
+def blocks(path: str) -> st.SearchStrategy[Any]:
+    """Blocks, items, parts and tools, that hold further ones."""
+
+    def block(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+        value = st.one_of(JUNK, inner, st.lists(inner, max_size=2))
+        kinds = st.one_of(st.sampled_from(TYPES[path]), JUNK)
+        roles = st.one_of(st.sampled_from(["user", "assistant", "system", "developer"]), JUNK)
+        fixed = {"type": kinds, "role": roles, "content": value}
+        more = st.dictionaries(st.sampled_from(NAMES), value, max_size=4)
+        return st.builds(
+            lambda known, unknown: {**unknown, **known},
+            st.fixed_dictionaries({}, optional=fixed),
+            more,
+        )
+
+    return st.recursive(block(JUNK), block, max_leaves=4)
+
+
+@pytest.mark.parametrize("path", list(TYPES))
+def test_no_request_makes_the_server_fail(served: Served, path: str) -> None:
+    many = st.one_of(st.lists(blocks(path), max_size=3), JUNK)
+    conversation = "messages" if path == "/v1/messages" else "input"
+    count = f"{path}/count_tokens" if path == "/v1/messages" else path
+
+    @settings(
+        max_examples=int(FUZZ or 200),
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        derandomize=FUZZ is None,
+    )
+    @given(
+        fields=st.dictionaries(st.sampled_from(FIELDS[path]), st.one_of(JUNK, many), max_size=4),
+        items=many,
+        tools=st.one_of(st.none(), many),
+        counts=st.booleans(),
+    )
+    def asked(fields: dict[str, Any], items: Any, tools: Any, counts: bool) -> None:
+        fields |= {"max_tokens": 2, "max_output_tokens": 2, conversation: items, "tools": tools}
+        body = json.dumps(fields).encode()
+        found = served.post(count if counts else path, body)
+        assert found.status_code in (200, 400), f"{found.status_code} {found.text} for {fields}"
+        if found.status_code == 400:
+            assert found.json()["error"]["message"], fields
+
+    asked()
