@@ -16,6 +16,7 @@ from ..config import DRAFT_KINDS, DRAFT_TYPES, REASONING_FORMATS, TREE_BUDGET, D
 from ..text.chat import template_values
 from ..text.template_process import TemplateProcess
 from ..text.tokenizer import find_template
+from ..text.tools.offer import tools_of
 from .llama_flags import IgnoredFlag, add_llama_flags
 from .model_arguments import add_fit, add_options, new_parser
 
@@ -134,6 +135,12 @@ def _add_prompt(p: argparse.ArgumentParser) -> None:
     group.add_argument("-no-cnv", dest="conversation", action="store_false", help=argparse.SUPPRESS)
     add_template(group)
     group.add_argument(
+        "--tools",
+        metavar="FILE",
+        help="JSON list of functions that the answer may call, as in OpenAI's API; calls are "
+        "printed as lines of JSON after the answer, and nothing is run",
+    )
+    group.add_argument(
         "--think",
         action=argparse.BooleanOptionalAction,
         default=False if os.environ.get("LLAMA_SPEC_NO_THINK", "0") != "0" else None,
@@ -212,6 +219,15 @@ def template_variables(args: argparse.Namespace) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise ValueError(f"{flag} is {text!r:.200}, must be a JSON object") from None
     return template_values(values, flag)
+
+
+def tools_in(path: str) -> list[dict[str, Any]]:
+    """Returns the tools in the file of --tools. Raises ValueError for other JSON, and OSError."""
+    try:
+        values = json.loads(decoded(Path(path).read_bytes(), path))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"--tools {path}: not JSON: {error}") from None
+    return tools_of(values, f"--tools {path}")
 
 
 def add_drafting(p: argparse.ArgumentParser) -> None:

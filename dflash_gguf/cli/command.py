@@ -33,13 +33,14 @@ from .arguments import (
     prompt_text,
     template_of,
     template_variables,
+    tools_in,
     unescaped,
 )
 from .chat import Chat
 from .llama_flags import ignored_flags
 from .model_arguments import load_config, on_present_devices
 from .plan import fitted, show_plan
-from .terminal import Bar, Thoughts, brief_figures, comparison, figures
+from .terminal import Bar, Thoughts, brief_figures, call_lines, comparison, figures
 
 MAX_PAIRS, COMPARE_S = 6, 30.0
 """Most pairs (drafted, plain) that --compare times, and seconds after which no pair begins."""
@@ -118,6 +119,7 @@ def _run(args: argparse.Namespace) -> int:
         own_templates = read_templates(args.model) if needs_own else {}
         args.chat_template = template_of(args, own_templates)
         args.chat_template_kwargs = template_variables(args)
+        args.tools = None if args.tools is None else tools_in(args.tools)
         if args.interactive and args.chat_template is None and not own_templates.get(""):
             raise ValueError(
                 "-i needs a chat template, and the model has none: name one, for example "
@@ -169,6 +171,10 @@ def _check_flags(args: argparse.Namespace, several: bool) -> None:
         raise ValueError(
             "--prompt-cache is for one prompt, not for a chat (-i) or many (--parallel)"
         )
+    if args.tools is not None and (
+        args.interactive or args.tokens is not None or args.conversation is False
+    ):
+        raise ValueError("--tools is for prompts of -p and -f that are a turn of a conversation")
     if args.compare and args.interactive:
         raise ValueError("--compare is for one prompt, not for a chat (-i)")
     if args.compare and several:
@@ -260,7 +266,9 @@ def _prompt(decoder: Decoder, args: argparse.Namespace, text: str) -> list[int]:
     conversation = args.conversation
     if conversation is None:
         templates = decoder.tokenizer.templates if decoder.tokenizer else {}
-        conversation = bool(args.chat_template or args.system_prompt or templates.get(""))
+        conversation = bool(
+            args.chat_template or args.system_prompt or args.tools or templates.get("")
+        )
     if not conversation:
         return decoder.tokenize(text)
     return _chat_prompt(decoder, args, [*_system(args), {"role": "user", "content": text}])
@@ -280,6 +288,7 @@ def _chat_prompt(
         template=args.chat_template,
         enable_thinking=args.think,
         chat_template_kwargs=args.chat_template_kwargs,
+        tools=args.tools,
     )
 
 
@@ -311,8 +320,10 @@ def _answer(
     result = stream.result()
     if args.json:
         print(result.to_json(), flush=True)
-    elif not result.text.endswith("\n"):
-        print(flush=True)
+    else:
+        if not result.text.endswith("\n") and (result.text or not result.tool_calls):
+            print(flush=True)
+        print("".join(call_lines(result)), end="", flush=True)
     if args.perf is not False:
         line = brief_figures if args.interactive and not args.perf else figures
         print(line(result), file=sys.stderr)
@@ -340,6 +351,8 @@ def _answer_lines(
         while (one := ended.pop(n_printed, None)) is not None:
             bar.clear()
             print(one.to_json() if args.json else one.text, flush=True)
+            if not args.json:
+                print("".join(call_lines(one)), end="", flush=True)
             n_printed += 1
 
     try:

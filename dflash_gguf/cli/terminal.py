@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 import sys
 import time
@@ -10,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TextIO
 
 from ..outputs import Result
+from ..text.tools.values import parsed
 
 BAR_CELLS = 30
 REDRAW_S = 0.1
@@ -158,3 +160,14 @@ def _kinds(rounds_by_draft: Mapping[str, int]) -> str:
         f"{n} {kind}" + (f" of {nodes[kind] / n:.1f}" if nodes[kind] else "")
         for kind, n in sorted(rounds.items())
     )
+
+
+def call_lines(result: Result) -> list[str]:
+    """Returns a line of JSON for each tool call: name, and arguments, a text if malformed."""
+    lines = []
+    for call in result.tool_calls:
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        value = parsed(arguments)
+        given = arguments if value is ... else value
+        lines.append(json.dumps({"name": name, "arguments": given}, ensure_ascii=False) + "\n")
+    return lines

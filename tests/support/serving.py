@@ -12,15 +12,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import echo_server
 import httpx
 
 START_S = 240.0
 """Seconds after which a server that does not start, end or become idle counts as hanging."""
-COMMAND = "import sys; from dflash_gguf.serve.command import main; sys.exit(main())"
+COMMAND = ("-c", "import sys; from dflash_gguf.serve.command import main; sys.exit(main())")
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'assistant' %}def {{ m.content }}\n"
     "{% else %}# {{ m.role }}: {{ m.content }}\n{% endif %}{% endfor %}"
@@ -37,12 +38,13 @@ class Served:
         env: dict[str, str] | None = None,
         wait: bool = True,
         n_files: int | None = None,
+        command: Sequence[str] = COMMAND,
     ) -> None:
-        """n_files: limit of open files that the server cannot raise."""
+        """n_files: limit of open files that the server cannot raise. command: of Python."""
         self.log = ""
         limit = [] if n_files is None else ["sh", "-c", f'ulimit -n {n_files}; exec "$@"', "sh"]
         self.process = subprocess.Popen(
-            [*limit, sys.executable, "-c", COMMAND, "--port", "0", *flags],
+            [*limit, sys.executable, *command, "--port", "0", *flags],
             stderr=subprocess.PIPE,
             text=True,
             env=os.environ | (env or {}),
@@ -148,3 +150,9 @@ def tiny(*flags: str, **settings: Any) -> Served:
     """Starts a server with the bundled pair, on one thread, greedy."""
     context = ("-m", "python-tiny", "-t", "1", "--temp", "0", "--chat-template", TEMPLATE)
     return Served(*context, *flags, **settings)
+
+
+def echoing(folder: Path, *flags: str) -> Served:
+    """Starts a server whose answers are the texts that prompts ask for; see echo_server."""
+    model = echo_server.model_file(folder)
+    return Served("-m", str(model), *flags, command=(echo_server.__file__,))

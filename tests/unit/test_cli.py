@@ -122,6 +122,59 @@ def test_thoughts_go_to_stderr(loader: Loader, capsys: pytest.CaptureFixture[str
     assert (report["text"], report["reasoning"]) == ("yes", "hm")
 
 
+TOOLS = [{"type": "function", "function": {"name": "read", "parameters": {"type": "object"}}}]
+CALL = b'Ok.\n<tool_call>\n{"name": "read", "arguments": %s}\n</tool_call>'
+
+
+def test_calls_of_tools_are_lines_of_json(
+    loader: Loader, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "tools.json"
+    file.write_text(json.dumps(TOOLS))
+    loader.mark, loader.n_ctx = 1, 1024
+    template = "{{ tools | tojson }}{{ messages[0].content }}\x01"
+    flags = ("--chat-template", template, "--no-perf", "--tools", str(file), "-c", "1024")
+    for arguments, given in ((b'{"n": 1}', {"n": 1}), (b"{n: 1}", "{n: 1}")):
+        loader.script = CALL % arguments
+        assert run(loader, "-p", "ab", *flags) == 0
+        text, line = capsys.readouterr().out.splitlines()
+        assert (text, json.loads(line)) == ("Ok.", {"name": "read", "arguments": given})
+        assert run(loader, "-p", "ab", *flags, "--json") == 0
+        (call,) = json.loads(capsys.readouterr().out)["tool_calls"]
+        assert call["function"] == {"name": "read", "arguments": arguments.decode()}
+    loader.script = loader.script.removeprefix(b"Ok.\n")
+    assert run(loader, "-p", "ab", *flags) == 0
+    assert json.loads(capsys.readouterr().out)["name"] == "read"
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("a\n")
+    assert run(loader, "-f", str(prompts), *flags, "--parallel", "2") == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["name"] == "read"
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "sentence"),
+    [
+        ("[{]", ("-p", "a"), "not JSON"),
+        ('{"name": "a"}', ("-p", "a"), "must be a list of tools"),
+        ("[]", ("-i",), "--tools is for prompts of -p and -f"),
+        ("[]", ("-p", "a", "-no-cnv"), "--tools is for prompts of -p and -f"),
+    ],
+)
+def test_bad_tools_are_one_sentence(
+    loader: Loader,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    text: str,
+    flags: tuple[str, ...],
+    sentence: str,
+) -> None:
+    file = tmp_path / "tools.json"
+    file.write_text(text)
+    with pytest.raises(SystemExit, match="2"):
+        run(loader, *flags, "--tools", str(file))
+    assert sentence in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("flags", "is_on"),
     [("--reasoning off", False), ("--reasoning-budget 0", False), ("-rea on", True), ("", None)],

@@ -279,3 +279,100 @@ def test_closing_frees_everything_once(tokenizer: Tokenizer) -> None:
     assert decoder.model.n_closed == 2  # type: ignore[attr-defined]
     with pytest.raises(Error, match="the decoder is closed"):
         decoder.generate("ab:")
+
+
+READ: dict[str, Any] = {"type": "function", "function": {"name": "read", "parameters": {}}}
+MARKED = "\x01"
+"""Character at which prompts of the scripted model end."""
+
+
+def make_calls(tokenizer: Tokenizer, script: bytes) -> Decoder:
+    sequence: Any = FakeSequence(FakeModel(), script, ord(MARKED), n_ctx=2048, block_size=8)
+    return Decoder(sequence, tokenizer)
+
+
+@pytest.mark.parametrize("is_parallel", [True, False])
+def test_calls_are_the_same_with_and_without_drafts(
+    is_parallel: bool, tokenizer: Tokenizer
+) -> None:
+    call = b'<tool_call>\n{"name": "read", "arguments": {"n": %d}}\n</tool_call>\n'
+    script = b"I look.\n" + call % 1 + call % 2
+    decoder = make_calls(tokenizer, script)
+    results = [
+        decoder.chat(
+            "Go",
+            tools=[READ],
+            template="{{ tools | tojson }}" + MARKED,
+            draft=draft,
+            seed=1,
+            parallel_tool_calls=is_parallel,
+        )
+        for draft in ("none", "chain", "tree", "auto")
+    ]
+    for result in results:
+        assert (result.text, result.tokens) == ("I look.", results[0].tokens)
+        assert result.tool_calls == results[0].tool_calls
+        assert result.stop_reason == ("token" if is_parallel else "call")
+    arguments = [one["function"]["arguments"] for one in results[0].tool_calls]
+    assert arguments == ['{"n": 1}', '{"n": 2}'][: 2 if is_parallel else 1]
+    assert results[1].n_accepted > 0
+
+
+def test_marks_that_are_control_tokens_are_read(tmp_path: Path) -> None:
+    values = byte_level(add_bos_token=False)
+    for n, mark in enumerate(("[TOOL_CALLS]", "[ARGS]"), 1):
+        values["tokenizer.ggml.tokens"][-n] = mark
+    del values["tokenizer.ggml.bos_token_id"]
+    tokenizer = Tokenizer.from_file(write(tmp_path / "m.gguf", values))
+    assert tokenizer is not None
+    tokens = tokenizer.tokenize('Ok.[TOOL_CALLS]read[ARGS]{"n": 1}', add_special=False)
+    assert 262 in tokens
+    decoder = make_calls(tokenizer, b"")
+    sequence: Any = decoder.sequence
+    sequence.script = tokens
+    template = MARKED.join(("{{ tools | tojson }}{# [TOOL_CALLS] #}", ""))
+    result = decoder.chat("Go", tools=[READ], template=template)
+    assert (result.text, result.tool_calls[0]["function"]["name"]) == ("Ok.", "read")
+    # A conversation without tools has no marks to read.
+    plain = decoder.chat("Go", template="{{ messages[-1].content }}" + MARKED)
+    assert (plain.text, plain.tool_calls) == ('Ok.read{"n": 1}', ())
+
+
+def test_the_next_turn_takes_the_calls_and_their_results(tokenizer: Tokenizer) -> None:
+    decoder = make_calls(tokenizer, b'<tool_call>{"name": "read"}</tool_call>')
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Go"}]
+    template = (
+        "{{ tools | tojson }}{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] "
+        "%}{{ c.id }}{% endfor %}{{ m.tool_call_id }}{% endfor %}" + MARKED
+    )
+    answer = decoder.chat(messages, tools=[READ], template=template)
+    (call,) = answer.tool_calls
+    messages += [
+        {"role": "assistant", "content": answer.text, "tool_calls": answer.tool_calls},
+        {"role": "tool", "tool_call_id": call["id"], "content": "text"},
+    ]
+    prompt = decoder.chat_prompt(messages, tools=[READ], template=template)
+    assert decoder.detokenize(prompt).endswith(f"Go{call['id']}text{call['id']}{MARKED}")
+    assert prompt.tools is not None
+    assert prompt.tools.n_earlier == 1
+
+
+def test_a_file_s_template_for_tools_is_taken(tmp_path: Path) -> None:
+    values = byte_level(add_bos_token=False)
+    values["tokenizer.chat_template.tool_use"] = "{{ tools | tojson }}[TOOL_CALLS]" + MARKED
+    tokenizer = Tokenizer.from_file(write(tmp_path / "t.gguf", values))
+    assert tokenizer is not None
+    decoder = make_calls(tokenizer, b"")
+    found = decoder.chat_prompt("Go", tools=[READ])
+    assert found.tools is not None
+    assert (found.tools.family, "[TOOL_CALLS]" in decoder.detokenize(found)) == ("mistral", True)
+    assert "read" not in decoder.detokenize(decoder.chat_prompt("Go"))
+
+
+def test_a_template_without_tools_shows_them_in_the_system_message(tokenizer: Tokenizer) -> None:
+    decoder = make_calls(tokenizer, b"")
+    prompt = decoder.chat_prompt("Go", tools=[READ])
+    text = decoder.detokenize(prompt, special=True)
+    assert text.startswith("<|im_start|>system\nYou can call")
+    assert prompt.tools is not None
+    assert prompt.tools.family == "generic"

@@ -62,8 +62,8 @@ def _tool(given: object, name: str) -> Tool:
 
 
 def shows_tools(template: str) -> bool:
-    """True if a template's text reads the variable `tools`."""
-    return re.search(r"\btools\b", template) is not None
+    """True if a template's text reads a variable that lists the tools."""
+    return re.search(r"\b(tools|functions)\b", template) is not None
 
 
 def tool_format(
