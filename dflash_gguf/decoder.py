@@ -188,7 +188,7 @@ class Decoder:
         n_begun = n_done = 0
         try:
             while n_done < len(requests):
-                with self._batch():
+                with self._turn(runs=True):
                     # Add only as many requests as can run: each batch examines the waiting ones.
                     while n_begun < len(requests) and len(live) < self.engine.n_parallel:
                         live[n_begun] = self._add(requests[n_begun], cancelled)
@@ -294,7 +294,7 @@ class Decoder:
 
     def step(self) -> None:
         """Runs one batch for all requests. Errors of a single request go to its state instead."""
-        with self._batch():
+        with self._turn(runs=True):
             self._check_open()
             self._scheduler.step()
 
@@ -358,7 +358,7 @@ class Decoder:
 
     def _read(self, state: RequestState) -> None:
         """Runs a batch, unless another thread has run one with a step for this request."""
-        with self._batch():
+        with self._turn(runs=True):
             if not state.steps and not state.is_finished:
                 self._scheduler.step()
 
@@ -593,11 +593,18 @@ class Decoder:
         return self.tokenizer
 
     @contextmanager
-    def _turn(self) -> Iterator[None]:
-        """Locks the decoder for the calling thread; RuntimeError inside a callback."""
+    def _turn(self, *, runs: bool = False) -> Iterator[None]:
+        """Locks the decoder for the calling thread; RuntimeError inside a callback.
+
+        runs: True for a batch, whose callbacks must not use the decoder.
+        """
         with self._lock, _Uninterrupted():
             self._check_turn()
-            yield
+            self._is_running = runs
+            try:
+                yield
+            finally:
+                self._is_running = False
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -606,16 +613,6 @@ class Decoder:
     def _check_turn(self) -> None:
         if self._is_running:
             raise RuntimeError("the decoder is busy: a callback of its answer cannot use it")
-
-    @contextmanager
-    def _batch(self) -> Iterator[None]:
-        """Locks the decoder for one batch, whose callbacks must not use the decoder."""
-        with self._turn():
-            self._is_running = True
-            try:
-                yield
-            finally:
-                self._is_running = False
 
 
 class _Uninterrupted:

@@ -212,10 +212,9 @@ class Scheduler:
     def _admit(self, batch: Batch) -> list[RequestState]:
         """Assigns sequences to waiting requests in turn; returns the requests that can run."""
         turns, held = self._turns, list[RequestState]()
-        while True:
-            running, waiting = self.running, [x for x in self.waiting if x not in held]
-            if (following := turns.next(waiting, running)) is None:
-                break
+        while waiting := [x for x in self.waiting if x not in held]:
+            running = self.running
+            following = turns.next(waiting, running)
             if len(running) < self.engine.n_parallel:
                 match = self._match(following)
                 if self._is_being_prefilled(following, match, running):
@@ -316,15 +315,15 @@ class Scheduler:
         active = self._admit(batch)
         self._make_room(active)
         decoding = [state for state in active if state.is_decoding]
+        prefilling = [state for state in active if state not in decoding]
         batch.n_decoding = len(decoding)
         self._set_top_k(active)
         batch.drafts = self._propose(decoding)
-        active = [state for state in active if not state.is_finished]
-        decoding = [state for state in active if state.is_decoding]
+        decoding = [state for state in decoding if not state.is_finished]
         all_verify = self._few_graphs and any(state.tree is not None for state in decoding)
         batch.entries = [decode_entry(state, verifies=all_verify) for state in decoding]
-        if len(decoding) < len(active):
-            chunks = self._prefill_chunks([x for x in active if not x.is_decoding], batch.entries)
+        if prefilling:
+            chunks = self._prefill_chunks(prefilling, batch.entries)
             batch.n_prefilled = sum([len(entry.rows.tokens) for entry in chunks])
             batch.entries += chunks
         return batch

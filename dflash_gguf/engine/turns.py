@@ -39,13 +39,11 @@ class Turns:
 
     def next(
         self, waiting: Sequence[RequestState], running: Sequence[RequestState]
-    ) -> RequestState | None:
-        """Returns the oldest waiting request of the client whose turn it is, None if none waits.
+    ) -> RequestState:
+        """Returns the oldest waiting request of the client whose turn it is.
 
         That client has the fewest running requests, and was not served for the longest time.
         """
-        if not waiting:
-            return None
         n_running = Counter(state.request.client for state in running)
         return min(
             waiting, key=lambda x: (n_running[x.request.client], self._last[x.request.client])
