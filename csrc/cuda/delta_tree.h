@@ -1,5 +1,4 @@
-// CUDA kernels of Gated DeltaNet: the tree form and the promotion. The CUDA module does not contain
-// them yet.
+// Tree form of Gated DeltaNet: the outputs of a tree's nodes from the state before the tree.
 //
 // G is the sum of the log decays g from the root to a node; j runs over the ancestors of node i:
 //   u_i = beta_i (v_i - exp(G_i) S k_i - sum_{j < i} exp(G_i - G_j) (k_j k_i) u_j)
@@ -8,6 +7,7 @@
 //   S <- exp(G_e) S + sum_j exp(G_e - G_j) u_j k_j^T
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <cuda_runtime.h>
 
@@ -33,7 +33,7 @@ struct DeltaTree {
     // Node updates for the promotion: unit k [d, n_k], u [d, n_v], g [n_v], with stride update_row.
     float * updates;
     int64_t update_row;
-    const int32_t * update_rows; // update row of each row; NULL: the row's own index
+    const int64_t * update_rows; // update row of each row; NULL: the row's own index
     float eps;     // scales q and k by 1 / sqrt(sum of squares + eps); negative: leaves them
     float q_scale; // further factor of the queries
     int n_rows, n_sequences, n_k, n_v;
@@ -50,31 +50,11 @@ struct DeltaTreeLaunch {
     int slices, node_groups;
 };
 
-// Returns the launch with the shortest estimated time on n_sms multiprocessors.
-DeltaTreeLaunch choose_launch(const DeltaTree & work, int n_sms);
+// Returns the launch with the shortest estimated time on n_sms multiprocessors, whose blocks have
+// at most max_shared bytes of shared memory; {0, 0} if there is none.
+DeltaTreeLaunch choose_launch(const DeltaTree & work, int n_sms, size_t max_shared);
 // Computes the outputs and node updates of one layer in one launch. Needs d = 128.
 cudaError_t delta_tree(const DeltaTree & work, const DeltaTreeLaunch & launch, cudaStream_t stream);
-
-// Arguments of the promotion: the states and convolution inputs of all layers of a device.
-struct DeltaPromotion {
-    float * state;
-    int64_t state_layer, state_slot;
-    const float * updates;
-    int64_t update_layer, update_row;
-    const int32_t * path;   // update rows of accepted nodes, from the root, [max_path, n_sequences]
-    const int32_t * counts; // number of accepted nodes; 0: the sequence is unchanged
-    const int32_t * slots;  // NULL: sequence s has slot s
-    float * conv;           // committed inputs, [channels, n_inputs] in each slot
-    int64_t conv_layer, conv_slot;
-    const float * conv_updates; // rows of inputs, [channels, rows] in each layer
-    int64_t conv_update_layer;
-    const int32_t * conv_rows; // rows of conv_updates to commit, [n_inputs, n_sequences]
-    int n_inputs, channels;
-    int max_path, n_layers, n_sequences, n_k, n_v;
-};
-
-// Advances the states of all layers and sequences in one launch. Needs d = 128.
-cudaError_t delta_promote(const DeltaPromotion & work, cudaStream_t stream);
 
 #ifdef DFL_PHASES
 // Returns the cycles that block 0 of the tree form has spent in each part, and resets them.

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..native import Error
+from .kernels import kernel_folder, kernel_sources, write_patched
 from .sources import DEFAULT_CACHE, fetch, installed_version
 
 KINDS = ("cuda", "vulkan")
@@ -23,6 +24,13 @@ PARENT = """\
 cmake_minimum_required(VERSION 3.18)
 project(ggml_module C CXX)
 add_subdirectory({sources} ggml)
+"""
+# Adds our own kernels, and replaces the file that calls them.
+WITH_KERNELS = """\
+get_target_property(sources ggml-cuda SOURCES)
+list(FILTER sources EXCLUDE REGEX "/ggml-cuda\\\\.cu$")
+set_property(TARGET ggml-cuda PROPERTY SOURCES ${{sources}} {kernels})
+target_include_directories(ggml-cuda PRIVATE {sources}/src {folder})
 """
 # Pairs of K and V types that get CUDA attention kernels for one or two rows; each pair adds 12 s
 # of compiling. K and V of other pairs are converted to float16 at every step.
@@ -79,7 +87,12 @@ def build(
     folder = module.parent / "build"
     folder.mkdir(parents=True, exist_ok=True)
     sources = fetch(cache) / "ggml"
-    (folder / "CMakeLists.txt").write_text(PARENT.format(sources=sources), encoding="utf-8")
+    project = PARENT.format(sources=sources)
+    if kind == "cuda":
+        files = [write_patched(sources, folder), *kernel_sources()]
+        kernels = " ".join(map(str, files))
+        project += WITH_KERNELS.format(sources=sources, kernels=kernels, folder=kernel_folder())
+    (folder / "CMakeLists.txt").write_text(project, encoding="utf-8")
     configure = [
         "cmake",
         "-S",

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from .._run_module import module_command
 from .build import run
+from .kernels import PATCHED, kernel_folder, kernel_sources, write_patched
 from .sources import DEFAULT_CACHE, fetch, installed_version
 
 CAPABILITY = 86
@@ -42,7 +43,7 @@ KV_TYPES = ("F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 """Types of K and V that ggml has attention kernels for."""
 SOURCES = (
     *("add-id", "argmax", "argsort", "binbcast", "clamp", "concat", "convert", "cpy", "cumsum"),
-    *("fattn", "fill", "fwht", "gated_delta_net", "getrows", "ggml-cuda", "mmf", "mmid", "mmq"),
+    *("fattn", "fill", "fwht", "gated_delta_net", "getrows", "mmf", "mmid", "mmq"),
     *("mmvf", "mmvq", "moe-weighted-reduction", "norm", "pad", "quantize", "rope", "scale"),
     *("set-rows", "softcap", "softmax", "solve_tri", "ssm-conv", "sum", "sumrows", "top-k"),
     *("topk-moe", "tri", "unary"),
@@ -142,11 +143,12 @@ def build_for_tests(
     folder = cache / f"backend-cuda-{installed_version()}-for-tests"
     folder.mkdir(parents=True, exist_ok=True)
     nvcc = str(toolkit(cache) / "bin" / "nvcc")
-    headers = [backend, ggml / "include", ggml / "src", CUBLAS]
+    headers = [backend, ggml / "include", ggml / "src", CUBLAS, kernel_folder()]
     kinds = {f"-DGGML_CUDA_FA_{k}_{v}={int(k == v)}" for k in KV_TYPES for v in KV_TYPES}
     flags = [*FLAGS, *sorted(kinds)]
     command = [nvcc, *flags, *(f"-I{path}" for path in headers)]
     sources = [backend / f"{name}.cu" for name in SOURCES]
+    sources += [write_patched(ggml, folder), *kernel_sources()]
     for name, (header, cases) in SETS[which].items():
         sources.append(folder / f"{name}.cu")
         text = f'#include "{header}"\n' + "".join(f"{case};\n" for case in cases)
@@ -175,6 +177,9 @@ def _object(folder: Path, source: Path, flags: Sequence[str]) -> Path:
     """Returns the path of a source's object file; its name has a hash of what it depends on."""
     text = hashlib.sha256("\n".join([*TOOLKIT, *flags]).encode())
     text.update((CUBLAS / "cublas_v2.h").read_bytes())
+    if source in kernel_sources() or source.name == PATCHED:
+        for header in sorted((kernel_folder() / "cuda").glob("*.*h")):
+            text.update(header.read_bytes())
     text.update(source.read_bytes())
     return folder / f"{source.stem}-{text.hexdigest()[:16]}.o"
 

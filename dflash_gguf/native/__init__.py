@@ -1,6 +1,6 @@
 """Python binding of the compiled core: numpy in and out. No other folder sees a C pointer."""
 
-from ._ffi import Error, library_build
+from ._ffi import Error, installed_file, library_build
 from .calibration import CalibrationParams
 from .engines import Engine, Memory
 from .file_identity import files_of
@@ -71,6 +71,7 @@ __all__ = [
     "devices",
     "files_of",
     "ggml_version",
+    "installed_file",
     "interruptible",
     "library_build",
     "load_backend",

@@ -30,7 +30,8 @@ def library_name(stem: str) -> str:
     return _LIBRARY_NAMES.get(sys.platform, "lib{}.so").format(stem)
 
 
-def _installed_file(name: str) -> Path:
+def installed_file(name: str) -> Path:
+    """Returns the path of a file that CMake installs; Error if it is missing."""
     # Python files and compiled ones may lie in two folders, in a clone and in site-packages.
     folders = list(sys.modules["dflash_gguf"].__path__)
     for folder in folders:
@@ -41,7 +42,7 @@ def _installed_file(name: str) -> Path:
 
 def library_build() -> str:
     """Returns a key of this build of libdflash: the size and modification time of its file."""
-    stat = _installed_file(library_name("dflash")).stat()
+    stat = installed_file(library_name("dflash")).stat()
     return f"{stat.st_size} {stat.st_mtime_ns}"
 
 
@@ -71,7 +72,7 @@ def value(function: str, *args: Any) -> int:
 
 
 def _declarations() -> str:
-    header = _installed_file("dflash.h").read_text(encoding="utf-8")
+    header = installed_file("dflash.h").read_text(encoding="utf-8")
     lines = [x for x in header.splitlines() if not x.startswith("#") and 'extern "C"' not in x]
     # The lone closing brace belongs to `extern "C" {`, a line of dflash.h that is left out too.
     return "\n".join(x for x in lines if x.strip() != "}")
@@ -92,7 +93,7 @@ def fields_of(struct: str) -> set[str]:
 def _open() -> Any:
     try:
         keep = ffi.dlopen(str(ggml_library()), ffi.RTLD_NOW | ffi.RTLD_GLOBAL)
-        core = ffi.dlopen(str(_installed_file(library_name("dflash"))), ffi.RTLD_NOW)
+        core = ffi.dlopen(str(installed_file(library_name("dflash"))), ffi.RTLD_NOW)
     except OSError as error:
         raise Error(f"cannot open the core library: {error}") from error
     if (version := core.dfl_abi_version()) != ABI_VERSION:

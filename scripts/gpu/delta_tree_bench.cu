@@ -1,6 +1,7 @@
 // Times the kernels of Gated DeltaNet on a GPU, in captured graphs of 48 launches with a state
 // each. An error of CUDA ends a measurement, not the run. With -DDFL_PHASES: also cycles by part of
 // the tree form.
+#include "cuda/delta_promote.h"
 #include "cuda/delta_tree.h"
 
 #include <algorithm>
@@ -245,7 +246,7 @@ int main() {
     const auto report = [&](int n, int n_sequences, bool is_tree) {
         work.n_rows = n;
         work.n_sequences = n_sequences;
-        const DeltaTreeLaunch launch = choose_launch(work, n_sms);
+        const DeltaTreeLaunch launch = choose_launch(work, n_sms, device.sharedMemPerBlockOptin);
         const double us = layer_time(n, n_sequences, is_tree, launch);
         if (us == 0) {
             return;
@@ -289,7 +290,7 @@ int main() {
         std::fflush(stdout);
     }
     layer_time(63, 1, false,
-               choose_launch(work, n_sms)); // writes finite updates of 63 nodes for the promotions
+               choose_launch(work, n_sms, device.sharedMemPerBlockOptin)); // writes finite updates of 63 nodes for the promotions
     for (const int n : {1, 2, 4, 8, 16, 32}) {
         std::vector<int32_t> path;
         for (int i = 0; i < n; ++i) {

@@ -2,13 +2,13 @@
 //
 // usage: delta_tree_test [quick]; "quick" runs the cases that a GPU in software computes in
 // seconds.
+#include "cuda/delta_promote.h"
 #include "cuda/delta_tree.h"
+#include "support.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <limits>
 #include <random>
 #include <string>
@@ -17,47 +17,11 @@
 namespace {
 
 using namespace dfl::cuda;
+using namespace kernel_test;
 
 constexpr int D = 128;
 constexpr double MAX_ERROR = 2e-5; // relative to the largest value of a result
 constexpr float NOT_A_NUMBER = std::numeric_limits<float>::quiet_NaN();
-
-void check(cudaError_t status, const char * what) {
-    if (status != cudaSuccess) {
-        std::printf("%s: %s\n", what, cudaGetErrorString(status));
-        std::exit(1);
-    }
-}
-
-// An array on the host and on the GPU.
-template <class T>
-struct Array {
-    std::vector<T> host;
-    T * gpu = nullptr;
-
-    explicit Array(size_t n, T value = {}) : host(n, value) {}
-    Array(const Array &) = delete;
-    ~Array() { cudaFree(gpu); }
-    T * to_gpu() {
-        if (gpu == nullptr) {
-            check(cudaMalloc(&gpu, std::max<size_t>(1, host.size()) * sizeof(T)), "cudaMalloc");
-        }
-        check(cudaMemcpyAsync(gpu, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice,
-                              cudaStreamPerThread),
-              "to the GPU");
-        check(cudaStreamSynchronize(cudaStreamPerThread), "to the GPU");
-        return gpu;
-    }
-    void to_host() {
-        check(cudaMemcpyAsync(host.data(), gpu, host.size() * sizeof(T), cudaMemcpyDeviceToHost,
-                              cudaStreamPerThread),
-              "to the host");
-        check(cudaStreamSynchronize(cudaStreamPerThread), "to the host");
-    }
-};
-
-enum Shape { CHAIN, TREE, COMB, STAR };
-const char * const SHAPES[] = {"chain", "tree", "comb", "star"};
 
 struct Case {
     int n, n_sequences, n_k, n_v;
@@ -68,17 +32,6 @@ struct Case {
     DeltaTreeLaunch launch;
     int n_layers = 1;
 };
-
-std::vector<int32_t> parents_of(Shape shape, int n, std::mt19937 & random) {
-    std::vector<int32_t> parents(n, -1);
-    for (int i = 1; i < n; ++i) {
-        parents[i] = shape == CHAIN  ? i - 1
-                     : shape == STAR ? 0
-                     : shape == COMB ? (i % 2 == 1 ? std::max(0, i - 2) : i - 1)
-                                     : std::max<int>(0, i - 1 - random() % std::min(i, 24));
-    }
-    return parents;
-}
 
 struct Errors {
     double out = 0, out_range = 0, state = 0, state_range = 0;
@@ -108,7 +61,8 @@ Errors run(const Case & c, int seed) {
     Array<float> out(static_cast<size_t>(rows) * D * c.n_v, NOT_A_NUMBER);
     Array<float> updates(n_update_rows * update_row * c.n_layers, NOT_A_NUMBER);
     Array<int32_t> parents(rows), counts(c.n_sequences, n), slots(c.n_sequences);
-    Array<int32_t> update_rows(rows), path(c.n_sequences * n, -1000000), lengths(c.n_sequences);
+    Array<int64_t> update_rows(rows);
+    Array<int32_t> path(c.n_sequences * n, -1000000), lengths(c.n_sequences);
     Array<float> conv(static_cast<size_t>(c.n_layers) * n_slots * n_inputs * channels, -1.0f);
     Array<float> conv_updates(static_cast<size_t>(c.n_layers) * 40 * channels);
     Array<int32_t> conv_rows(c.n_sequences * n_inputs);
@@ -193,7 +147,7 @@ Errors run(const Case & c, int seed) {
         last_nodes[s] = s == 0 ? counts.host[s] - 1 : static_cast<int>(random() % counts.host[s]);
         std::vector<int32_t> nodes;
         for (int i = last_nodes[s]; i >= 0; i = parents.host[s * n + i]) {
-            nodes.insert(nodes.begin(), update_rows.host[s * n + i]);
+            nodes.insert(nodes.begin(), static_cast<int32_t>(update_rows.host[s * n + i]));
         }
         if (c.n_sequences > 1 && s == c.n_sequences - 1) {
             last_nodes[s] = -1;

@@ -9,6 +9,7 @@ import pytest
 
 from dflash_gguf.backend_build import command, sources
 from dflash_gguf.backend_build.build import first_error
+from dflash_gguf.backend_build.kernels import patched
 from dflash_gguf.native import Error
 
 
@@ -51,3 +52,27 @@ def test_a_module_for_tests_is_cudas(capsys: pytest.CaptureFixture[str]) -> None
     for more in (["vulkan"], ["cuda", "--arch", "86-real"]):
         assert command.main(["build", *more, "--for-tests", "few"]) == 1
         assert "--for-tests is for cuda only, and without --arch" in capsys.readouterr().err
+
+
+PATCH = """\
+--- a
++++ a
+@@ -1,3 +1,4 @@
+ one
++added
+ two
+-three
+@@ -9,2 +9,2 @@
+-nine
++9
+"""
+
+
+def test_a_patch_replaces_the_places_that_its_hunks_fit() -> None:
+    assert patched("zero\none\ntwo\nthree\nnine\n", PATCH) == "zero\none\nadded\ntwo\n9\n"
+
+
+@pytest.mark.parametrize(("text", "n"), [("one\nthree\n", 0), ("one\ntwo\nthree\n" * 2, 2)])
+def test_a_patch_for_other_sources_is_an_error(text: str, n: int) -> None:
+    with pytest.raises(Error, match=f"fits {n} places of ggml-cuda.cu"):
+        patched(text, PATCH)

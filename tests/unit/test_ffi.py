@@ -9,7 +9,7 @@ def test_another_build_of_the_core_has_another_name(monkeypatch, tmp_path):
     assert ours == native.library_build()
     other = tmp_path / "other"
     other.write_bytes(b"x")
-    monkeypatch.setattr("dflash_gguf.native._ffi._installed_file", lambda _: other)
+    monkeypatch.setattr("dflash_gguf.native._ffi.installed_file", lambda _: other)
     assert native.library_build() != ours
 
 

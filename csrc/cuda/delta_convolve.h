@@ -1,0 +1,27 @@
+// Convolution of Gated DeltaNet over the nodes of trees, and silu of its results.
+#pragma once
+
+#include <cstdint>
+#include <cuda_runtime.h>
+
+namespace dfl::cuda {
+
+// Arguments of the convolution of one layer. An input is one row of channels.
+struct DeltaConvolution {
+    const float * committed; // committed inputs of all slots, [channels, n_committed]
+    const float * u;         // inputs of the pass, with stride u_row in floats
+    int64_t u_row;
+    const float * kernel; // [n_taps, channels]
+    // Inputs of each sequence: n_taps - 1 committed ones, then those of its nodes, as indices into
+    // the committed inputs followed by those of the pass, [n_taps - 1 + n_rows, n_sequences].
+    const int32_t * inputs;
+    const int32_t * taps;        // index into `inputs` of each tap, [n_rows * n_sequences, n_taps]
+    float * updates;             // receives all inputs, [channels, rows]
+    const int64_t * update_rows; // row of `updates` of each input
+    float * out;                 // [channels, n_rows * n_sequences]
+    int n_committed, n_taps, n_rows, n_sequences, channels;
+};
+
+cudaError_t delta_convolve(const DeltaConvolution & work, cudaStream_t stream);
+
+} // namespace dfl::cuda
