@@ -15,6 +15,7 @@ namespace dfl {
 // Tensors of the recurrent layers of one device.
 struct RecurrentPart {
     Backend * backend = nullptr;
+    bool has_kernels = false; // true: kernels of our own compute verifies and promotions
     int64_t n_layers = 0;
     ggml_context_ptr ctx, updates_ctx;
     Allocation memory, updates_memory;
@@ -23,8 +24,8 @@ struct RecurrentPart {
     ggml_tensor * state = nullptr;
     ggml_tensor * conv = nullptr;
     // Updates by the nodes of pending verifies; NULL before reserve_updates(). node_updates: each
-    // node's k (not normed), v, g (exp(g) for our own code) and beta, [node_update_size,
-    // n_update_rows, n_layers]. conv_updates: for each verify, its committed convolution inputs,
+    // node's k (not normed), v, g (exp(g) for our own CPU code) and beta, [node_update_size,
+    // n_update_rows, n_layers]; k (normed), u and g for our own kernels. conv_updates: for each verify, its committed convolution inputs,
     // then its nodes' inputs, [conv_channels, n_conv_update_rows, n_layers].
     ggml_tensor * node_updates = nullptr;
     ggml_tensor * conv_updates = nullptr;

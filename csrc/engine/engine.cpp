@@ -6,6 +6,7 @@
 #include "layers/cpu_ops/scan_delta_net.h"
 #include "layers/delta_net.h"
 #include "layers/delta_rule.h"
+#include "layers/device_ops.h"
 
 #include <algorithm>
 
@@ -78,6 +79,10 @@ Engine::Engine(std::shared_ptr<const Model> model, const EngineParams & params)
       recent_cells_(kv_.groups().size()) {
     for (KvGroup & group : kv_.groups()) {
         caches_.push_back({&group, nullptr});
+    }
+    for (const auto & part : recurrent_.parts()) {
+        part->has_kernels = params_.delta_form == DeltaForm::OWN && fused_ &&
+                            runs_device_ops(*part->backend, model_->hparams(), MAX_VERIFY);
     }
     attach_drafters();
     reserve_graphs();

@@ -209,6 +209,7 @@ CachedGraph & Engine::promote_graph(int64_t n_steps, int64_t n_lanes, bool in_pl
         in.path = make_input(ctx, GGML_TYPE_I32, n_steps * n_lanes, n_layers, "path");
         in.conv_rows = make_input(ctx, GGML_TYPE_I32, before * n_lanes, n_layers, "conv_rows");
         in.to_slots = is_alone ? nullptr : make_input(ctx, GGML_TYPE_I64, n_lanes, 1, "to_slots");
+        in.counts = make_input(ctx, GGML_TYPE_I32, n_lanes, 1, "counts");
         make_recurrent_inputs(fresh, model_->hparams().recurrent);
         GraphContext g = {ctx, fresh.graph, fresh.cpu_nodes, model_->hparams(), model_->weights(),
                           kv_, recurrent_,  shape,           fresh.in};
@@ -256,6 +257,14 @@ void Engine::promote_steps(const std::vector<AcceptedPath> & paths, int64_t firs
         const auto before = static_cast<int64_t>(active.front()->conv.size());
         for (int64_t i = 0; i < ggml_nelements(cached.promote.conv_rows); ++i) {
             data[i] = source(i / before % n_lanes).conv[i % before];
+        }
+    });
+    cached.write<int32_t>(cached.promote.counts, [&](int32_t * data) {
+        for (int64_t lane = 0; lane < n_lanes; ++lane) {
+            // A lane that repeats another lane's sequence must not advance the state again.
+            const bool is_idle = lanes[lane] == nullptr || (!in_place && lane >= n);
+            const int64_t left = is_idle ? 0 : static_cast<int64_t>(lanes[lane]->nodes.size());
+            data[lane] = static_cast<int32_t>(std::clamp<int64_t>(left - first, 0, MAX_STEPS));
         }
     });
     const auto write_slots = [&](ggml_tensor * input, auto * type) {

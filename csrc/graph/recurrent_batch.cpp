@@ -187,8 +187,10 @@ void make_recurrent_inputs(CachedGraph & cached, const RecurrentShape & recurren
             inputs.slots = make(GGML_TYPE_I32, batch.n_lanes, "slots");
             inputs.to_slots = make(GGML_TYPE_I64, batch.n_lanes, "to_slots");
         }
-        if (!batch.identity_layout && !promotes) {
+        if (!promotes) {
             inputs.inputs = make(GGML_TYPE_I32, n_inputs, "inputs");
+        }
+        if (!batch.identity_layout && !promotes) {
             inputs.last_inputs = make(GGML_TYPE_I32, before * batch.n_lanes, "last_inputs");
             inputs.rows = make(GGML_TYPE_I32, batch.size(), "rows");
         }
@@ -196,8 +198,10 @@ void make_recurrent_inputs(CachedGraph & cached, const RecurrentShape & recurren
             inputs.update_rows = make(GGML_TYPE_I64, batch.size(), "update_rows");
             inputs.conv_update_rows = make(GGML_TYPE_I64, n_inputs, "conv_update_rows");
         }
-        if (batch.is_verify && batch.tree_form) {
+        if (batch.is_verify) {
             inputs.conv_taps = make(GGML_TYPE_I32, recurrent.d_conv * batch.size(), "conv_taps");
+            inputs.parents = make(GGML_TYPE_I32, batch.size(), "parents");
+            inputs.counts = make(GGML_TYPE_I32, batch.n_lanes, "counts");
         }
         in.recurrent.push_back(inputs);
         tree_form = tree_form || batch.tree_form;
@@ -334,6 +338,16 @@ void write_recurrent_inputs(const CachedGraph & cached, const RecurrentCache & c
                                             : part.padding_conv_row();
                              });
         write_conv_taps(cached, in.conv_taps, batch, entries, recurrent.d_conv);
+        write_lanes<int32_t>(cached, in.parents, batch, entries, n,
+                             [](int64_t, const RecurrentRows * entry, int64_t i) {
+                                 const bool is_tree =
+                                     entry != nullptr && i < entry->n && !entry->parents.empty();
+                                 return is_tree ? entry->parents[i] : i - 1;
+                             });
+        write_lanes<int32_t>(cached, in.counts, batch, entries, 1,
+                             [](int64_t, const RecurrentRows * entry, int64_t) {
+                                 return entry != nullptr ? entry->n : 0;
+                             });
     }
     if (cached.in.lane_rows != nullptr) {
         cached.write<int32_t>(cached.in.lane_rows, [&](int32_t * data) {
@@ -372,6 +386,9 @@ void write_tree_inputs(const CachedGraph & cached, const RecurrentShape & recurr
                        const std::vector<RecurrentBatch> & batches,
                        const std::vector<RecurrentRows> & entries) {
     for (const TreeInputs & tree : cached.in.trees) {
+        if (tree.ancestors->view_src->buffer == nullptr) {
+            continue; // no node reads the masks
+        }
         const int64_t n = tree.n, n_lanes = tree.ancestors->ne[3];
         std::vector<float> ancestors(2 * n * n * n_lanes), bias(ancestors.size());
         std::vector<int32_t> chain(n);

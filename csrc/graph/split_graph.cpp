@@ -1,6 +1,7 @@
 #include "graph/split_graph.h"
 
 #include "error.h"
+#include "layers/device_ops.h"
 
 #include <algorithm>
 #include <unordered_set>
@@ -24,12 +25,16 @@ static bool is_on_cpu_split(const Backend & backend, const ggml_tensor * node) {
                        [&](const ggml_tensor * src) { return src != nullptr && elsewhere(src); });
 }
 
+// True for a node of our own CPU code. Its weights are no tensors of the graph.
+static bool is_cpu_node(const ggml_tensor * node) {
+    return node->op == GGML_OP_CUSTOM && !is_device_op(node);
+}
+
 std::set<std::string> unsupported_operations(const Backend & backend, ggml_cgraph * graph) {
     std::set<std::string> lacking;
     for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
         const ggml_tensor * node = ggml_graph_node(graph, i);
-        // Custom CPU nodes multiply with weights on the CPU.
-        if (node->op == GGML_OP_CUSTOM || backend.runs(node) || is_on_cpu_split(backend, node)) {
+        if (is_cpu_node(node) || backend.runs(node) || is_on_cpu_split(backend, node)) {
             continue;
         }
         const bool writes_cache = node->view_src != nullptr && node->view_src->buffer != nullptr;
@@ -44,8 +49,7 @@ std::set<std::string> unsupported_operations(const Backend & backend, ggml_cgrap
 bool reaches_cpu_split(const Backend & backend, ggml_cgraph * graph) {
     for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
         const ggml_tensor * node = ggml_graph_node(graph, i);
-        // Weights of custom CPU nodes are not tensors of the graph.
-        if (node->op == GGML_OP_CUSTOM || is_on_cpu_split(backend, node)) {
+        if (is_cpu_node(node) || is_on_cpu_split(backend, node)) {
             return true;
         }
     }
@@ -99,9 +103,11 @@ bool SplitScheduler::allocate(ggml_cgraph * graph, bool op_offload) {
     // ggml may reuse the layout of the last graph with as many nodes. That is safe, as the number
     // of rows does not change the nodes of a split graph.
     ggml_backend_sched_reset(scheduler_.get());
-    for (int i = 0; !op_offload && i < ggml_graph_n_nodes(graph); ++i) {
+    for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
         ggml_tensor * node = ggml_graph_node(graph, i);
-        if (is_on_cpu_split(devices_.main(), node)) {
+        if (is_device_op(node)) {
+            ggml_backend_sched_set_tensor_backend(scheduler_.get(), node, devices_.main().get());
+        } else if (!op_offload && is_on_cpu_split(devices_.main(), node)) {
             ggml_backend_sched_set_tensor_backend(scheduler_.get(), node, devices_.cpu()->get());
         }
     }

@@ -2,6 +2,7 @@
 
 #include "layers/cpu_ops/scan_delta_net.h"
 #include "layers/delta_rule.h"
+#include "layers/device_ops.h"
 #include "layers/linear.h"
 
 #include <algorithm>
@@ -202,6 +203,12 @@ static ggml_tensor * path_rule(GraphContext & g, int il, const RuleRows & in) {
     return ggml_reshape_2d(g.ctx, out, d, n_v * rows * n_lanes);
 }
 
+// Computes the rows of a verify with our own kernels: [d, n_v * n_rows * n_lanes].
+static ggml_tensor * verified(GraphContext & g, int il, const RuleRows & in) {
+    ggml_tensor * out = delta_tree_on_device(g, il, in.heads, in.g, in.beta);
+    return ggml_reshape_2d(g.ctx, out, out->ne[0], ggml_nrows(out));
+}
+
 // Reorders heads [inner, outer] to [outer, inner]: ggml pairs value head h with key head h % n_k.
 static ggml_tensor * reordered(GraphContext & g, ggml_tensor * x, int64_t inner, int64_t outer) {
     const int64_t n = x->ne[0] / (inner * outer);
@@ -295,12 +302,16 @@ ggml_tensor * delta_net(GraphContext & g, int il, const Rows & x, ggml_tensor * 
         const auto rows_of = [&](ggml_tensor * values) {
             return picks ? ggml_get_rows(g.ctx, values, lane_inputs(g).rows) : values;
         };
-        ggml_tensor * heads = tiled_values(g, convolve(g, il, inputs));
+        const bool is_ours = lanes(g).is_verify && g.recurrent.part_of(il).has_kernels;
+        ggml_tensor * heads =
+            tiled_values(g, is_ours ? convolve_on_device(g, il, qkv) : convolve(g, il, inputs));
         RuleRows rows = {heads, rows_of(log_decay), rows_of(beta)};
-        if (lanes(g).is_verify) {
+        if (lanes(g).is_verify && !is_ours) {
             write_trace(g, il, rows);
         }
-        ggml_tensor * part = lanes(g).tree_form ? path_rule(g, il, rows) : fused_rule(g, il, rows);
+        ggml_tensor * part = is_ours              ? verified(g, il, rows)
+                             : lanes(g).tree_form ? path_rule(g, il, rows)
+                                                  : fused_rule(g, il, rows);
         o = o == nullptr ? part : ggml_concat(g.ctx, o, part, 1);
     }
     if (picks) {

@@ -1,6 +1,7 @@
 #include "layers/delta_net.h"
 
 #include "layers/delta_rule.h"
+#include "layers/device_ops.h"
 
 #include <cmath>
 
@@ -107,6 +108,10 @@ void promote_layer(GraphContext & g, const RecurrentPart & part, const PromoteIn
 } // namespace
 
 void promote(GraphContext & g, const RecurrentPart & part, const PromoteInputs & in) {
+    if (part.has_kernels) {
+        promote_on_device(g, part, in);
+        return;
+    }
     if (in.to_slots == nullptr) {
         promote_layers(g, part, in);
         return;

@@ -78,6 +78,9 @@ struct RecurrentInputs {
     ggml_tensor *update_rows = nullptr, *conv_update_rows = nullptr;
     // Indices of the convolution inputs that each tap reads, i32 [d_conv * n_rows * n_lanes].
     ggml_tensor * conv_taps = nullptr;
+    // For our own kernels: index of each node's parent, or -1, i32 [n_rows * n_lanes], and number
+    // of nodes of each lane, i32 [n_lanes].
+    ggml_tensor *parents = nullptr, *counts = nullptr;
 };
 
 // Inputs of a promotion. For a single sequence one operation advances all layers, each as a lane.
@@ -87,6 +90,7 @@ struct PromoteInputs {
     // Rows of conv_updates to commit as convolution inputs, i32 [(d_conv - 1) * n_lanes].
     ggml_tensor * conv_rows = nullptr;
     ggml_tensor * to_slots = nullptr; // slots, i64 [n_lanes]; NULL: single sequence, all layers
+    ggml_tensor * counts = nullptr;   // for our own kernels: length of each path, i32 [n_lanes]
 };
 
 // Ancestor masks of n nodes of a lane, equal for all layers. Each node i has two rows: the row of
