@@ -1,7 +1,7 @@
 // Functions that the patched ggml-cuda.cu calls for nodes of type GGML_OP_CUSTOM.
 #pragma once
 
-#include "ggml-cuda/common.cuh"
+#include <ggml-cuda/common.cuh>
 
 // True if a kernel of ours computes the node on a device.
 bool dfl_cuda_supports(int device, const ggml_tensor * node);
