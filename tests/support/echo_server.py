@@ -1,13 +1,18 @@
 """dflash-serve with a fake core: scheduler, drafts, engine process and HTTP are real.
 
 The model answers with the text between the last two SAY characters of the prompt, which ends with
-MARK. As a script, this file is the server if --port is an argument, else the engine process.
+MARK. With DFLASH_SCRIPT it answers by the JSON file of this name, a list of texts: with the one
+behind as many as the prompt has results of tools, in the form of SCRIPTED; with a title if the
+request has no tools. As a script, this file is the server if --port is an argument, else the engine
+process.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,18 +20,36 @@ from typing import Any
 from fakes import END, FakeModel, FakeSequence
 from vocabularies import byte_level, write
 
+from dflash_gguf.native import Error
 from dflash_gguf.serve import engine_client, worker
 from dflash_gguf.serve.command import main as serve
 from dflash_gguf.text.tokenizer import Tokenizer
 
 SAY, MARK = "\x02", "\x01"
-N_CTX = 8192
+N_CTX = 1 << 17
+FAILS = 0
+"""Byte at which an answer fails."""
+PAUSE = "\x03"
+"""Character of a prompt that takes PAUSE_S seconds to compute."""
+PAUSE_S = 2.5
 SHOWN = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% for c in m.tool_calls or [] %}"
     "{{ c.id }}={{ c.function.name }}:{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
 )
 TEMPLATE = "{{ tools | tojson }}" + SHOWN + MARK
 """Shows tools, calls and results. A family's marks may follow in a comment."""
+TOOLS, RESULT = "[tools]", "<tool_response>"
+SCRIPTED = (
+    "{% if tools %}" + TOOLS + "{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}{% endif %}"
+    "{% for m in messages %}"
+    "{% if m.role == 'system' and not loop.first %}{{ raise_exception('inner system') }}{% endif %}"
+    "{% if m.role == 'tool' %}" + RESULT + "{{ m.content }}</tool_response>\n{% else %}"
+    "{{ m.role }}: {% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n"
+    "{% endif %}{{ m.content }}{% for call in m.tool_calls or [] %}<tool_call>\n"
+    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n'
+    "</tool_call>{% endfor %}\n{% endif %}{% endfor %}" + MARK
+)
+"""Shows all parts of a conversation, and refuses system messages within it."""
 
 
 def model_file(folder: Path) -> Path:
@@ -39,13 +62,31 @@ class Echo(FakeSequence):
 
     def __init__(self) -> None:
         super().__init__(FakeModel(), b"", ord(MARK), N_CTX, block_size=8)
+        file = os.environ.get("DFLASH_SCRIPT")
+        self._answers: list[str] = json.loads(Path(file).read_text()) if file else []
+
+    def append(self, tokens: Sequence[int]) -> None:
+        time.sleep(PAUSE_S * (ord(PAUSE) in tokens))
+        super().append(tokens)
+
+    def _script(self, prompt: Sequence[int]) -> Sequence[int]:
+        text = bytes(token for token in prompt if token < 256)
+        if self._answers and TOOLS.encode() not in text:
+            return b"A title"
+        if self._answers:
+            n_results = text.count(RESULT.encode())
+            return self._answers[min(n_results, len(self._answers) - 1)].encode()
+        ends = [i for i, token in enumerate(prompt) if token == ord(SAY)][-2:]
+        return prompt[ends[0] + 1 : ends[1]] if len(ends) == 2 else []
 
     def _next(self, tokens: Sequence[int]) -> tuple[int, int]:
         mark = max((i for i, token in enumerate(tokens) if token == self.mark), default=-1)
-        ends = [i for i, token in enumerate(tokens[: mark + 1]) if token == ord(SAY)][-2:]
-        script = tokens[ends[0] + 1 : ends[1]] if len(ends) == 2 else []
+        script = self._script(tokens[: mark + 1])
         since = len(tokens) - 1 - mark
-        return (script[since] if since < len(script) else END), since
+        said = script[since] if since < len(script) else END
+        if said == FAILS:
+            raise Error("the device is gone")
+        return said, since
 
 
 def open_decoder(request: Any, progress: object) -> tuple[worker.Decoder, list[str]]:  # noqa: ARG001

@@ -156,3 +156,17 @@ def echoing(folder: Path, *flags: str) -> Served:
     """Starts a server whose answers are the texts that prompts ask for; see echo_server."""
     model = echo_server.model_file(folder)
     return Served("-m", str(model), *flags, command=(echo_server.__file__,))
+
+
+def scripted(folder: Path, answers: Sequence[str], *flags: str) -> Served:
+    """Starts a server whose answers to requests with tools are given; see echo_server."""
+    script = folder / "script.json"
+    script.write_text(json.dumps(answers))
+    model = echo_server.model_file(folder)
+    command = ("-m", str(model), "--chat-template", echo_server.SCRIPTED, *flags)
+    return Served(*command, env={"DFLASH_SCRIPT": str(script)}, command=(echo_server.__file__,))
+
+
+def call(name: str, **arguments: Any) -> str:
+    """Returns the text of a tool call of a scripted answer."""
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
