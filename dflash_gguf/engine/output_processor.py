@@ -51,7 +51,7 @@ class OutputProcessor:
         self._n_room = n_room
         self._reasoning = None if config.reasoning_format == "none" else reasoning
         self._tools = tools
-        self._special = special_texts(tools)
+        self._special = special_texts(self._reasoning, tools)
         ends = frozenset() if config.ignore_eos else vocabulary.stop_tokens
         self._stop_tokens = ends.union(config.stop_token_ids)
         self._n_read = self._n_parts_read = 0

@@ -54,6 +54,7 @@ MARKS = {
     "gemma4": ("<|channel>thought", "<channel|>"),
     "think": ("<think>", "</think>"),
     "cohere": ("<|START_THINKING|>", "<|END_THINKING|>"),
+    "mistral": ("[THINK]", "[/THINK]"),
 }
 """Pairs of marks before and after reasoning, by name of the format."""
 

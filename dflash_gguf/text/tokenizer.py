@@ -24,6 +24,8 @@ from .gguf_metadata import GgufMetadata
 from .reasoning import Format, format_of
 from .stream import n_common
 from .template_process import TemplateProcess
+from .tools.calls import FAMILIES_WITH_IDS, with_known_ids
+from .tools.formats import family_of
 from .tools.offer import described, shows_tools, tool_format, tools_of
 from .tools.parser import ToolFormat
 from .vocabulary import GPT2, NORMAL, Vocabulary, read_vocabulary
@@ -288,6 +290,8 @@ class Tokenizer:
         if tools and not shows_tools(source or ""):
             family = tool_format(source or "", tools, messages, is_parallel=True).family
             messages, tools = described(messages, tools, family), None
+        if (family := family_of(source or "")) in FAMILIES_WITH_IDS:
+            messages = with_known_ids(messages, family)
         specials = {
             name: text
             for name, key in (

@@ -318,24 +318,31 @@ def test_calls_are_the_same_with_and_without_drafts(
     assert results[1].n_accepted > 0
 
 
-def test_marks_that_are_control_tokens_are_read(tmp_path: Path) -> None:
-    values = byte_level(add_bos_token=False)
-    for n, mark in enumerate(("[TOOL_CALLS]", "[ARGS]"), 1):
-        values["tokenizer.ggml.tokens"][-n] = mark
-    del values["tokenizer.ggml.bos_token_id"]
+@pytest.mark.parametrize(
+    ("marks", "said", "found"),
+    [
+        (("[TOOL_CALLS]", "[ARGS]"), 'Ok.[TOOL_CALLS]read[ARGS]{"n": 1}', ("Ok.", None, ["read"])),
+        (("[THINK]", "[/THINK]"), "[THINK]Hm.[/THINK]Yes.", ("Yes.", "Hm.", [])),
+    ],
+)
+def test_marks_that_are_control_tokens_are_read(
+    tmp_path: Path, marks: tuple[str, str], said: str, found: tuple[str, str | None, list[str]]
+) -> None:
+    values = byte_level(add_bos_token=False, bos_token_id=None)
+    values["tokenizer.ggml.tokens"][-2:] = marks
     tokenizer = Tokenizer.from_file(write(tmp_path / "m.gguf", values))
     assert tokenizer is not None
-    tokens = tokenizer.tokenize('Ok.[TOOL_CALLS]read[ARGS]{"n": 1}', add_special=False)
-    assert 262 in tokens
     decoder = make_calls(tokenizer, b"")
     sequence: Any = decoder.sequence
-    sequence.script = tokens
-    template = MARKED.join(("{{ tools | tojson }}{# [TOOL_CALLS] #}", ""))
+    sequence.script = tokenizer.tokenize(said, add_special=False)
+    assert len(sequence.script) == len(said) - sum(len(mark) - 1 for mark in marks)
+    template = "{{ tools | tojson }}" + f"{{# {' '.join(marks)} #}}" + MARKED
     result = decoder.chat("Go", tools=[READ], template=template)
-    assert (result.text, result.tool_calls[0]["function"]["name"]) == ("Ok.", "read")
-    # A conversation without tools has no marks to read.
+    names = [call["function"]["name"] for call in result.tool_calls]
+    assert (result.text, result.reasoning, names) == found
+    # A template that has no marks leaves control tokens out.
     plain = decoder.chat("Go", template="{{ messages[-1].content }}" + MARKED)
-    assert (plain.text, plain.tool_calls) == ('Ok.read{"n": 1}', ())
+    assert plain.text == said.replace(marks[0], "").replace(marks[1], "")
 
 
 def test_the_next_turn_takes_the_calls_and_their_results(tokenizer: Tokenizer) -> None:

@@ -10,6 +10,7 @@ import pytest
 from dflash_gguf.text.reasoning import Format, Harmony, Splitter, format_of
 
 THINK = "{{ '</think>' }}"
+MISTRAL = "{{ '[THINK][/THINK]' }}"
 GEMMA = "{{ '<|channel>thought<channel|>' }}"
 
 
@@ -36,6 +37,7 @@ CASES: dict[str, tuple[str, str, str, str, str]] = {
     "think, unfinished": (THINK, "<think>", "Well, </thi", "Well, </thi", ""),
     "think, nothing": (THINK, "", "  ", "", "  "),
     "think, empty": (THINK, "", "<think>\n\n</think>\n\nYes </think>", "", "Yes </think>"),
+    "mistral": (MISTRAL, "", "[THINK]Well.[/THINK]Yes.", "Well.", "Yes."),
     "gemma": (GEMMA, "", "<|channel>thought\nWell.<channel|>Yes.", "Well.", "Yes."),
     "gemma, none": (GEMMA, "<|channel>thought\n<channel|>", "Yes < no", "", "Yes < no"),
     "gemma, begun": (GEMMA, "<|channel>thought\n", "Well.\n<channel|>\nYes.", "Well.", "Yes."),

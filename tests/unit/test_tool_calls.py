@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dflash_gguf.text.reasoning import Format, OutputPart, joined, merged
-from dflash_gguf.text.tools.calls import call_id, calls_in
+from dflash_gguf.text.tools.calls import call_id, calls_in, with_known_ids
 from dflash_gguf.text.tools.formats import FAMILIES, AnswerParser, family_of, special_texts
 from dflash_gguf.text.tools.offer import described, tools_of
 from dflash_gguf.text.tools.parser import ToolFormat
@@ -441,8 +441,9 @@ def test_families_and_their_marks() -> None:
     assert family_of("{{ '<tool_call>' }}") == "hermes"
     assert family_of("{{ '<tool_call><function=x><parameter=y>' }}") == "qwen"
     assert family_of("{{ messages }}") == "generic"
-    assert '<|"|>' in special_texts(ToolFormat("gemma4", {}))
-    assert special_texts(None) == frozenset()
+    assert '<|"|>' in special_texts(None, ToolFormat("gemma4", {}))
+    assert special_texts(THINK, None) == {"<think>", "</think>"}
+    assert special_texts(None, None) == frozenset()
 
 
 def test_ids_have_the_form_of_the_family() -> None:
@@ -450,3 +451,22 @@ def test_ids_have_the_form_of_the_family() -> None:
     assert call_id(None, "f", 0, unique) == f"call_{unique}"
     assert call_id(ToolFormat("mistral", {}), "f", 0, unique) == "012345678"
     assert call_id(ToolFormat("kimi", {}, n_earlier=3), "f", 1, unique) == "functions.f:4"
+
+
+def test_ids_of_other_servers_become_those_of_the_family() -> None:
+    ids = ("toolu_1", "call_2", "abcdefghi")
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Go"}]
+    for id_ in ids:
+        call = {"id": id_, "function": {"name": "f", "arguments": {}}}
+        messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+        messages.append({"role": "tool", "content": "x", "tool_call_id": id_})
+    for family in ("kimi", "mistral"):
+        shown = with_known_ids(messages, family)
+        calls = [one["tool_calls"][0]["id"] for one in shown if "tool_calls" in one]
+        assert [one["tool_call_id"] for one in shown if "tool_call_id" in one] == calls
+        if family == "kimi":
+            assert calls == ["functions.f:0", "functions.f:1", "functions.f:2"]
+        else:
+            assert [len(one) for one in calls] == [9, 9, 9]
+            assert (calls[2], len(set(calls))) == ("abcdefghi", 3)
+    assert messages[1]["tool_calls"][0]["id"] == "toolu_1"

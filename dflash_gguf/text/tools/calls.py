@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..reasoning import OutputPart
 from .parser import ToolFormat
+
+FAMILIES_WITH_IDS = ("kimi", "mistral")
+"""Families that show ids, in a form of their own."""
 
 
 class ToolCall(NamedTuple):
@@ -35,6 +40,29 @@ def call_id(tools: ToolFormat | None, name: str, index: int, unique: str) -> str
     if tools is not None and tools.family == "kimi":
         return f"functions.{name}:{tools.n_earlier + index}"
     return unique[:9] if tools is not None and tools.family == "mistral" else f"call_{unique}"
+
+
+def with_known_ids(messages: Sequence[Mapping[str, Any]], family: str) -> list[dict[str, Any]]:
+    """Returns messages whose calls and results have ids of the family's form, see `call_id`.
+
+    Clients send back ids that other servers or routes made.
+    """
+    known: dict[Any, str] = {}
+    tools, shown = ToolFormat(family, {}), []
+    for message in map(dict, messages):
+        calls = []
+        for call in message.get("tool_calls") or ():
+            given, name = str(call.get("id")), call.get("function", call)["name"]
+            unique = hashlib.blake2b(given.encode("utf-8", "replace"), digest_size=12).hexdigest()
+            is_known = family == "mistral" and re.fullmatch("[a-zA-Z0-9]{9}", given)
+            known[given] = given if is_known else call_id(tools, name, len(known), unique)
+            calls.append({**call, "id": known[given]})
+        if calls:
+            message["tool_calls"] = calls
+        if (result_of := message.get("tool_call_id")) in known:
+            message["tool_call_id"] = known[result_of]
+        shown.append(message)
+    return shown
 
 
 def message_call(name: str, arguments: str, id_: str) -> dict[str, Any]:

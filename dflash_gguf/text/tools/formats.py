@@ -83,11 +83,13 @@ def family_of(template: str) -> str:
     )
 
 
-def special_texts(tools: ToolFormat | None) -> frozenset[str]:
-    """Returns the marks of calls, which belong to the text even if they are control tokens."""
+def special_texts(reasoning: Format | None, tools: ToolFormat | None) -> frozenset[str]:
+    """Returns the marks of reasoning and calls, which are read even if they are control tokens."""
     parser = None if tools is None else FAMILIES[tools.family].parser
     names = ("OPENINGS", "CLOSINGS", "SILENT", "INNER")
-    return frozenset(mark for name in names for mark in getattr(parser, name, ()))
+    marks = [mark for name in names for mark in getattr(parser, name, ())]
+    marks += [] if reasoning is None else [reasoning.opening, reasoning.closing]
+    return frozenset(filter(None, marks))
 
 
 class AnswerParser:
