@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import pytest
@@ -127,6 +128,47 @@ def test_calls_are_read_as_they_were_written(name: str, family: str) -> None:
         assert parsed(AnswerParser(reasoning, tools), list(text)) == parts
         said = joined(parts, "text")
         assert not [mark for mark in ("tool_call", "function", "TOOL") if mark in said]
+
+
+PIECES = [*"ab \n\t\"\\'{}[]:,é€<>=/|&", "\n\n", "</p", "{{", "\\n", "<|", "null", "12", "True"]
+UNESCAPED = ("LFM2.5-8B-A1B",)
+"""Templates that put texts between quotes as they are."""
+
+
+def random_text(generator: random.Random) -> str:
+    return "".join(generator.choices(PIECES, k=generator.randrange(9)))
+
+
+def random_value(generator: random.Random, depth: int = 0) -> Any:
+    match generator.randrange(6 if depth < 2 else 4):
+        case 0:
+            return random_text(generator)
+        case 1:
+            return generator.randrange(-9, 99)
+        case 2:
+            return generator.choice((True, False, 1.5))
+        case 3:
+            return {}
+        case 4:
+            return [random_value(generator, depth + 1) for _ in range(generator.randrange(3))]
+        case _:
+            return {name: random_value(generator, depth + 1) for name in generator.choices("ab")}
+
+
+@pytest.mark.parametrize("name", sorted((MANY | ONE).keys() - set(UNESCAPED)))
+def test_any_arguments_are_read_as_they_were_written(name: str) -> None:
+    generator, template = random.Random(name), templates()[name]
+    tools = tool_format(template, TOOLS, USER, is_parallel=True)
+    for _ in range(8):
+        edits = [random_value(generator) for _ in range(generator.randrange(3))]
+        given = {"path": random_text(generator), "n": generator.randrange(99)}
+        given |= {"ok": generator.choice((True, False)), "edits": edits}
+        given = {key: given[key] for key in generator.sample(list(given), 3)}
+        calls = [message_call("read", json.dumps(given), "abcdefgh0")]
+        message = {"role": "assistant", "content": "", "tool_calls": calls}
+        prompt, text = answer_of(template, message)
+        parts = parsed(AnswerParser(format_of(template, prompt), tools), [text])
+        assert [json.loads(x.arguments) for x in calls_in(parts)] == [given], text
 
 
 def parsed(parser: AnswerParser, pieces: list[str]) -> list[OutputPart]:
