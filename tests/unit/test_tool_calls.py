@@ -14,6 +14,7 @@ from dflash_gguf.text.tools.calls import call_id, calls_in, with_known_ids
 from dflash_gguf.text.tools.formats import FAMILIES, AnswerParser, family_of, special_texts
 from dflash_gguf.text.tools.offer import described, tools_of
 from dflash_gguf.text.tools.parser import ToolFormat
+from dflash_gguf.text.tools.values import json_of
 
 READ: dict[str, Any] = {
     "type": "object",
@@ -369,6 +370,37 @@ def test_reasoning_of_gpt_oss_stays_in_the_text_if_asked_for() -> None:
     assert split == [OutputPart("Hm.", "reasoning"), OutputPart("A")]
 
 
+@pytest.mark.parametrize(
+    ("text", "types", "json_text"),
+    [
+        ("3", {"integer"}, "3"),
+        ("3", {"number"}, "3"),
+        ("3", {"string", "integer"}, "3"),
+        ("3", {"string", "null"}, '"3"'),
+        ("null", {"string", "null"}, "null"),
+        ('"a"', {"string", "null"}, '"\\"a\\""'),
+        ('"a"', set(), '"a"'),
+        ("'a'", set(), "\"'a'\""),
+        ("1_0", set(), '"1_0"'),
+        ("NaN", set(), '"NaN"'),
+        ("None", set(), "null"),
+        ("{'a': [True]}", {"object"}, '{"a": [true]}'),
+        ("{1, 2}", set(), '"{1, 2}"'),
+        (" [1 ]\n", {"array"}, "[1 ]"),
+        ("a: 1", {"object"}, '"a: 1"'),
+    ],
+)
+def test_raw_values_become_json_of_the_types(text: str, types: set[str], json_text: str) -> None:
+    assert json_of(text, frozenset(types)) == json_text
+    json.loads(json_text)
+
+
+def test_json_that_is_no_call_is_not_held_back() -> None:
+    for family in ("llama3", "generic"):
+        parser = AnswerParser(None, ToolFormat(family, TOOLS))
+        assert parser.push('{"items": [') == [OutputPart('{"items": [')]
+
+
 def test_deep_arguments_end_no_process() -> None:
     deep = "[" * 100_000
     for family, text in (
@@ -378,6 +410,9 @@ def test_deep_arguments_end_no_process() -> None:
         ("lfm2", f"<|tool_call_start|>[read(any={deep})]<|tool_call_end|>"),
     ):
         assert "".join(part.text for part in parse(family, [text])).count("[") >= 100_000
+    for deep in ("-" * 100_000 + "1", "1+" * 100_000 + "1", "a" + ".b" * 100_000, "not " * 50_000):
+        text = f"<|tool_call_start|>[read(any={deep})]<|tool_call_end|>"
+        assert joined(parse("lfm2", [text]), "text") == text
 
 
 def test_a_long_argument_comes_while_it_is_written() -> None:

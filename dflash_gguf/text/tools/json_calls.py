@@ -10,6 +10,8 @@ from .values import decoded
 
 NAMES = ("name", "tool_name")
 ARGUMENTS = ("arguments", "parameters")
+KEYS = (*NAMES, *ARGUMENTS, "type", "function", "id")
+"""Keys of a call outside of marks."""
 
 
 class JsonCalls(CallParser):
@@ -59,6 +61,8 @@ class JsonCalls(CallParser):
             if key is None or (yield from self._space()) != ":":
                 return False
             self._take(1)
+            if is_bare and key not in KEYS:
+                return False  # an answer in JSON
             character = yield from self._space()
             if key == "function" and character == "{" and not self._has_begun():
                 if not (yield from self._object(is_bare=is_bare)):

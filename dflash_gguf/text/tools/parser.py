@@ -130,6 +130,7 @@ class CallParser:
         self._is_done = not self._tools.is_parallel
 
     def _has_begun(self) -> bool:
+        """Returns True if the name of the call is known."""
         return self._raw is None
 
     # ---- reading

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from .json_calls import JsonCalls
 from .parser import Reads
+from .values import python_tree
 
 _TEXT = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
 
@@ -33,10 +34,10 @@ class Lfm2(JsonCalls):
 def _calls_in(text: str) -> list[tuple[str, str]]:
     """Returns name and arguments of each call in a Python list; none for another text."""
     try:
-        expression = ast.parse(_TEXT.sub(_escape_lines, text).strip(), mode="eval").body
+        expression = python_tree(_TEXT.sub(_escape_lines, text))
         calls = expression.elts if isinstance(expression, ast.List) else [expression]
         return [_call_of(call) for call in calls]
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+    except (ValueError, TypeError, RecursionError):
         return []
 
 

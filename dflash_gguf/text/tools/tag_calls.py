@@ -20,12 +20,15 @@ class TagCalls(CallParser):
     HEAD: ClassVar[str] = ""
     """Text before the name, behind the opening mark."""
     NAME_ENDS: ClassVar[tuple[str, ...]] = ()
+    """Texts behind the name."""
     KEY: ClassVar[str] = ""
     """Text before the name of a parameter."""
     KEY_END: ClassVar[str] = ""
+    """Text behind the name of a parameter."""
     VALUE: ClassVar[str] = ""
     """Text before a value, after white space behind KEY_END."""
     VALUE_END: ClassVar[str] = ""
+    """Text behind a value."""
     ENDS: ClassVar[tuple[str, ...]] = ()
     """Tags that end the parameters."""
     TRIMS_LINES: ClassVar[bool] = False

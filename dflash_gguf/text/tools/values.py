@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import json
 import re
+import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 _QUOTE = re.compile(r'["\\]')
 _BRACKET = re.compile(r'["{}\[\]]')
@@ -74,9 +75,23 @@ def decoded(text: str) -> str | None:
 def parsed(text: str) -> Any:
     """Returns the value of a JSON text, Ellipsis if it is no JSON."""
     try:
-        return json.loads(text, strict=False)
+        return json.loads(text, strict=False, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return ...
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(name)  # NaN and infinities are no JSON
+
+
+def python_tree(text: str) -> ast.expr:
+    """Returns the syntax tree of an expression in Python. Raises ValueError for other texts."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of escapes that Python does not know
+            return ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, MemoryError, RecursionError) as error:
+        raise ValueError("no expression in Python") from error
 
 
 def escaped(text: str) -> str:
@@ -136,10 +151,12 @@ def json_of(text: str, types: frozenset[str]) -> str:
     """
     raw = text.strip()
     if (value := parsed(raw)) is ...:
-        try:  # some templates print values as Python does
-            value = ast.literal_eval(raw)
+        try:  # some templates print lists and objects as Python does
+            value = ast.literal_eval(python_tree(raw))
             raw = json.dumps(value, ensure_ascii=False)
-        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        except (ValueError, TypeError, RecursionError):
+            return quoted(text)
+        if isinstance(value, (str, int, float, tuple)) and not isinstance(value, bool):
             return quoted(text)
     name = type_of(value)
     is_fit = not types or name in types or (name == "integer" and "number" in types)
