@@ -417,7 +417,7 @@ typedef struct {
 } dfl_sample_request;
 
 /* Samples tokens for requests of different sequences. Errors: ARGUMENT (a sequence has no readable
- * row; a penalised history has ids outside the vocabulary; a mask allows no token). */
+ * row; a penalised history has ids outside the vocabulary). */
 dfl_status dfl_engine_sample(dfl_engine * engine, dfl_sample_request * requests, int64_t n_requests,
                              dfl_error * err);
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from ._validate import choice, flag, integer, number
 from .native import CACHE_TYPES as CACHE_TYPES
@@ -33,6 +34,11 @@ AUTO_TREE_BUDGET = 63
 REASONING_FORMATS = ("auto", "none")
 """Ways to return the reasoning that a chat template marks: apart from the text, or within it."""
 
+RESPONSE_FORMATS = ("text", "json_object", "json_schema")
+"""Types of `response_format`, as in OpenAI's API."""
+CONSTRAINTS = ("response_format", "json_schema", "grammar", "regex")
+"""Fields of DecodeConfig that constrain the answer; at most one may be given."""
+
 FLAGS = (
     *("ignore_eos", "post_sampling_probs", "prompt_logprobs", "cache_prompt"),
     "tree_main_chain",
@@ -43,6 +49,20 @@ MAX_N_PROBS = 1 << 20
 MAX_LOGIT_CHANGE = 1e28
 """Largest bias or penalty: the sum of repeat_last_n of them still fits a float32."""
 SEED_MIN, SEED_MAX = -(1 << 63), (1 << 64) - 1
+
+
+class Constraint(NamedTuple):
+    """A constraint of an answer, not compiled.
+
+    kind: "json_schema", "grammar" or "regex". text: JSON text of the schema, the grammar or the
+    regular expression. is_strict: True to refuse keywords of a schema that cannot be enforced,
+    False to ignore them. field: setting that gave the constraint, for messages.
+    """
+
+    kind: str
+    text: str
+    is_strict: bool
+    field: str
 
 
 def _accept_retired_fields(cls: type[Any]) -> Any:
@@ -86,6 +106,10 @@ class DecodeConfig:
     prompt_logprobs: True to report these of the prompt's tokens too, for which the prompt is
         computed in full. Needs n_probs, and cache_prompt to be False.
     reasoning_format: "auto": reasoning apart from the text; "none": within it, with its marks.
+    response_format, json_schema, grammar, regex: constrain the answer, of which reasoning is no
+        part; at most one may be given. response_format: OpenAI's object of type "text",
+        "json_object" or "json_schema". json_schema: a schema, or its JSON text. grammar: a text in
+        GBNF or Lark. regex: a regular expression that the whole answer matches.
     cache_prompt: True to start from the longest cached prefix of the prompt. False: the prompt is
         computed in full, drafts use no earlier text, and nothing is kept for later requests.
     draft: "none", "chain", "tree", or "auto": as many candidates as pay for themselves.
@@ -115,6 +139,10 @@ class DecodeConfig:
     post_sampling_probs: bool = False
     prompt_logprobs: bool = False
     reasoning_format: str = "auto"
+    response_format: Mapping[str, Any] | None = None
+    json_schema: Mapping[str, Any] | bool | str | None = None
+    grammar: str | None = None
+    regex: str | None = None
     cache_prompt: bool = True
     draft: str = "auto"
     draft_type: str | Iterable[str] | None = None
@@ -140,6 +168,7 @@ class DecodeConfig:
             flag(name, getattr(self, name))
         if self.prompt_logprobs and (self.n_probs is None or self.cache_prompt):
             raise ValueError("prompt_logprobs needs n_probs, and cache_prompt to be False")
+        self._check_constraints()
         choice("draft", self.draft, DRAFT_KINDS)
         choice("reasoning_format", self.reasoning_format, REASONING_FORMATS)
         if self.draft_max is not None and self.draft_min > self.draft_max:
@@ -151,6 +180,33 @@ class DecodeConfig:
     def stop_texts(self) -> tuple[str, ...]:
         """The stop texts as a tuple, also if a single one was given."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def _check_constraints(self) -> None:
+        given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} are given; leave out all but one")
+        if given and self.ignore_eos:
+            raise ValueError(
+                f"ignore_eos is true, but {given[0]} decides where the answer ends: leave one out"
+            )
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """The constraint of the answer, None if it is free."""
+        if self.response_format is not None:
+            wanted = self.response_format
+            inner = wanted.get("json_schema", wanted)
+            schema = inner.get("schema", {"type": "object"})
+            is_strict = inner.get("strict") is True
+            return Constraint("json_schema", json.dumps(schema), is_strict, "response_format")
+        if (schema := self.json_schema) is not None:
+            text = schema if isinstance(schema, str) else json.dumps(schema)
+            return Constraint("json_schema", text, False, "json_schema")
+        if self.grammar is not None:
+            return Constraint("grammar", self.grammar, True, "grammar")
+        if self.regex is not None:
+            return Constraint("regex", self.regex, True, "regex")
+        return None
 
     @property
     def has_penalties(self) -> bool:
@@ -212,6 +268,38 @@ def _stop_token_ids(value: object) -> tuple[int, ...]:
     return tuple(integer("a token of stop_token_ids", x, 0, (1 << 31) - 1) for x in value)
 
 
+def _response_format(value: object) -> Mapping[str, Any] | None:
+    """Checks OpenAI's response_format; None for free text."""
+    if not isinstance(value, Mapping):
+        raise ValueError(f"response_format is {value!r:.80}, must be an object with a type")
+    kind = choice("type of response_format", value.get("type"), RESPONSE_FORMATS)
+    if kind == "text":
+        return None
+    inner = value.get("json_schema", value)
+    if not isinstance(inner, Mapping):
+        raise ValueError(f"json_schema of response_format is {inner!r:.80}, must be an object")
+    if kind == "json_schema" and "schema" not in inner:
+        raise ValueError("response_format has the type json_schema, but no schema")
+    if not isinstance(inner.get("schema", {}), (Mapping, bool)):
+        raise ValueError(f"schema of response_format is {inner['schema']!r:.80}, must be an object")
+    return value
+
+
+def _json_schema(value: object) -> Mapping[str, Any] | bool | str:
+    if not isinstance(value, (Mapping, bool, str)):
+        raise ValueError(f"json_schema is {value!r:.80}, must be an object or its JSON text")
+    return value
+
+
+def _grammar(name: str) -> Callable[[object], str]:
+    def read(value: object) -> str:
+        if not isinstance(value, str) or not value.strip():
+            raise ValueError(f"{name} is {value!r:.80}, must be a text that is not empty")
+        return value
+
+    return read
+
+
 INTEGER_RANGES = {
     "max_tokens": (0, MAX_TOKENS),
     "top_k": (-(1 << 31), (1 << 31) - 1),
@@ -235,5 +323,9 @@ READERS = {
     "stop_token_ids": _stop_token_ids,
     "logit_bias": _biases,
     "draft_type": _names,
+    "response_format": _response_format,
+    "json_schema": _json_schema,
+    "grammar": _grammar("grammar"),
+    "regex": _grammar("regex"),
 }
 """Functions that check and convert fields of DecodeConfig, by field."""

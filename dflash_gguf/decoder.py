@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from . import native
 from ._validate import integer, known_names
 from .config import RETIRED_FIELDS, DecodeConfig
+from .constraints.compiler import CompiledConstraint, ConstraintCompiler
 from .engine.request import Request, RequestState, check_prompt
 from .engine.scheduler import Scheduler
 from .kv_cache import prefix_file
@@ -76,6 +77,9 @@ class Decoder:
         self._is_running = self._is_closed = False
         self._prefix_cache = PrefixCache(self.engine, prefix_bytes)
         self._scheduler = Scheduler(sequence, self._prefix_cache, _PaddedVocabulary(tokenizer))
+        self._constraints = (
+            None if tokenizer is None else ConstraintCompiler(tokenizer, self.model.n_vocab)
+        )
         self._unfinished: RequestState | None = None  # unread stream, which the next request ends
 
     def __repr__(self) -> str:
@@ -264,6 +268,7 @@ class Decoder:
         for name in ("logit_bias", "stop_token_ids"):
             for token in getattr(config, name):
                 integer(f"a token of {name}", token, 0, self.model.n_vocab - 1)
+        constraint = self.compile_constraint(config)
         if isinstance(prompt, ChatPrompt):
             return Request(
                 tokens,
@@ -273,8 +278,22 @@ class Decoder:
                 scope,
                 client,
                 prompt.tools,
+                constraint,
             )
-        return Request(tokens, config, scope=scope, client=client)
+        return Request(tokens, config, scope=scope, client=client, constraint=constraint)
+
+    def compile_constraint(self, config: DecodeConfig) -> CompiledConstraint | None:
+        """Returns the compiled constraint of a config, None if its answers are free.
+
+        The latest constraints are kept. The first one of a decoder takes a second for a large
+        vocabulary.
+        Errors: ValueError for a constraint that is malformed or too large.
+        """
+        if (constraint := config.constraint) is None:
+            return None
+        if self._constraints is None:
+            raise ValueError(f"{constraint.field}: the model file has no tokenizer")
+        return self._constraints.compile(constraint)
 
     def add_request(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TypedDict
+from typing import Any, TypedDict
 
 
 class LoadOptions(TypedDict, total=False):
@@ -50,6 +50,10 @@ class DecodeOptions(TypedDict, total=False):
     post_sampling_probs: bool
     prompt_logprobs: bool
     reasoning_format: str
+    response_format: Mapping[str, Any] | None
+    json_schema: Mapping[str, Any] | bool | str | None
+    grammar: str | None
+    regex: str | None
     cache_prompt: bool
     draft: str
     draft_type: str | Iterable[str] | None

@@ -231,16 +231,11 @@ bool Sequence::sample(int64_t row, const Sampler & sampler, TokenHistory history
     if (mask != nullptr) {
         masked.assign(logits, logits + n_vocab);
         logits = masked.data();
-        bool is_any = false;
         for (int64_t i = 0; i < n_vocab; ++i) {
-            if (is_allowed(mask, i)) {
-                is_any = true;
-            } else {
+            if (!is_allowed(mask, i)) {
                 logits[i] = -INFINITY;
             }
         }
-        DFL_CHECK(is_any, DFL_STATUS_ARGUMENT, "the mask of row %lld allows no token",
-                  (long long)row);
     }
     if (sampler.sample(logits, n_vocab, history, position, sampled)) {
         return false;

@@ -12,7 +12,10 @@ from ..outputs import with_retired_names
 from .runs import BenchmarkRun
 
 N_BOOTSTRAP = 2000
-ROUND_PHASES = ("decode", "choose", "draft", "select", "verify", "commit", "sample", "overhead")
+ROUND_PHASES = (
+    *("decode", "choose", "draft", "select", "mask", "verify", "commit", "sample"),
+    "overhead",
+)
 
 
 def ratio_interval(ratios: Sequence[float]) -> tuple[float, float, float]:

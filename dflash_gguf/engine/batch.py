@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..native import BatchEntry
 from ..native import Sequence as KvSequence
 from ..speculative.cost_model import Round
@@ -20,11 +23,14 @@ class ScheduledEntry:
     is_decoding: True if the rows are the last token and its candidates, False for a prefill chunk.
     samples: True if a token is sampled from the last row. sequence: KV sequence of the rows, kept
     even if the request loses it. position, n_tokens: lengths of the sequence and of the answer
-    before the batch. path: accepted nodes of the tree, root first. n_accepted: accepted candidates.
+    before the batch. masks: bit masks of the tokens that the constraint allows after each sampled
+    row, uint32 [n_rows, n_words]; None if the answer is free. path: accepted nodes of the tree,
+    root first. n_accepted: accepted candidates.
     """
 
     __slots__ = (
         "is_decoding",
+        "masks",
         "n_accepted",
         "n_tokens",
         "path",
@@ -51,6 +57,7 @@ class ScheduledEntry:
         self.sequence: KvSequence = state.sequence
         self.position: int = self.sequence.position
         self.n_tokens = len(state.output.tokens)
+        self.masks: NDArray[np.uint32] | None = None
         self.path: list[int] = []
         self.n_accepted = 0
 

@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..config import DecodeConfig
+from ..constraints.compiler import CompiledConstraint
+from ..constraints.matcher import AnswerConstraint
 from ..kv_cache.prefix_cache import PrefixHit
 from ..native import Progress
 from ..native import Sequence as KvSequence
@@ -49,6 +51,8 @@ class Request:
     """Name of who asked: clients take turns."""
     tools: ToolFormat | None = None
     """Tools that the answer may call; None for none."""
+    constraint: CompiledConstraint | None = None
+    """Compiled constraint of the answer; None if it is free."""
 
 
 class RequestStatus(Enum):
@@ -68,6 +72,7 @@ class RequestState(SpeculativeState):
     """The progress of one request; between batches its K/V sequence lacks the last token."""
 
     history: list[int]
+    constraint: AnswerConstraint | None
 
     def __init__(
         self,
@@ -89,6 +94,8 @@ class RequestState(SpeculativeState):
         self.sampler = Sampler(config, banned=banned | vocabulary.suppressed_tokens)
         super().__init__(None, list(request.prompt), self.sampler.scorer)
         self.request = request
+        if request.constraint is not None:
+            self.constraint = AnswerConstraint(request.constraint, request.reasoning)
         # A request without cache_prompt has a scope of its own, which its end forgets.
         self.scope = request.scope if config.cache_prompt else object()
         self.output = OutputProcessor(

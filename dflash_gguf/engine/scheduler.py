@@ -21,13 +21,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..config import DecodeConfig
+from ..constraints.matcher import ConstraintError
 from ..kv_cache.prefix_cache import PrefixCache, PrefixMatch
 from ..native import PAGE, BatchEntry, Engine, Error, Progress, Rows
 from ..native import Sequence as KvSequence
+from ..sampling.sampler import masked
 from ..speculative.controller import Controller
 from ..speculative.cost_model import Round
 from ..speculative.proposers.proposer import Proposer
 from ..speculative.speculator import Speculator
+from ..speculative.tree import Tree
 from .batch import Batch, ScheduledEntry, decode_entry
 from .output_processor import VocabularyLike
 from .prefill_budget import PrefillBudget
@@ -314,6 +317,7 @@ class Scheduler:
                 self.abort(state)
         active = self._admit(batch)
         self._make_room(active)
+        self._advance_constraints(active)
         decoding = [state for state in active if state.is_decoding]
         prefilling = [state for state in active if state not in decoding]
         batch.n_decoding = len(decoding)
@@ -332,6 +336,7 @@ class Scheduler:
         """Runs the pass, samples and commits; an error of the core ends the batch's requests."""
         verifies = batch.verifies
         try:
+            self._mask(batch.entries)
             with batch.phase("verify" if verifies else "decode"):
                 rows = self.engine.run([entry.rows for entry in batch.entries])
             with batch.phase("sample"):
@@ -376,6 +381,25 @@ class Scheduler:
                     error = failure
             if error is not None or state.output.stop_reason is not None:
                 self.abort(state, error)
+
+    def _advance_constraints(self, states: list[RequestState]) -> None:
+        """Tells constraints of the answers' new tokens; removes requests that cannot go on."""
+        for state in list(states):
+            if state.constraint is not None:
+                try:
+                    with self._phase("mask"):
+                        state.constraint.advance(state.output.tokens)
+                except ConstraintError as error:
+                    self.abort(state, error)
+                    states.remove(state)
+
+    def _mask(self, entries: list[ScheduledEntry]) -> None:
+        """Computes the masks of all rows that constrained requests will sample from."""
+        for entry in entries:
+            constraint = entry.state.constraint
+            if constraint is not None and entry.samples:
+                with self._phase("mask"):
+                    entry.masks = constraint.masks(entry.tree or Tree.of([-1]))
 
     def _phase(self, name: str) -> Phase:
         assert self._batch is not None
@@ -492,7 +516,10 @@ class Scheduler:
         sampled = self.engine.sample(
             [
                 entry.state.sampler.sample_request(
-                    entry.state.sequence, entry.state.history, len(entry.rows.tokens)
+                    entry.state.sequence,
+                    entry.state.history,
+                    len(entry.rows.tokens),
+                    entry.masks,
                 )
                 for entry, _ in sampling
             ]
@@ -504,20 +531,27 @@ class Scheduler:
                 self.abort(entry.state, error)
 
     def _accept(self, entry: ScheduledEntry, rows: Rows, sampled: Sequence[int]) -> None:
-        state, tokens = entry.state, iter(sampled)
+        state, tokens, config = entry.state, iter(sampled), entry.state.request.config
         scored: Iterator[NDArray[np.float32]] = iter(())
-        if sampled and state.request.config.n_probs is not None:
+        if sampled and config.n_probs is not None:
             path = entry.tree.accepted(sampled) if entry.tree is not None else [-1]
             scored = iter(rows.gather(path[: len(sampled)]))
 
         def choose(index: int) -> int:
             token = next(tokens, None)
             if token is None:  # sampling failed: sample this row again, to raise the reason
-                row = rows.logits(index)
+                row = allowed(rows.logits(index), index)
+                if state.constraint is not None and state.constraint.error is not None:
+                    raise ConstraintError(state.constraint.error)
                 token = state.sampler.sample(row, state.history, len(state.history)).token
             for row in islice(scored, 1):
+                if config.post_sampling_probs:
+                    row = allowed(row, index)
                 state.logprobs.append(state.sampler.logprobs(row, state.history, token))
             return token
+
+        def allowed(row: NDArray[np.float32], index: int) -> NDArray[np.float32]:
+            return row if entry.masks is None else masked(row, entry.masks[index])
 
         if entry.tree is None:
             state.take(choose(-1))
@@ -557,7 +591,7 @@ class Scheduler:
         for speculator, done in batch.drafts:
             done.is_timing_shared |= done is not told
             done.sample_s, done.draft_s = sample_s, draft_s
-            done.pass_s = seconds - draft_s - sample_s - choose_s
+            done.pass_s = seconds - draft_s - sample_s - choose_s - took.get("mask", 0.0)
             theirs = [x for x in entries if x.is_decoding and x.state.speculator is speculator]
             if not theirs:
                 continue

@@ -8,9 +8,12 @@ from collections.abc import Mapping
 
 from ..speculative.tree import Tree
 
-PHASES = ("decode", "choose", "draft", "select", "verify", "commit", "sample", "overhead")
+PHASES = (
+    *("decode", "choose", "draft", "select", "mask", "verify", "commit", "sample"),
+    "overhead",
+)
 """Phases of a round besides prefill. Each request of a batch counts the batch's whole time."""
-PLAIN_PHASES = ("prefill", "decode", "sample", "overhead")
+PLAIN_PHASES = ("prefill", "decode", "mask", "sample", "overhead")
 
 
 class Phase:

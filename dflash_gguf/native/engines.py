@@ -253,8 +253,8 @@ class Engine:
 
         An append gives one token, a verify those of the accepted nodes and one more. Sampling stops
         before a row that is not finite or has no token to sample.
-        Errors: ValueError for masks of a wrong shape; Error for a sequence without rows, a bad
-            token id in a history, or a mask that allows no token.
+        Errors: ValueError for masks of a wrong shape; Error for a sequence without rows or a bad
+            token id in a history.
         """
         params = new("dfl_sample_request[]", len(requests))
         drawn = [ffi.new("int32_t[]", walk.n_rows) for walk in requests]

@@ -65,11 +65,15 @@ class Sampler(SamplingNoise):
         return self._core.n_best
 
     def sample_request(
-        self, sequence: KvSequence, history: Sequence[int], n_rows: int
+        self,
+        sequence: KvSequence,
+        history: Sequence[int],
+        n_rows: int,
+        masks: NDArray[np.uint32] | None = None,
     ) -> SampleRequest:
         """Returns a request to sample along n_rows rows of a sequence after its history."""
         return SampleRequest(
-            sequence, self._core, self._penalty_window(history), len(history), n_rows
+            sequence, self._core, self._penalty_window(history), len(history), n_rows, masks
         )
 
     def sample(self, logits: Floats, history: Sequence[int], position: int) -> SampledToken:
@@ -125,6 +129,12 @@ class Sampler(SamplingNoise):
     def _penalty_window(self, history: Sequence[int]) -> Sequence[int]:
         config = self.config
         return history[-config.repeat_last_n :] if config.penalises_history else ()
+
+
+def masked(row: Floats, mask: NDArray[np.uint32]) -> Floats:
+    """Returns a copy of a row with -inf for the tokens whose bit in the mask is 0."""
+    flags = np.unpackbits(mask.view(np.uint8), bitorder="little")[: row.size]
+    return np.where(flags, row, np.float32(-np.inf))
 
 
 def best_ids(row: Floats, n: int) -> Ids:

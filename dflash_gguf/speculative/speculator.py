@@ -17,10 +17,13 @@ from typing import Any
 from .controller import Controller
 from .cost_model import Round
 from .proposers.proposer import TOP1, TREE, Proposer, SpeculativeState
+from .tree import Tree
 
 Clock = Callable[[str], AbstractContextManager[object]]
 """A function that returns a context manager, which times the phase of the given name."""
 
+FORCED = "forced"
+"""Name under which tokens that a constraint leaves no choice about are proposed."""
 MAX_SKIP = 16
 """Maximum consecutive rounds without calling proposers; a suffix match may be found that late."""
 
@@ -36,7 +39,7 @@ class Speculator:
     def __init__(
         self, proposers: Sequence[Proposer], controller: Controller, clock: Clock = untimed
     ) -> None:
-        """Creates a speculator; the clock times the phases "choose", "draft" and "select"."""
+        """Creates a speculator; the clock times the phases choose, draft, select and mask."""
         self._proposers, self._controller, self._clock = proposers, controller, clock
         self._free = [proposer for proposer in proposers if not proposer.needs_forward]
         self._drafters = [proposer for proposer in proposers if proposer.needs_forward]
@@ -77,7 +80,11 @@ class Speculator:
         if not asked:
             return
         with clock("select"):
-            done.free = tuple(p.name for p in self._free if self._ask(p, asked))
+            for proposer in self._free:
+                self._ask(proposer, asked)
+        self._constrain(asked)
+        names = *(proposer.name for proposer in self._free), FORCED
+        done.free = tuple(x for x in names if any(x in request.proposed for request in asked))
         with clock("choose"):
             plan = controller.plan(done, asked, self._drafters)
         if plan is not None:
@@ -91,6 +98,7 @@ class Speculator:
             done.n_draft_rows = sum([request.n_positions + 1 for request in asked])
             with clock("draft"):
                 self._ask(proposer, asked)
+            self._constrain(asked)
         proposed = [request for request in asked if request.proposed]
         if proposed:
             with clock("select"):
@@ -121,15 +129,29 @@ class Speculator:
         else:
             self._skip = 1
 
-    def _ask(self, proposer: Proposer, requests: Sequence[SpeculativeState]) -> bool:
-        name, is_any = proposer.name, False
+    def _constrain(self, requests: Sequence[SpeculativeState]) -> None:
+        """Drops forbidden candidates, and proposes forced tokens, which nothing has to draft."""
+        constrained = [request for request in requests if request.constraint is not None]
+        if not constrained:
+            return
+        with self._clock("mask"):
+            for request in constrained:
+                constraint, proposed = request.constraint, request.proposed
+                assert constraint is not None
+                for name, tree in list(proposed.items()):
+                    proposed[name] = constraint.allowed(tree)
+                    if not proposed[name].n_drafted:
+                        del proposed[name]
+                if forced := constraint.forced(min(request.limit, request.n_nodes)):
+                    proposed[FORCED] = Tree.of([request.history[-1], *forced])
+
+    def _ask(self, proposer: Proposer, requests: Sequence[SpeculativeState]) -> None:
+        name = proposer.name
         asked = [request for request in requests if name not in request.failed]
         if not asked:
-            return False
+            return
         for request, tree in zip(asked, proposer.propose(asked), strict=True):
             if tree is None:
                 request.failed.add(name)
             elif tree.n_drafted:
                 request.proposed[name] = tree
-                is_any = True
-        return is_any

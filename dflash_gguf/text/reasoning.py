@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple, Protocol
 from .stream import first_mark, n_certain
 
 PartKind = Literal["text", "reasoning", "call", "arguments"]
+Region = Literal["before", "reasoning", "answer"]
 
 
 class OutputPart(NamedTuple):
@@ -48,6 +49,17 @@ class Splitter(Protocol):
 
     def finish(self) -> list[OutputPart]:
         """Returns the held back text as parts of the output; called at the end of the answer."""
+
+    @property
+    def region(self) -> Region:
+        """The region of the text that is pushed next; "before": reasoning or the answer may begin.
+
+        Headers of messages and calls of tools belong to the region "reasoning".
+        """
+
+    @property
+    def held(self) -> str:
+        """Text that is held back, as it may begin a mark."""
 
 
 MARKS = {
@@ -105,9 +117,17 @@ class Block:
         """
         self._opening, self._closing, self._interrupts = opening, closing, interrupts
         self._held = ""
-        self._place: Literal["before", "inside", "after"] = "inside" if is_open else "before"
+        self._place: Region = "reasoning" if is_open else "before"
         self._skips_space = is_open
         """True after a mark, whose following white space is dropped."""
+
+    @property
+    def region(self) -> Region:
+        return self._place
+
+    @property
+    def held(self) -> str:
+        return self._held
 
     def push(self, text: str) -> list[OutputPart]:
         self._held += text
@@ -120,10 +140,10 @@ class Block:
         if self._place == "before":
             text = self._held.lstrip()
             if text.startswith(self._opening):
-                self._enter("inside", text[len(self._opening) :])
+                self._enter("reasoning", text[len(self._opening) :])
             elif at_end or not self._opening.startswith(text):
-                self._place = "after"
-        if self._place == "inside":
+                self._place = "answer"
+        if self._place == "reasoning":
             self._skip_space()
             marks = (self._closing, *self._interrupts)
             at, mark = first_mark(self._held, marks)
@@ -135,15 +155,15 @@ class Block:
             yield OutputPart(thoughts, "reasoning")
             if mark:
                 end = at + len(mark) if mark == self._closing else at
-                self._enter("after", self._held[end:])
+                self._enter("answer", self._held[end:])
             else:
                 self._held = "" if at_end else self._held[len(thoughts) :]
-        if self._place == "after":
+        if self._place == "answer":
             self._skip_space()
             text, self._held = self._held, ""
             yield OutputPart(text)
 
-    def _enter(self, place: Literal["inside", "after"], text: str) -> None:
+    def _enter(self, place: Region, text: str) -> None:
         self._place, self._held, self._skips_space = place, text, True
 
     def _skip_space(self) -> None:
@@ -172,6 +192,16 @@ class Harmony:
         self._held = ""
         self._in_header = True
         self._kind: PartKind = "text"
+        self._is_call = False
+
+    @property
+    def region(self) -> Region:
+        is_text = not self._in_header and self._kind == "text" and not self._is_call
+        return "answer" if is_text else "reasoning"
+
+    @property
+    def held(self) -> str:
+        return self._held
 
     def push(self, text: str) -> list[OutputPart]:
         self._held += text
@@ -209,10 +239,10 @@ class Harmony:
 
     def _begin(self, header: str) -> Iterator[OutputPart]:
         channel = _CHANNEL.search(header)
-        is_call = " to=" in header
-        is_reasoning = channel is not None and channel[1] == "analysis" and not is_call
+        self._is_call = " to=" in header
+        is_reasoning = channel is not None and channel[1] == "analysis" and not self._is_call
         self._kind = "reasoning" if is_reasoning else "text"
-        if is_call:
+        if self._is_call:
             yield OutputPart(
                 header.removeprefix("<|start|>").removeprefix("assistant") + self.MESSAGE
             )

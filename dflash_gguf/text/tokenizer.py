@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from .._stack import run_with_stack
 from .._validate import flag
 from ..convert.schema import Key
 from .chat import ChatPrompt, Message, check_tools_shown, conversation, last_asked
@@ -54,7 +55,6 @@ _EOG_MARKS = (b"<", b"[")
 
 _LogCallback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 _load_lock = threading.Lock()
-_stack_lock = threading.Lock()
 _log_errors: list[str] = []
 
 
@@ -402,20 +402,12 @@ def _with_stack(run: Callable[[], list[int]], n_run: int) -> list[int]:
             f"the text holds {n_run // 2} characters without a word boundary, "
             f"the limit is {MAX_RUN}"
         )
-    result: list[int] = []
-    thread = threading.Thread(target=lambda: result.extend(run()))
-    with _stack_lock:
-        before = threading.stack_size((1 << 20) + STACK_BYTES_PER_CHARACTER * n_run // 4096 * 4096)
-        try:
-            thread.start()
-        except RuntimeError:
-            raise ValueError(
-                f"no memory to tokenize {n_run // 2} characters without a word boundary"
-            ) from None
-        finally:
-            threading.stack_size(before)
-    thread.join()
-    return result
+    try:
+        return run_with_stack(run, (1 << 20) + STACK_BYTES_PER_CHARACTER * n_run)
+    except MemoryError:
+        raise ValueError(
+            f"no memory to tokenize {n_run // 2} characters without a word boundary"
+        ) from None
 
 
 def _check_opened() -> None:

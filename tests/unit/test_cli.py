@@ -370,6 +370,7 @@ def test_drafting_has_its_figures(loader: Loader, capsys: pytest.CaptureFixture[
         "choose",
         "draft",
         "select",
+        "mask",
         "verify",
         "commit",
         "sample",

@@ -21,13 +21,13 @@ PYTHON_LAYERS = (
     ("cli/",),
     ("async_decoder", "decoder", "loading", "planning", "stream"),
     ("engine/",),
-    ("outputs",),
+    ("constraints/", "outputs"),
     ("speculative/",),
     ("kv_cache/", "memory/"),
     ("sampling/", "text/"),
     ("config", "options"),
     ("native/",),
-    ("_cache_dir", "_entry", "_run_module", "_validate", "bundled/"),
+    ("_cache_dir", "_entry", "_run_module", "_stack", "_validate", "bundled/"),
     ("_files",),
 )
 # The only importer of each optional or wrapped library.
@@ -37,6 +37,7 @@ SOLE_IMPORTERS = {
     "h11": "serve/listen",
     "jinja2": "text/chat",
     "llama_cpp": "text/tokenizer",
+    "llguidance": "constraints/",
     "matplotlib": "bench/plot",
     "msgspec": "serve/",
     "prometheus_client": "serve/metrics",

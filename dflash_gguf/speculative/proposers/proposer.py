@@ -35,6 +35,16 @@ class DraftSource(Protocol):
         """Returns the draft model's k best candidates for n_draft positions after last_token."""
 
 
+class TreeConstraint(Protocol):
+    """The members of an answer's constraint that drafting uses."""
+
+    def forced(self, n_most: int) -> list[int]:
+        """Returns the next tokens, n_most at most, that have no alternative."""
+
+    def allowed(self, tree: Tree) -> Tree:
+        """Returns a tree without the nodes that the constraint forbids, else in the same order."""
+
+
 @dataclass(slots=True, eq=False)
 class SpeculativeState:
     """The state of a request that proposers and controllers read and write.
@@ -47,7 +57,7 @@ class SpeculativeState:
     by proposer. failed: names of proposers that failed for this request. proposed: trees of this
     round by proposer. tree: the tree to verify, None for plain decoding. has_drafted: True once a
     draft has computed the drafter's K/V of the prompt. scope: requests of the same scope may be
-    proposed each other's texts.
+    proposed each other's texts. constraint: forbids candidates; None if the answer is free.
     """
 
     sequence: Any
@@ -65,6 +75,7 @@ class SpeculativeState:
     tree: Tree | None = None
     has_drafted: bool = False
     scope: Hashable = ""
+    constraint: TreeConstraint | None = None
 
     @property
     def limit(self) -> int:

@@ -1,0 +1,1 @@
+"""Constraints of answers: schemas, grammars and regular expressions, compiled by llguidance."""

@@ -1,0 +1,158 @@
+"""Compiles constraints for a model's vocabulary, within limits of size and time."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import warnings
+from collections import OrderedDict
+
+import llguidance
+from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
+
+from .._stack import run_with_stack
+from ..config import Constraint
+from .vocabulary import ConstraintVocabulary, TokenizerLike
+
+MAX_BYTES = {"json_schema": 1 << 20, "grammar": 1 << 17, "regex": 1 << 16}
+"""Largest constraint of each kind in bytes; those of this size compile in about a second."""
+LIMITS = llguidance.LLParserLimits(
+    step_max_items=20_000, max_grammar_size=25_000, verbose_errors=False
+)
+"""Limits of llguidance: more items in a mask, or symbols in a grammar, take seconds."""
+UNENFORCED = re.compile("Unimplemented keys|Unknown format|oneOf")
+"""Errors of llguidance about keywords that a schema that is not strict may lose."""
+STACK_BYTES = 1 << 28
+"""Stack of the compiler, which recurses for each rule that a rule refers to."""
+WHITESPACE = r"( |\n{1,2}[ \t]{0,20})"
+"""White space within JSON: a model could go on for ever with white space of any length."""
+MAX_CACHED = 32
+"""Compiled constraints that are kept; one of a large schema takes some megabytes."""
+MAX_MESSAGE = 300
+"""Most characters of an error of llguidance in a message."""
+
+
+class CompiledConstraint:
+    """A constraint compiled for a vocabulary."""
+
+    def __init__(self, vocabulary: ConstraintVocabulary, prototype: llguidance.LLMatcher) -> None:
+        self.vocabulary = vocabulary
+        self._prototype = prototype
+
+    def matcher(self) -> llguidance.LLMatcher:
+        """Returns a matcher at the start of the answer."""
+        return self._prototype.deep_copy()
+
+
+class ConstraintCompiler:
+    """Compiles constraints and keeps the latest. Threads may share a compiler."""
+
+    def __init__(self, tokenizer: TokenizerLike, n_vocab: int) -> None:
+        """Creates a compiler, whose first constraint takes the time to read the vocabulary."""
+        self._tokenizer, self._n_vocab = tokenizer, n_vocab
+        self._vocabulary: ConstraintVocabulary | None = None
+        self._compiled: OrderedDict[Constraint, CompiledConstraint] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def compile(self, constraint: Constraint) -> CompiledConstraint:
+        """Returns the compiled constraint.
+
+        A schema that is not strict is compiled without the keywords that cannot be enforced, with a
+        warning that names them.
+        Errors: ValueError that names the field for a bad constraint, for one beyond the limits, and
+            for a model without a token that ends answers.
+        """
+        with self._lock:
+            if constraint not in self._compiled:
+                self._compiled[constraint] = self._compile(constraint)
+                while len(self._compiled) > MAX_CACHED:
+                    self._compiled.popitem(last=False)
+            self._compiled.move_to_end(constraint)
+            return self._compiled[constraint]
+
+    def _compile(self, constraint: Constraint) -> CompiledConstraint:
+        kind, text, is_strict, field = constraint
+        if (n := len(text.encode("utf-8", "surrogatepass"))) > MAX_BYTES[kind]:
+            raise ValueError(f"{field} has {n} bytes, the limit is {MAX_BYTES[kind]}")
+        if not self._tokenizer.stop_tokens:
+            raise ValueError(f"{field}: the model has no token that ends an answer")
+        if self._vocabulary is None:
+            self._vocabulary = ConstraintVocabulary(self._tokenizer, self._n_vocab)
+        vocabulary = self._vocabulary
+        try:
+            matcher = _compiled(vocabulary, constraint, is_lenient=False)
+        except ValueError as error:
+            if kind != "json_schema" or is_strict or not UNENFORCED.search(str(error)):
+                raise ValueError(f"{field}: {error}") from None
+            try:
+                matcher = _compiled(vocabulary, constraint, is_lenient=True)
+            except ValueError:
+                raise ValueError(f"{field}: {error}") from None
+            why = sentence("; ".join(matcher.get_grammar_warnings()) or str(error))
+            warnings.warn(f"{field} is not enforced in full: {why}", stacklevel=2)
+        return CompiledConstraint(vocabulary, matcher)
+
+
+def _compiled(
+    vocabulary: ConstraintVocabulary, constraint: Constraint, *, is_lenient: bool
+) -> llguidance.LLMatcher:
+    """Returns a matcher that has computed its first mask, for which it builds its automata."""
+
+    def run() -> llguidance.LLMatcher:
+        grammar = _grammar(constraint, is_lenient=is_lenient)
+        matcher = llguidance.LLMatcher(vocabulary.tokenizer, grammar, log_level=0, limits=LIMITS)
+        mask = b"" if matcher.is_error() else matcher.compute_bitmask()
+        if matcher.is_error():
+            raise ValueError(sentence(matcher.get_error()))
+        if not any(mask):
+            raise ValueError("no text satisfies it")
+        return matcher
+
+    try:
+        return run_with_stack(run, STACK_BYTES)
+    except RecursionError:
+        raise ValueError("it nests too deeply") from None
+
+
+def _grammar(constraint: Constraint, *, is_lenient: bool) -> str:
+    kind, text, *_ = constraint
+    if kind == "regex":
+        return llguidance.LLMatcher.grammar_from_regex(text)
+    if kind == "grammar":
+        is_gbnf = "::=" in text and not is_lark_syntax(text)
+        return llguidance.LLMatcher.grammar_from_lark(_lark(text) if is_gbnf else text)
+    try:
+        schema = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"is not valid JSON: {error}") from None
+    if schema is False or not isinstance(schema, (dict, bool)):
+        raise ValueError("must be an object" if schema is not False else "no text satisfies it")
+    return llguidance.LLMatcher.grammar_from_json_schema(
+        {} if schema is True else text,
+        defaults={"whitespace_pattern": WHITESPACE},
+        overrides={"lenient": True} if is_lenient else {},
+    )
+
+
+def _lark(gbnf: str) -> str:
+    """Converts a grammar of llama.cpp's GBNF to Lark."""
+
+    def character(match: re.Match[str]) -> str:  # llguidance's converter spoils these escapes
+        digits = match[1] or match[2]
+        if digits is None:
+            return match[0]
+        code = int(digits, 16)
+        return f"\\x{code:02X}" if code < 0x80 else chr(code)
+
+    pattern = r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)"
+    try:
+        return gbnf_to_lark(re.sub(pattern, character, gbnf))
+    except Exception as error:  # the converter raises its own errors, and bare exceptions
+        raise ValueError(sentence(str(error))) from None
+
+
+def sentence(text: str) -> str:
+    """Returns an error of llguidance in one line, without the state of its parser."""
+    text = re.split(r"\n?<(?:backtrace|state|non-verbose)", text)[0]
+    return " ".join(text.split())[:MAX_MESSAGE]

@@ -1,0 +1,246 @@
+"""The constraint of one answer: which tokens may follow, at every node of a candidate tree.
+
+Reasoning is free. The answer, which the constraint binds, begins behind the mark that ends the
+reasoning, or with the first token if the model's template marks no reasoning. A matcher of
+llguidance knows the tokens of the answer so far; for a node of a tree it consumes the tokens of the
+path to the node, and then takes them back.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ..speculative.tree import Tree
+from ..text.reasoning import Format, Splitter
+from .compiler import CompiledConstraint, sentence
+from .vocabulary import Words
+
+MAX_SPACES = 2
+"""Tokens of white space, which are no part of the answer, that may follow reasoning."""
+
+Region = Splitter | int | None
+"""Region of the text that follows: None: the answer; a number: the answer, or at most so many
+tokens of white space before it; a splitter: the reasoning, or what it calls "before"."""
+
+
+class ConstraintError(ValueError):
+    """An answer cannot go on: its next mask needs more time or memory than the limits allow."""
+
+
+class AnswerConstraint:
+    """The constraint of one answer, and its state behind the tokens that it was told of."""
+
+    def __init__(self, compiled: CompiledConstraint, reasoning: Format | None = None) -> None:
+        """Creates the constraint of an answer. reasoning: format of the template's marks."""
+        self._compiled, self._vocabulary = compiled, compiled.vocabulary
+        self._matcher = compiled.matcher()
+        self._format = reasoning
+        self._region: Region = None if reasoning is None else reasoning.splitter()
+        self._n_known = 0
+        self._consumed: list[int] = []
+        """Tokens of the answer, and of the path to a node, that the matcher has consumed."""
+        self._path: list[tuple[Region, bool]] = []
+        """Region before each token of the path, and True if the matcher has consumed the token."""
+        self._row = np.zeros(self._vocabulary.end // 32 + 1, dtype=np.uint32)
+        self.error: str | None = None
+        """Reason why a mask of the last tree could not be computed."""
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Takes the tokens of the answer so far; ConstraintError if the matcher has failed."""
+        for token in tokens[self._n_known :]:
+            self._push(token)
+        self._path.clear()
+        self._n_known = len(tokens)
+        if self._matcher.is_error():
+            raise ConstraintError(sentence(self._matcher.get_error()))
+
+    def forced(self, n_most: int) -> list[int]:
+        """Returns the next tokens, n_most at most, that have no alternative."""
+        found: list[int] = []
+        if self._region is None:
+            for token in self._forced()[: max(0, n_most)]:
+                if token == self._vocabulary.end:
+                    break
+                found.append(token)
+        return found
+
+    def allowed(self, tree: Tree) -> Tree:
+        """Returns a tree without the nodes that the constraint forbids, else in the same order."""
+        kept = [0]
+
+        def visit(_: int, children: Sequence[int]) -> Sequence[int]:
+            forced = self._forced() if self._region is None else []
+            found = [x for x in children if self._allows(tree.tokens[x], forced)]
+            kept.extend(found)
+            return [x for x in found if tree.tokens[x] not in self._vocabulary.stop_tokens]
+
+        self._walk(tree, visit)
+        if len(kept) == len(tree):
+            return tree
+        kept.sort()
+        number = {node: i for i, node in enumerate(kept)}
+        number[-1] = -1
+        return Tree(
+            [tree.tokens[x] for x in kept],
+            [number[tree.parents[x]] for x in kept],
+            [tree.depths[x] for x in kept],
+            [tree.log_probs[x] for x in kept],
+        )
+
+    def masks(self, tree: Tree) -> Words:
+        """Returns the mask of the tokens after each node, uint32 [n_nodes, n_words].
+
+        The mask is all ones behind a token that ends the answer or that is forbidden, where nothing
+        is sampled, and all zeros where the matcher has failed, which `error` explains.
+        """
+        rows = np.full((len(tree), self._vocabulary.n_words), 0xFFFFFFFF, dtype=np.uint32)
+        stops, self.error = self._vocabulary.stop_tokens, None
+
+        def visit(node: int, children: Sequence[int]) -> Sequence[int]:
+            row = rows[node] = self._mask()
+            found = [x for x in children if _has(row, tree.tokens[x])]
+            return [x for x in found if tree.tokens[x] not in stops]
+
+        self._walk(tree, visit, with_leaves=True)
+        return rows
+
+    def _walk(
+        self,
+        tree: Tree,
+        visit: Callable[[int, Sequence[int]], Sequence[int]],
+        *,
+        with_leaves: bool = False,
+    ) -> None:
+        """Calls visit(node, children), depth first, with the state behind the node's token.
+
+        visit returns the children that are visited next, of which leaves are left out unless
+        with_leaves.
+        """
+        children: list[list[int]] = [[] for _ in tree.tokens]
+        for node, parent in enumerate(tree.parents[1:], 1):
+            children[parent].append(node)
+        waiting, path = [0], list[int]()
+        try:
+            while waiting:
+                node = waiting.pop()
+                while path and path[-1] != tree.parents[node]:
+                    path.pop()
+                    self._pop()
+                if node:
+                    self._push(tree.tokens[node])
+                    path.append(node)
+                else:
+                    path.append(0)
+                    self._path.append((self._region, False))
+                found = visit(node, children[node])
+                waiting += [x for x in reversed(found) if with_leaves or children[x]]
+        finally:
+            while self._path:
+                self._pop()
+
+    def _push(self, token: int) -> None:
+        region, consumes = self._region, True
+        if isinstance(region, int):
+            consumes = self._validates(token)
+            self._region = None if consumes else region - 1
+        elif region is not None:
+            consumes = self._begins(region, token)
+            self._region = None if consumes else self._after(region, token)
+        self._path.append((region, consumes))
+        if consumes:
+            self._consumed.append(token)
+            self._matcher.consume_token(token)
+
+    def _pop(self) -> None:
+        self._region, consumed = self._path.pop()
+        if consumed:
+            self._consumed.pop()
+            if not self._matcher.rollback(1):
+                self._restart()
+
+    def _after(self, splitter: Splitter, token: int) -> Region:
+        """Returns the region behind a token that does not belong to the answer."""
+        after = copy.copy(splitter)
+        after.push(self._vocabulary.text(token))
+        if after.region != "answer":
+            return after
+        return MAX_SPACES if self._closing else 0
+
+    def _begins(self, splitter: Splitter, token: int) -> bool:
+        """True if the token begins the answer where reasoning might begin instead."""
+        if splitter.region != "before" or splitter.held:
+            return False
+        is_mark = self._vocabulary.text(token).startswith(self._opening)
+        return not is_mark and self._validates(token)
+
+    @property
+    def _opening(self) -> str:
+        return self._format.opening if self._format else ""
+
+    @property
+    def _closing(self) -> str:
+        return self._format.closing if self._format else ""
+
+    def _forced(self) -> list[int]:
+        tokens: list[int] = self._matcher.compute_ff_tokens()
+        if self._matcher.is_error():
+            self._restart()
+            return []
+        return tokens
+
+    def _validates(self, token: int) -> bool:
+        return bool(self._matcher.validate_tokens([token]))
+
+    def _allows(self, token: int, forced: Sequence[int]) -> bool:
+        """True if the token may follow. forced: the forced tokens of the answer."""
+        region = self._region
+        if region is None or isinstance(region, int):
+            if region and _has(self._vocabulary.spaces, token):
+                return True
+            if token in self._vocabulary.stop_tokens:
+                return bool(self._matcher.is_accepting())
+            return token == forced[0] if forced else self._validates(token)
+        return _has(self._free(region), token) or self._begins(region, token)
+
+    def _free(self, splitter: Splitter) -> Words:
+        """Returns the mask of the tokens that may follow and do not belong to the answer."""
+        if splitter.region == "before":
+            return self._vocabulary.opening(splitter.held, self._opening)
+        if not self._closing:  # harmony
+            return self._vocabulary.free
+        return self._vocabulary.closing(splitter.held, self._closing)
+
+    def _mask(self) -> Words:
+        region = self._region
+        if region is None:
+            return self._answer_mask()
+        if isinstance(region, int):
+            mask = self._answer_mask()
+            return mask | self._vocabulary.spaces if region else mask
+        free = self._free(region)
+        if region.region == "before" and not region.held:
+            return free | self._answer_mask()
+        return free
+
+    def _answer_mask(self) -> Words:
+        """Returns the mask of the matcher; all zeros if it has failed."""
+        row, vocabulary = self._row, self._vocabulary
+        self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        if self._matcher.is_error():
+            # A failed matcher stays so and allows the end of the answer alone.
+            self.error = sentence(self._matcher.get_error())
+            row[:] = 0
+        mask = row[: vocabulary.n_words] & vocabulary.all
+        return mask | vocabulary.stops if _has(row, vocabulary.end) else mask
+
+    def _restart(self) -> None:
+        """Replaces a failed matcher by one that has consumed the same tokens."""
+        self._matcher = self._compiled.matcher()
+        self._matcher.consume_tokens(self._consumed)
+
+
+def _has(mask: Words, token: int) -> bool:
+    return bool(mask[token >> 5] >> np.uint32(token & 31) & np.uint32(1))
