@@ -518,7 +518,7 @@ class Scheduler:
                 entry.state.sampler.sample_request(
                     entry.state.sequence,
                     entry.state.history,
-                    len(entry.rows.tokens),
+                    1 if entry.tree is None else len(entry.tree),
                     entry.masks,
                 )
                 for entry, _ in sampling
