@@ -14,14 +14,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ..speculative.tree import Tree
-from ..text.reasoning import Format, Splitter
+from ..text.reasoning import Format, ReasoningSplitter
 from .compiler import CompiledConstraint, sentence
 from .vocabulary import Words
 
 MAX_SPACES = 2
 """Tokens of white space, which are no part of the answer, that may follow reasoning."""
 
-Region = Splitter | int | None
+Region = ReasoningSplitter | int | None
 """Region of the text that follows: None: the answer; a number: the answer, or at most so many
 tokens of white space before it; a splitter: the reasoning, or what it calls "before"."""
 
@@ -161,7 +161,7 @@ class AnswerConstraint:
             if not self._matcher.rollback(1):
                 self._restart()
 
-    def _after(self, splitter: Splitter, token: int) -> Region:
+    def _after(self, splitter: ReasoningSplitter, token: int) -> Region:
         """Returns the region behind a token that does not belong to the answer."""
         after = copy.copy(splitter)
         after.push(self._vocabulary.text(token))
@@ -169,7 +169,7 @@ class AnswerConstraint:
             return after
         return MAX_SPACES if self._closing else 0
 
-    def _begins(self, splitter: Splitter, token: int) -> bool:
+    def _begins(self, splitter: ReasoningSplitter, token: int) -> bool:
         """True if the token begins the answer where reasoning might begin instead."""
         if splitter.region != "before" or splitter.held:
             return False
@@ -205,7 +205,7 @@ class AnswerConstraint:
             return token == forced[0] if forced else self._validates(token)
         return _has(self._free(region), token) or self._begins(region, token)
 
-    def _free(self, splitter: Splitter) -> Words:
+    def _free(self, splitter: ReasoningSplitter) -> Words:
         """Returns the mask of the tokens that may follow and do not belong to the answer."""
         if splitter.region == "before":
             return self._vocabulary.opening(splitter.held, self._opening)

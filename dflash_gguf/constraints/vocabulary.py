@@ -51,13 +51,13 @@ class ConstraintVocabulary:
         self.n_words = (n_vocab + 31) // 32
         self.stop_tokens = tokenizer.stop_tokens
         n = min(n_vocab, tokenizer.n_tokens)
-        self.pieces = [*map(tokenizer.piece, range(n)), *([b""] * (n_vocab - n))]
-        names = [
-            piece or (SPECIAL + tokenizer.piece(token, special=True) if token < n else b"")
-            for token, piece in enumerate(self.pieces)
+        tokens = [
+            tokenizer.piece(token) or SPECIAL + tokenizer.piece(token, special=True)
+            for token in range(n)
         ]
+        self._tokens = [*tokens, *([b""] * (n_vocab - n)), SPECIAL + b"<end>"]
         self.tokenizer = llguidance.LLTokenizer(
-            llguidance.TokenizerWrapper(_Tokens(tokenizer, [*names, SPECIAL + b"<end>"], self.end)),
+            llguidance.TokenizerWrapper(_Tokens(tokenizer, self._tokens, self.end)),
             n_vocab=n_vocab + 1,
         )
         self.all = self.words_of(range(n_vocab))
@@ -76,8 +76,11 @@ class ConstraintVocabulary:
         return np.packbits(flags, bitorder="little").view(np.uint32)
 
     def text(self, token: int) -> str:
-        """Returns a token's text; bytes beyond ASCII, which no mark has, become U+FFFD."""
-        return self.pieces[token].decode("ascii", "replace")
+        """Returns a token's text, or its name if it is a control token, which a mark may be.
+
+        Bytes beyond ASCII, which no mark has, become U+FFFD.
+        """
+        return self._tokens[token].removeprefix(SPECIAL).decode("ascii", "replace")
 
     def opening(self, held: str, mark: str) -> Words:
         """Returns the mask of tokens that continue `held`, the begun text, to a begun mark."""
@@ -110,7 +113,7 @@ class ConstraintVocabulary:
 
     def _with_text(self, wanted: Callable[[str], bool]) -> Words:
         return self.words_of(
-            token for token, piece in enumerate(self.pieces) if piece and wanted(self.text(token))
+            token for token in range(self.n_vocab) if (text := self.text(token)) and wanted(text)
         )
 
 

@@ -50,6 +50,10 @@ class Splitter(Protocol):
     def finish(self) -> list[OutputPart]:
         """Returns the held back text as parts of the output; called at the end of the answer."""
 
+
+class ReasoningSplitter(Splitter, Protocol):
+    """Interface of splitters that tell to which region of the answer the next text belongs."""
+
     @property
     def region(self) -> Region:
         """The region of the text that is pushed next; "before": reasoning or the answer may begin.
@@ -87,7 +91,7 @@ class Format(NamedTuple):
         """The mark after reasoning; "" for harmony."""
         return MARKS[self.name][1] if self.name in MARKS else ""
 
-    def splitter(self, interrupts: tuple[str, ...] = ()) -> Splitter:
+    def splitter(self, interrupts: tuple[str, ...] = ()) -> ReasoningSplitter:
         """Returns a splitter for one answer. interrupts: see `Block`."""
         if self.name == "harmony":
             return Harmony()

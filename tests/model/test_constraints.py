@@ -27,7 +27,7 @@ DRAFTS: tuple[dict[str, Any], ...] = (
     {"draft": "chain", "draft_type": "suffix"},
     {"draft": "auto"},
 )
-N_MOST = 60
+N_ANSWER = 60
 PERSON = {
     "type": "object",
     "properties": {
@@ -131,7 +131,7 @@ CONSTRAINTS: dict[str, tuple[dict[str, Any], Callable[[str], bool]]] = {
 
 
 def is_valid(result: Result, valid: Callable[[str], bool]) -> bool:
-    """True if a finished answer is valid; an answer cut at N_MOST tokens may be anything."""
+    """True if a finished answer is valid; an answer cut at N_ANSWER tokens may be anything."""
     assert result.stop_reason in ("token", "length")
     return result.stop_reason == "length" or valid(result.text)
 
@@ -167,7 +167,7 @@ def test_drafts_do_not_change_constrained_texts_of_random_models(
         schema = random_schema(rng)
         cases.append(({"json_schema": schema}, lambda x, s=schema: check(s, json.loads(x))))
     for number, (constraint, valid) in enumerate(cases):
-        settings = {**constraint, "max_tokens": N_MOST, "seed": number, **samplers[number % 3]}
+        settings = {**constraint, "max_tokens": N_ANSWER, "seed": number, **samplers[number % 3]}
         prompt = [rng.randrange(256) for _ in range(9)]
         plain = decoder.generate(prompt, draft="none", **settings)
         assert is_valid(plain, valid), (constraint, plain.text)
@@ -193,7 +193,7 @@ def test_drafts_do_not_change_constrained_texts(python_tiny: Decoder, name: str)
     settings, valid = CONSTRAINTS[name]
     prompt = "def example():\n    return "
     for seed, temperature in ((0, 0.0), (1, 0.8), (2, 1.5)):
-        common: dict[str, Any] = {"seed": seed, "temperature": temperature, "max_tokens": N_MOST}
+        common: dict[str, Any] = {"seed": seed, "temperature": temperature, "max_tokens": N_ANSWER}
         plain = python_tiny.generate(prompt, draft="none", **settings, **common)
         assert is_valid(plain, valid)
         for draft in DRAFTS:
@@ -207,7 +207,13 @@ def test_many_answers_have_constraints_of_their_own(python_tiny: Decoder) -> Non
     prompts = [f"# {number}\nvalue = " for number in range(len(cases))]
     alone = [
         python_tiny.generate(
-            prompt, draft="none", max_tokens=N_MOST, temperature=0.9, seed=7, n_probs=2, **settings
+            prompt,
+            draft="none",
+            max_tokens=N_ANSWER,
+            temperature=0.9,
+            seed=7,
+            n_probs=2,
+            **settings,
         )
         for prompt, (settings, _) in zip(prompts, cases, strict=True)
     ]
@@ -216,7 +222,7 @@ def test_many_answers_have_constraints_of_their_own(python_tiny: Decoder) -> Non
             python_tiny.stream(
                 prompt,
                 draft=draft,
-                max_tokens=N_MOST,
+                max_tokens=N_ANSWER,
                 temperature=0.9,
                 seed=7,
                 n_probs=2,
