@@ -65,7 +65,7 @@ MANY = {
     "google-gemma-4-31B-it-interleaved": "gemma4",
     "Mistral-Small-3.2-24B-Instruct-2506": "mistral",
     "mistralai-Ministral-3-14B-Reasoning-2512": "mistral",
-    "mistralai-Mistral-Nemo-Instruct-2407": "mistral",
+    "mistralai-Mistral-Nemo-Instruct-2407": "mistral_list",
     "unsloth-mistral-Devstral-Small-2507": "mistral",
     "GLM-4.6": "glm",
     "GLM-4.7-Flash": "glm",

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ..reasoning import OutputPart
 from .parser import ToolFormat
 
-FAMILIES_WITH_IDS = ("kimi", "mistral")
+FAMILIES_WITH_IDS = ("kimi", "mistral", "mistral_list")
 """Families that show ids, in a form of their own."""
 
 
@@ -37,9 +37,10 @@ def call_id(tools: ToolFormat | None, name: str, index: int, unique: str) -> str
 
     Kimi K2 knows calls by name and number; Mistral's templates refuse ids of other lengths than 9.
     """
-    if tools is not None and tools.family == "kimi":
+    family = "" if tools is None else tools.family
+    if tools is not None and family == "kimi":
         return f"functions.{name}:{tools.n_earlier + index}"
-    return unique[:9] if tools is not None and tools.family == "mistral" else f"call_{unique}"
+    return unique[:9] if family.startswith("mistral") else f"call_{unique}"
 
 
 def with_known_ids(messages: Sequence[Mapping[str, Any]], family: str) -> list[dict[str, Any]]:
@@ -54,7 +55,7 @@ def with_known_ids(messages: Sequence[Mapping[str, Any]], family: str) -> list[d
         for call in message.get("tool_calls") or ():
             given, name = str(call.get("id")), call.get("function", call)["name"]
             unique = hashlib.blake2b(given.encode("utf-8", "replace"), digest_size=12).hexdigest()
-            is_known = family == "mistral" and re.fullmatch("[a-zA-Z0-9]{9}", given)
+            is_known = family != "kimi" and re.fullmatch("[a-zA-Z0-9]{9}", given)
             known[given] = given if is_known else call_id(tools, name, len(known), unique)
             calls.append({**call, "id": known[given]})
         if calls:

@@ -1,0 +1,109 @@
+"""Grammars of calls allow what templates write, and nothing that the parsers could not read."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from dflash_gguf.text.reasoning import joined, merged
+from dflash_gguf.text.tools.calls import calls_in
+from dflash_gguf.text.tools.formats import FAMILIES, AnswerParser
+from dflash_gguf.text.tools.grammars import FORMS, call_grammar
+from dflash_gguf.text.tools.parser import ToolFormat
+
+llguidance = pytest.importorskip("llguidance")
+
+READ: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "path": {"type": "string"},
+        "n": {"$ref": "#/$defs/Small"},
+        "mode": {"enum": ["r", "w"]},
+    },
+    "required": ["path", "mode"],
+    "additionalProperties": False,
+    "$defs": {"Small": {"type": "integer", "minimum": 0, "maximum": 9}},
+}
+TOOLS = {
+    "read": READ,
+    "list_files": {"type": "object", "properties": {}, "additionalProperties": False},
+}
+CLOSERS = b'"}]</>\n'
+
+
+def matcher(tools: ToolFormat, names: list[str] | None = None) -> Any:
+    grammar = llguidance.LLMatcher.grammar_from_lark(call_grammar(tools, names))
+    found = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar)
+    assert not found.is_error(), found.get_error()
+    return found
+
+
+def walk(found: Any, generator: random.Random, value_end: str) -> str:
+    """Returns a random text that the grammar allows, whose values end before long."""
+    said, end = bytearray(), list(value_end.encode())
+    for _ in range(4000):
+        if found.is_accepting() and generator.random() < 0.5:
+            break
+        mask = found.compute_logit_bias()
+        allowed = [byte for byte in range(256) if mask[byte]]
+        allowed = [byte for byte in allowed if 9 < byte < 127] or allowed
+        assert allowed or found.is_accepting(), bytes(said)
+        if not allowed:
+            break
+        if len(said) % 40 > 10:
+            allowed = [byte for byte in allowed if byte in CLOSERS] or allowed
+            if end and found.validate_tokens(end) == len(end) and found.consume_tokens(end):
+                said += bytes(end)
+                continue
+        said.append(generator.choice(allowed))
+        assert found.consume_token(said[-1]), bytes(said)
+    return said.decode()
+
+
+def read(tools: ToolFormat, text: str) -> list[tuple[str, Any]]:
+    parser = AnswerParser(None, tools)
+    parts = merged(parser.push(text) + parser.finish())
+    assert not joined(parts, "text").strip(), text
+    return [(call.name, json.loads(call.arguments)) for call in calls_in(parts)]
+
+
+@pytest.mark.parametrize("family", FORMS)
+def test_calls_that_a_grammar_allows_are_read(family: str) -> None:
+    generator = random.Random(family)
+    for is_parallel in (True, False):
+        tools = ToolFormat(family, TOOLS, is_parallel)
+        for _ in range(4):
+            text = walk(matcher(tools), generator, FORMS[family].value_end)
+            calls = read(tools, text)
+            assert calls, text
+            assert is_parallel or len(calls) == 1
+            for name, arguments in calls:
+                if name == "read":
+                    assert arguments.keys() >= {"path", "mode"}
+                    assert arguments["mode"] in ("r", "w")
+                    assert 0 <= arguments.get("n", 0) <= 9
+                else:
+                    assert (name, arguments) == ("list_files", {})
+
+
+@pytest.mark.parametrize("family", FORMS)
+def test_only_the_named_tools_may_be_called(family: str) -> None:
+    generator, tools = random.Random(family), ToolFormat(family, TOOLS)
+    for _ in range(4):
+        text = walk(matcher(tools, ["list_files"]), generator, FORMS[family].value_end)
+        assert {name for name, _ in read(tools, text)} == {"list_files"}
+
+
+def test_marks_may_be_control_tokens() -> None:
+    tools = ToolFormat("mistral", TOOLS)
+    grammar = call_grammar(tools, ["list_files"], mark=lambda text: f"<{text}>")
+    assert 'call_0: <[TOOL_CALLS]> "list_files" <[ARGS]> arguments_0' in grammar
+
+
+def test_families_without_a_form_are_refused() -> None:
+    assert set(FORMS) < set(FAMILIES)
+    with pytest.raises(ValueError, match="calls of the family harmony cannot be constrained"):
+        call_grammar(ToolFormat("harmony", TOOLS))
