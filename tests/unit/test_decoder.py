@@ -372,7 +372,10 @@ def test_a_file_s_template_for_tools_is_taken(tmp_path: Path) -> None:
     decoder = make_calls(tokenizer, b"")
     found = decoder.chat_prompt("Go", tools=[READ])
     assert found.tools is not None
-    assert (found.tools.family, "[TOOL_CALLS]" in decoder.detokenize(found)) == ("mistral", True)
+    assert (found.tools.family, "[TOOL_CALLS]" in decoder.detokenize(found)) == (
+        "mistral_list",
+        True,
+    )
     assert "read" not in decoder.detokenize(decoder.chat_prompt("Go"))
 
 
