@@ -14,7 +14,7 @@ extern "C" {
 
 #pragma GCC visibility push(default)
 
-enum { DFL_ABI_VERSION = 25 };
+enum { DFL_ABI_VERSION = 26 };
 
 typedef enum {
     DFL_STATUS_OK = 0,
@@ -128,15 +128,18 @@ typedef struct {
     char device[64];
     int64_t n_vocab;
     int64_t n_embd;
-    int64_t n_layer;          /* number of executed layers, without MTP blocks */
-    int64_t n_recurrent;      /* number of executed layers with a recurrent state */
-    int64_t n_ctx_train;      /* context length of the training, in tokens */
-    uint64_t mapped_bytes;    /* bytes of weights used in place in the mapped file */
-    uint64_t copied_bytes;    /* bytes of weights copied to buffers */
-    uint64_t cpu_split_bytes; /* part of copied_bytes that is on the CPU beside another device */
-    uint64_t embedding_bytes; /* mapped bytes of token embeddings, which are not in mapped_bytes */
-    int64_t n_expert;         /* number of experts of a layer; 0: the model has none */
-    int32_t on_gpu;           /* 1: the device is not the CPU, or a dry run assumes a CUDA GPU */
+    int64_t n_layer;           /* number of executed layers, without MTP blocks */
+    int64_t n_recurrent;       /* number of executed layers with a recurrent state */
+    int64_t n_ctx_train;       /* context length of the training, in tokens */
+    uint64_t mapped_bytes;     /* bytes of weights used in place in the mapped file */
+    uint64_t copied_bytes;     /* bytes of weights copied to buffers */
+    uint64_t cpu_split_bytes;  /* part of copied_bytes that is on the CPU beside another device */
+    uint64_t embedding_bytes;  /* mapped bytes of token embeddings, which are not in mapped_bytes */
+    int64_t n_expert;          /* number of experts of a layer; 0: the model has none */
+    int64_t n_expert_used;     /* number of experts of a layer that a token uses */
+    uint64_t expert_bytes;     /* bytes of the weights of all experts, without shared ones */
+    uint64_t cpu_expert_bytes; /* part of expert_bytes that is on the CPU beside another device */
+    int32_t on_gpu;            /* 1: the device is not the CPU, or a dry run assumes a CUDA GPU */
     int32_t n_placements;
 } dfl_model_info;
 

@@ -158,11 +158,11 @@ class _Search:
     vram: int | None
 
     def places(self, planner: Planner) -> list[str]:
-        """Returns the places of the drafter to compare; one if no speed can be predicted.
+        """Returns the places of the drafter to compare.
 
         At equal speed the first is taken: with more layers on the GPU, prompts take less time.
         """
-        if not planner.block_size or self.decode.draft == "none" or planner.model.n_expert:
+        if not planner.block_size or self.decode.draft == "none":
             return [GPU]
         places = [GPU]
         if self.config.draft_gpu_layers is None:

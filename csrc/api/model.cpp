@@ -81,6 +81,9 @@ dfl_status dfl_model_get_info(const dfl_model * model, dfl_model_info * info, df
         info->n_placements = static_cast<int32_t>(m.weights().placements.size());
         info->embedding_bytes = m.weights().embedding_bytes;
         info->n_expert = hp.experts.n_expert;
+        info->n_expert_used = hp.experts.n_used;
+        info->expert_bytes = m.weights().expert_bytes;
+        info->cpu_expert_bytes = m.weights().cpu_expert_bytes;
         info->on_gpu = m.on_gpu();
     });
 }

@@ -17,11 +17,12 @@ uint64_t Devices::bytes_read() const {
     return main_.bytes_read() + (cpu_ ? cpu_->bytes_read() : 0);
 }
 
+bool is_expert(const std::string & name) { return name.find("_exps.") != std::string::npos; }
+
 Backend & Devices::of_weight(const std::string & name) {
     int il = INT_MAX; // weights of no layer are where the head is
     std::sscanf(name.c_str(), "blk.%d.", &il);
-    const bool is_expert = name.find("_exps.") != std::string::npos;
-    return cpu_ && is_expert && il < split_.first_experts ? *cpu_ : of_layer(il);
+    return cpu_ && is_expert(name) && il < split_.first_experts ? *cpu_ : of_layer(il);
 }
 
 } // namespace dfl

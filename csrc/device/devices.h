@@ -19,6 +19,9 @@ struct Split {
     bool is_whole() const { return first == 0 && first_experts == 0; }
 };
 
+// True if a tensor of this name has weights of a layer's experts, the shared one excepted.
+bool is_expert(const std::string & name);
+
 class Devices {
   public:
     // dry_run: memory is counted, not allocated; a hypothetical GPU has the real CPU beside it.

@@ -165,6 +165,16 @@ void WeightLoader::count_copied(const Backend & backend, uint64_t bytes) {
     weights_.cpu_split_bytes += &backend == devices_.cpu() ? bytes : 0;
 }
 
+void WeightLoader::count_experts() {
+    for (const TensorRequest & request : requests_) {
+        if (!request.file_names.empty() && is_expert(request.file_names[0])) {
+            const bool on_cpu = &devices_.of_weight(request.file_names[0]) == devices_.cpu();
+            weights_.expert_bytes += bytes_of(request);
+            weights_.cpu_expert_bytes += on_cpu ? bytes_of(request) : 0;
+        }
+    }
+}
+
 void WeightLoader::allocate(const Place & place, ggml_context * ctx) {
     uint64_t bytes = 0;
     for (const TensorRequest & request : requests_) {
@@ -277,6 +287,7 @@ std::unique_ptr<Weights> WeightLoader::load(const LoadProgress & progress) {
         allocate(place, ctx);
     }
     allocate_packed();
+    count_experts();
     if (devices_.main().is_dry_run()) {
         return std::move(owned_);
     }

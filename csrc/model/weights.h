@@ -145,6 +145,9 @@ struct Weights {
     uint64_t copied_bytes = 0;
     uint64_t cpu_split_bytes = 0;
     uint64_t embedding_bytes = 0;
+    // Bytes of the weights of experts, mapped or not, and of those on the CPU of a split model.
+    uint64_t expert_bytes = 0;
+    uint64_t cpu_expert_bytes = 0;
 };
 
 // Writes scaled embeddings of tokens: dst [n_embd, n].
@@ -246,6 +249,7 @@ class WeightLoader {
     void map_in_place();
     void allocate(const Place & place, ggml_context * ctx);
     void count_copied(const Backend & backend, uint64_t bytes);
+    void count_experts();
     void allocate_packed();
     void record_placement(const TensorRequest & request);
     void fill(const TensorRequest & request) const;

@@ -1,7 +1,9 @@
 """Predicted speed of a model whose weights are on a GPU and the CPU.
 
 A round takes the time of reading each weight once where it is, and a wait for each change of the
-device. Ignored: the K/V cache, arithmetic on a GPU, overlap. docs/memory.md has the sources.
+device. Of the experts of a layer it reads those that some row of the round uses; rows are taken to
+choose experts independently. Ignored: the K/V cache, arithmetic on a GPU, overlap. docs/memory.md
+has the sources.
 """
 
 from __future__ import annotations
@@ -20,23 +22,18 @@ DRAFT_LENGTHS = (0, 3, 7, 15)
 
 
 def tokens_per_s(model: Model, drafter: Drafter | None) -> float | None:
-    """Predicts tokens/s of one answer with the fastest draft length.
-
-    None without a GPU, and for a mixture of experts, which reads only a part of its weights.
-    """
-    if not model.on_gpu or model.n_expert:
+    """Predicts tokens/s of one answer with the fastest draft length; None without a GPU."""
+    if not model.on_gpu:
         return None
-    on_cpu = model.cpu_split_bytes + model.mapped_bytes
-    speeds = [1 / _pass_s(model.device_bytes, on_cpu, 1)]
+    speeds = [1 / _target_s(model, 1)]
     if drafter is not None:
         drafter_on_cpu = drafter.cpu_split_bytes + drafter.mapped_bytes
         drafter_on_gpu = drafter.copied_bytes - drafter.cpu_split_bytes
         for rows in (n + 1 for n in DRAFT_LENGTHS if 0 < n < drafter.block_size):
-            verify_s = _pass_s(model.device_bytes, on_cpu, rows)
             # A drafter on the CPU multiplies with the target's head on the GPU.
-            draft_s = _pass_s(drafter_on_gpu, drafter_on_cpu, rows)
+            draft_s = _read_s(drafter_on_gpu, drafter_on_cpu, rows) + _wait_s(drafter_on_cpu > 0)
             n_tokens = (1 - ACCEPTANCE**rows) / (1 - ACCEPTANCE)
-            speeds.append(n_tokens / (verify_s + draft_s))
+            speeds.append(n_tokens / (_target_s(model, rows) + draft_s))
     return max(speeds)
 
 
@@ -45,7 +42,30 @@ def rounded(speed: float) -> str:
     return f"{float(f'{speed:.3g}'):,g}"
 
 
-def _pass_s(gpu_bytes: int, cpu_bytes: int, rows: int) -> float:
-    """Returns the seconds of a pass that reads these weights once for some rows."""
-    cpu_s = cpu_bytes / CPU_BYTES_PER_S * max(1.0, rows / CPU_ROWS)
-    return gpu_bytes / GPU_BYTES_PER_S + cpu_s + WAIT_S * (1 + (cpu_bytes > 0))
+def _target_s(model: Model, rows: int) -> float:
+    """Returns the seconds of a pass of the target over some rows."""
+    on_cpu = model.cpu_split_bytes + model.mapped_bytes
+    experts_on_gpu = model.expert_bytes - model.cpu_expert_bytes
+    dense_on_cpu = on_cpu - model.cpu_expert_bytes
+    seconds = _read_s(model.device_bytes - experts_on_gpu, dense_on_cpu, rows)
+    if model.n_expert:
+        active = model.n_expert_used / model.n_expert
+        seconds += _read_s(experts_on_gpu, model.cpu_expert_bytes, rows, active)
+    # The experts of a layer that is on the GPU take the rows to the CPU and back.
+    n_alone = min(model.config.n_cpu_moe, model.n_layer) if model.n_expert else 0
+    return seconds + _wait_s(on_cpu > 0) + WAIT_S * 2 * n_alone
+
+
+def _read_s(gpu_bytes: int, cpu_bytes: int, rows: int, active: float = 1.0) -> float:
+    """Returns the seconds of reading these weights for some rows.
+
+    active: share of the weights that one row uses.
+    """
+    read = 1 - (1 - active) ** rows
+    cpu_s = cpu_bytes / CPU_BYTES_PER_S * max(read, active * rows / CPU_ROWS)
+    return gpu_bytes / GPU_BYTES_PER_S * read + cpu_s
+
+
+def _wait_s(is_split: bool) -> float:
+    """Returns the seconds of waiting for the GPU, and for the CPU if it has weights too."""
+    return WAIT_S * (1 + is_split)

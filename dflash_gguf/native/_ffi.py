@@ -15,7 +15,7 @@ from typing import Any
 
 from cffi import FFI
 
-ABI_VERSION = 25
+ABI_VERSION = 26
 
 ffi: Any = FFI()
 

@@ -105,6 +105,9 @@ class Model:
         self.cpu_split_bytes = int(info.cpu_split_bytes)
         self.embedding_bytes = int(info.embedding_bytes)
         self.n_expert = int(info.n_expert)
+        self.n_expert_used = int(info.n_expert_used)
+        self.expert_bytes = int(info.expert_bytes)
+        self.cpu_expert_bytes = int(info.cpu_expert_bytes)
         self.on_gpu = bool(info.on_gpu)
         self.is_hypothetical = dry_run == "cuda" and self.on_gpu
         self.kernels = _placements("model", self._handle, info.n_placements)

@@ -95,8 +95,8 @@ def compare(
 
 
 def _compare(pair: Pair, setting: Setting, cache_type: str | None, is_short: bool) -> Figures:
-    sizes = _sizes(cache_type or CACHE_TYPES[0])
-    cpu = pair.open(LoadConfig(n_gpu_layers=0, n_threads=N_THREADS, **sizes))
+    on_cpu = sizes_of(cache_type or CACHE_TYPES[0])
+    cpu = pair.open(LoadConfig(n_gpu_layers=0, n_threads=N_THREADS, **on_cpu))
     device, type_name = _on_device(pair, setting, [cache_type] if cache_type else CACHE_TYPES)
     serial = native.Sequence(native.Engine(device.engine.model))
     tokens = np.random.default_rng(3).integers(0, cpu.engine.model.n_vocab, N_PROMPT).tolist()
@@ -119,7 +119,8 @@ def _compare(pair: Pair, setting: Setting, cache_type: str | None, is_short: boo
     return figures | _law(device, is_short)
 
 
-def _sizes(type_name: str) -> dict[str, Any]:
+def sizes_of(type_name: str) -> dict[str, Any]:
+    """Returns the fields of a LoadConfig for K and V of a type."""
     cache = {"cache_type_k": type_name, "cache_type_v": type_name}
     return {"n_ctx": N_CTX, "n_ubatch": N_UBATCH, **cache}
 
@@ -127,10 +128,10 @@ def _sizes(type_name: str) -> dict[str, Any]:
 def _on_device(pair: Pair, setting: Setting, types: Sequence[str]) -> tuple[native.Sequence, str]:
     for type_name in types[:-1]:
         try:
-            return pair.open(setting.load_config(**_sizes(type_name))), type_name
+            return pair.open(setting.load_config(**sizes_of(type_name))), type_name
         except native.Error:
             continue
-    return pair.open(setting.load_config(**_sizes(types[-1]))), types[-1]
+    return pair.open(setting.load_config(**sizes_of(types[-1]))), types[-1]
 
 
 def _off(found: Rows, expected: Rows, scale: float) -> float:
@@ -215,7 +216,7 @@ def _law(device: native.Sequence, is_short: bool) -> Figures:
         figures[f"{name}_continued"] = {"n_cached": continued.n_cached, "n_same": n_same}
         for draft in ("chain", "tree"):
             decoder._speculative.proposers = [
-                _knowing(plain, len(prompt), device.engine.model.n_vocab, draft)
+                knowing(plain, len(prompt), device.engine.model.n_vocab, draft)
             ]
             margins, result = margins_at_differences(decoder, prompt, config, draft=draft)
             figures[f"{name}_{draft}"] = {
@@ -226,7 +227,8 @@ def _law(device: native.Sequence, is_short: bool) -> Figures:
     return figures
 
 
-def _knowing(plain: Sequence[int], n_prompt: int, n_vocab: int, draft: str) -> HalfRight:
+def knowing(plain: Sequence[int], n_prompt: int, n_vocab: int, draft: str) -> HalfRight:
+    """Returns a proposer of a plain answer, beside wrong tokens. draft: "chain" or "tree"."""
     width = 3 if draft == "tree" else 1
     return HalfRight(
         plain,

@@ -77,6 +77,24 @@ def test_a_plan_knows_where_weights_are_copied(
     assert any(x.name == "target weights" and x.where == "file" for x in real.items) or repack
 
 
+@pytest.mark.parametrize("n_cpu_moe", [0, 1])
+def test_a_plan_predicts_the_speed_of_experts_where_they_are(
+    tmp_path: Path, n_cpu_moe: int
+) -> None:
+    path = make_gguf(tmp_path, "qwen35moe")
+    config = replace(CONFIG, n_gpu_layers=None, n_cpu_moe=n_cpu_moe, repack=False)
+    planner = Planner(path, None, config, vram=GPU)
+    sizes = {x.name: int(x.n_bytes) for x in GGUFReader(path).tensors if "_exps." in x.name}
+    first = sum(size for name, size in sizes.items() if name.startswith("blk.0."))
+    model = planner.model
+    assert model.expert_bytes == sum(sizes.values()) > first > 0
+    assert model.cpu_expert_bytes == n_cpu_moe * first
+    assert 0 < model.n_expert_used < model.n_expert
+    assert "tokens/s of one answer" in planner.plan().table()
+    real = Model(str(path), replace(config, n_gpu_layers=0))
+    assert (real.expert_bytes, real.cpu_expert_bytes) == (model.expert_bytes, 0)
+
+
 @pytest.mark.parametrize("name", [name for name, shape in PRESETS.items() if not shape.taps])
 def test_files_of_true_sizes_are_planned_without_their_tensors(name: str, tmp_path: Path) -> None:
     path = tmp_path / "x.gguf"

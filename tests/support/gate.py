@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,28 +15,48 @@ def margins_at_differences(
     config: dflash_gguf.DecodeConfig,
     **drafted: Any,
 ) -> tuple[list[float], dflash_gguf.Result]:
-    """Compares a drafted answer with the plain one, and continues plainly after each difference.
+    """Compares one answer as `margins_of_batch` does; returns margins and first drafted answer."""
+    margins, (first,) = margins_of_batch(decoder, [prompt], config, **drafted)
+    return margins, first
 
-    Returns the plain token's lead in logits at each difference, and the first drafted answer.
-    config: settings of the plain answer, with a seed. drafted: changed settings of the drafted one.
+
+def margins_of_batch(
+    decoder: dflash_gguf.Decoder,
+    prompts: Sequence[Sequence[int]],
+    config: dflash_gguf.DecodeConfig,
+    **drafted: Any,
+) -> tuple[list[float], list[dflash_gguf.Result]]:
+    """Compares a batch of drafted answers with plain answers of each prompt alone.
+
+    Each answer continues plainly after a difference. Returns the plain token's lead in logits at
+    each difference, and the first drafted answers. config: settings of the plain answers, with a
+    seed. drafted: changed settings of the drafted ones; a list has a value for each prompt.
     """
-    decoder.reset()
-    goal = decoder.generate(prompt, config).tokens
-    found: list[float] = []
-    first: dflash_gguf.Result | None = None
-    done = 0
-    while done < len(goal):
+    goals = []
+    for prompt in prompts:
         decoder.reset()
-        left = dataclasses.replace(config, max_tokens=len(goal) - done, **drafted)
-        result = decoder.generate([*prompt, *goal[:done]], left)
-        first = first or result
-        same = zip(result.tokens, goal[done:], strict=False)
-        n_equal = next((i for i, (a, b) in enumerate(same) if a != b), len(result.tokens))
-        done += n_equal + 1
-        if n_equal < len(result.tokens):
-            found.append(_margin(decoder, [*prompt, *goal[: done - 1]], config))
-    if first is None:
-        raise ValueError("the plain answer is empty")
+        goals.append(decoder.generate(prompt, config).tokens)
+    found: list[float] = []
+    first: list[dflash_gguf.Result] = []
+    done = [0] * len(prompts)
+    while left := [i for i, goal in enumerate(goals) if done[i] < len(goal)]:
+        decoder.reset()
+        settings: dict[str, Any] = {
+            name: [value[i] for i in left] if isinstance(value, list) else value
+            for name, value in drafted.items()
+        }
+        settings["max_tokens"] = [len(goals[i]) - done[i] for i in left]
+        begun = [[*prompts[i], *goals[i][: done[i]]] for i in left]
+        results = decoder.generate_batch(begun, config, **settings)
+        first = first or results
+        for i, result in zip(left, results, strict=True):
+            same = zip(result.tokens, goals[i][done[i] :], strict=False)
+            n_equal = next((n for n, (a, b) in enumerate(same) if a != b), len(result.tokens))
+            done[i] += n_equal + 1
+            if n_equal < len(result.tokens):
+                found.append(_margin(decoder, [*prompts[i], *goals[i][: done[i] - 1]], config))
+    if len(first) < len(prompts):
+        raise ValueError("a plain answer is empty")
     return found, first
 
 

@@ -21,7 +21,7 @@ from synthetic_shapes import TINY_NAMES
 from dflash_gguf import Error
 from dflash_gguf.backend_build.for_tests import build_for_tests
 
-AGREEMENT = Path(__file__).parents[1] / "exhaustive" / "agreement.py"
+EXHAUSTIVE = Path(__file__).parents[1] / "exhaustive"
 PASSES = ("prompt", "serial", "chain", "tree", "after_trees")
 CLOSE, ROUGH = (0.03, 0.015), (0.5, 0.1)
 LIMITS = {
@@ -44,14 +44,14 @@ Compare = Callable[..., dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def compare(tmp_path_factory: pytest.TempPathFactory) -> Compare:
-    """Runs agreement.py for one model on the software GPU; returns its line."""
+    """Runs a short part of a script for one model on the software GPU; returns its line."""
     run = comparing(tmp_path_factory, "few")
-    return lambda name, *flags: run(name, "--weights", "q8_0", "--short", *flags)
+    return lambda script, name, *flags: run(script, name, "--weights", "q8_0", "--short", *flags)
 
 
 @pytest.fixture(scope="module")
 def compare_long(tmp_path_factory: pytest.TempPathFactory) -> Compare:
-    """Runs all of agreement.py for one model, with all kernels of tests."""
+    """Runs a whole script for one model, with all kernels of tests."""
     return comparing(tmp_path_factory, "all")
 
 
@@ -69,8 +69,8 @@ def comparing(tmp_path_factory: pytest.TempPathFactory, which: str) -> Compare:
         "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("costs")),
     }
 
-    def of(name: str, *flags: str) -> dict[str, Any]:
-        command = [sys.executable, str(AGREEMENT), "--device", "CUDA0"]
+    def of(script: str, name: str, *flags: str) -> dict[str, Any]:
+        command = [sys.executable, str(EXHAUSTIVE / script), "--device", "CUDA0"]
         command += ["--backend-module", str(module), "--only", name, *flags]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-4000:]
@@ -100,30 +100,102 @@ def check(line: dict[str, Any], name: str) -> None:
 
 @pytest.mark.parametrize("name", TINY_NAMES)
 def test_logits_trees_and_answers(compare: Compare, name: str) -> None:
-    check(compare(name, "--cache-type", "f16"), name)
+    check(compare("agreement.py", name, "--cache-type", "f16"), name)
 
 
 @pytest.mark.parametrize("cache_type", ["f32", "bf16", "q8_0", "q5_1", "q4_0"])
 def test_types_of_k_and_v(compare: Compare, cache_type: str) -> None:
     # A number of four bits that rounding changes moves a row by up to 0.04 of the range.
     limits = (0.1, 0.03) if cache_type == "q4_0" else CLOSE
-    check_logits(compare("tiny-llama", "--cache-type", cache_type), limits)
+    line = compare("agreement.py", "tiny-llama", "--cache-type", cache_type)
+    check_logits(line, limits)
 
 
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen35"])
 def test_layers_split_with_the_cpu(compare: Compare, name: str) -> None:
-    check_logits(compare(name, "--cache-type", "f16", "-ngl", "2"), CLOSE)
+    line = compare("agreement.py", name, "--cache-type", "f16", "-ngl", "2")
+    check_logits(line, CLOSE)
+
+
+def check_rows(line: dict[str, Any], limits: tuple[float, float]) -> None:
+    """Checks rows of a text that a line of timelines.py compares."""
+    largest, median = limits
+    assert line["largest"] < largest
+    assert line["median"] < median
+    assert max(line["margins"], default=0.0) < MARGIN
+
+
+def check_many(line: dict[str, Any], name: str) -> None:
+    check_rows(line, LIMITS.get(name, CLOSE))
+    assert line["begun"] > 5  # a sequence's cells and states were used again
+    assert max(line["answers"]["margins"], default=0.0) < MARGIN
+    assert line["answers"]["margins"] or line["answers"]["tokens_a_round"] > 3
+
+
+def check_promoted(line: dict[str, Any], name: str) -> None:
+    check_rows(line["along"], LIMITS.get(name, CLOSE))
+    check_rows(line["after"], LIMITS.get(name, CLOSE))
+    # A promotion along a wrong path moves the rows as another token does.
+    assert line["after"]["median"] < line["one_token"]["median"] / 2
+
+
+def check_context(line: dict[str, Any], name: str) -> None:
+    check_rows(line, LIMITS.get(name, CLOSE))
+    assert line["ended_by"] == "context"
+    assert line["tokens"] == [line["left"] + 1] * 3
+    assert max(line["answer_margins"], default=0.0) < MARGIN
+
+
+def test_sequences_at_once(compare: Compare) -> None:
+    check_many(compare("timelines.py", "tiny-qwen35", "--part", "many"), "tiny-qwen35")
+
+
+def test_promoted_states(compare: Compare) -> None:
+    check_promoted(compare("timelines.py", "tiny-qwen35", "--part", "promoted"), "tiny-qwen35")
+
+
+def test_the_end_of_the_context(compare: Compare) -> None:
+    check_context(compare("timelines.py", "tiny-gpt-oss", "--part", "context"), "tiny-gpt-oss")
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", TINY_NAMES)
 @pytest.mark.parametrize("cache_type", ["f16", "q8_0"])
 def test_long_trees_and_answers(compare_long: Compare, name: str, cache_type: str) -> None:
-    check(compare_long(name, "--weights", "q8_0", "--cache-type", cache_type), name)
+    flags = "--weights", "q8_0", "--cache-type", cache_type
+    check(compare_long("agreement.py", name, *flags), name)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("weights", ["f32", "q4_0", "q4_k_m"])
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen35"])
 def test_types_of_weights(compare_long: Compare, name: str, weights: str) -> None:
-    check(compare_long(name, "--weights", weights, "--cache-type", "f16"), name)
+    check(compare_long("agreement.py", name, "--weights", weights, "--cache-type", "f16"), name)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tiny-llama",
+        "tiny-qwen3moe",
+        "tiny-qwen35",
+        "tiny-qwen35moe",
+        "tiny-gpt-oss",
+        "tiny-gemma4e",
+    ],
+)
+def test_many_sequences_at_once(compare_long: Compare, name: str) -> None:
+    check_many(compare_long("timelines.py", name, "--part", "many"), name)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["tiny-qwen35", "tiny-qwen35moe", "tiny-qwen3next"])
+def test_states_promoted_for_500_tokens(compare_long: Compare, name: str) -> None:
+    check_promoted(compare_long("timelines.py", name, "--part", "promoted"), name)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", TINY_NAMES)
+def test_the_end_of_every_context(compare_long: Compare, name: str) -> None:
+    check_context(compare_long("timelines.py", name, "--part", "context"), name)

@@ -12,14 +12,23 @@ from dflash_gguf.memory import speed
 GB = 10**9
 
 
-def predicted(on_gpu: float, on_cpu: float = 0.0, drafter: Any = None) -> float:
-    model: Any = SimpleNamespace(
-        on_gpu=True,
-        n_expert=0,
-        device_bytes=on_gpu * GB,
-        cpu_split_bytes=on_cpu * GB / 2,
-        mapped_bytes=on_cpu * GB / 2,
-    )
+def predicted(
+    on_gpu: float, on_cpu: float = 0.0, drafter: Any = None, n_expert: int = 0, **fields: Any
+) -> float:
+    """Predicts with GB in each place. fields: of a mixture of experts, 1 of n_expert is used."""
+    values: dict[str, Any] = {
+        "on_gpu": True,
+        "n_expert": n_expert,
+        "n_expert_used": 1,
+        "expert_bytes": 0,
+        "cpu_expert_bytes": 0,
+        "n_layer": 10,
+        "config": SimpleNamespace(n_cpu_moe=0),
+        "device_bytes": on_gpu * GB,
+        "cpu_split_bytes": on_cpu * GB / 2,
+        "mapped_bytes": on_cpu * GB / 2,
+    }
+    model: Any = SimpleNamespace(**(values | fields))
     found = speed.tokens_per_s(model, drafter)
     assert found is not None
     return found
@@ -59,10 +68,31 @@ def test_a_drafter_on_the_cpu_costs_as_much_as_layers_of_its_size() -> None:
     assert on_cpu > predicted(16)
 
 
-@pytest.mark.parametrize("change", [{"on_gpu": False}, {"n_expert": 8}])
-def test_no_speed_is_predicted_without_a_basis(change: dict[str, Any]) -> None:
-    values = {"on_gpu": True, "n_expert": 0, "device_bytes": 1, "cpu_split_bytes": 0}
-    model: Any = SimpleNamespace(**{**values, "mapped_bytes": 0, **change})
+def test_a_step_reads_the_experts_that_a_token_uses() -> None:
+    mixture = predicted(16, n_expert=8, expert_bytes=12 * GB)
+    assert mixture == pytest.approx(predicted(4 + 12 / 8))
+    split = {"expert_bytes": 12 * GB, "cpu_expert_bytes": 8 * GB}
+    assert predicted(8, 8, n_expert=8, **split) == pytest.approx(predicted(4 + 4 / 8, 8 / 8))
+
+
+def test_rows_of_a_verify_read_more_experts() -> None:
+    experts = {"n_expert": 8, "expert_bytes": 15 * GB}
+    plain, drafted = predicted(16, **experts), predicted(16, drafter=drafter_of(0.1), **experts)
+    assert plain < drafted < 0.4 * plain * predicted(16, drafter=drafter_of(0.1)) / predicted(16)
+    n_tokens = (1 - speed.ACCEPTANCE**16) / (1 - speed.ACCEPTANCE)
+    read = 1 + 15 * (1 - (7 / 8) ** 16)
+    assert drafted == pytest.approx(n_tokens / ((read + 0.1) / 400 + 100e-6))
+
+
+def test_experts_on_the_cpu_cost_waits_there_and_back_in_each_layer() -> None:
+    split = {"n_expert": 8, "expert_bytes": 8 * GB, "cpu_expert_bytes": 8 * GB}
+    for n_cpu_moe, n_waits in ((4, 2 + 8), (10**6, 2 + 20)):
+        found = predicted(8, 8, config=SimpleNamespace(n_cpu_moe=n_cpu_moe), **split)
+        assert found == pytest.approx(1 / (8 / 400 + 1 / 50 + n_waits * 50e-6))
+
+
+def test_no_speed_is_predicted_without_a_gpu() -> None:
+    model: Any = SimpleNamespace(on_gpu=False)
     assert speed.tokens_per_s(model, None) is None
 
 
