@@ -154,6 +154,7 @@ class AsyncDecoder:
         enable_thinking: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str = "auto",
         parallel_tool_calls: bool = True,
         **settings: Unpack[DecodeOptions],
     ) -> Result:
@@ -168,6 +169,7 @@ class AsyncDecoder:
             enable_thinking=enable_thinking,
             chat_template_kwargs=chat_template_kwargs,
             tools=tools,
+            tool_choice=tool_choice,
             parallel_tool_calls=parallel_tool_calls,
             **settings,
         )
@@ -182,21 +184,23 @@ class AsyncDecoder:
         enable_thinking: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str = "auto",
         parallel_tool_calls: bool = True,
         **settings: Unpack[DecodeOptions],
     ) -> AsyncStream:
         """Renders a conversation and returns its answer to read, as `stream` does."""
-        prompt = await self._run(
-            lambda: self.decoder.chat_prompt(
+        prompt, forced = await self._run(
+            lambda: self.decoder.chat_turn(
                 messages,
                 template=template,
                 enable_thinking=enable_thinking,
                 chat_template_kwargs=chat_template_kwargs,
                 tools=tools,
+                tool_choice=tool_choice,
                 parallel_tool_calls=parallel_tool_calls,
             )
         )
-        return self.stream(prompt, config, **settings)
+        return self.stream(prompt, config, **{**settings, **forced})
 
     async def _run(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)

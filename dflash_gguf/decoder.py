@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import native
-from ._validate import integer, known_names
+from ._validate import choice, integer, known_names
 from .config import RETIRED_FIELDS, DecodeConfig
 from .constraints.compiler import CompiledConstraint, ConstraintCompiler
 from .engine.request import Request, RequestState, check_prompt
@@ -31,6 +31,7 @@ from .speculative.runtime import CostFile, SpeculativeRuntime
 from .stream import Stream
 from .text.chat import ChatPrompt, Message, template_values
 from .text.tokenizer import Tokenizer
+from .text.tools.offer import tools_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -392,6 +393,7 @@ class Decoder:
         enable_thinking: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str = "auto",
         parallel_tool_calls: bool = True,
         cancelled: Callable[[], bool] | None = None,
         **settings: Unpack[DecodeOptions],
@@ -408,6 +410,7 @@ class Decoder:
         enable_thinking: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str = "auto",
         parallel_tool_calls: bool = True,
         cancelled: Callable[[], bool] | None = None,
         **settings: Unpack[DecodeOptions],
@@ -423,6 +426,7 @@ class Decoder:
         enable_thinking: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str = "auto",
         parallel_tool_calls: bool = True,
         cancelled: Callable[[], bool] | None = None,
         **settings: Unpack[DecodeOptions],
@@ -430,17 +434,51 @@ class Decoder:
         """Answers a conversation; arguments and errors as for `chat_prompt` and `generate`.
 
         stream: True to return a `Stream`, which yields the answer step by step.
+        tool_choice: "auto", "none", "required" for an answer of tool calls, or the name of the tool
+            that the answer must call once. ValueError if calls in the form of the model's template
+            cannot be required.
         """
-        prompt = self.chat_prompt(
+        prompt, forced = self.chat_turn(
             messages,
             template=template,
             enable_thinking=enable_thinking,
             chat_template_kwargs=chat_template_kwargs,
             tools=tools,
+            tool_choice=tool_choice,
             parallel_tool_calls=parallel_tool_calls,
         )
         answer = self.stream if stream else self.generate
-        return answer(prompt, config, cancelled=cancelled, **settings)
+        return answer(prompt, config, cancelled=cancelled, **{**settings, **forced})
+
+    def chat_turn(
+        self,
+        messages: str | Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str = "auto",
+        parallel_tool_calls: bool = True,
+        **settings: Any,
+    ) -> tuple[ChatPrompt, dict[str, Any]]:
+        """Returns the prompt of `chat`, and the settings of an answer that must be a call.
+
+        settings: further arguments of `chat_prompt`. Other arguments and errors as for `chat`.
+        """
+        names = [one["function"]["name"] for one in tools_of(tools or ())]
+        is_forced = tool_choice not in ("auto", "none")
+        if is_forced and tool_choice != "required":
+            known = ("auto", "none", "required", *names)
+            names, parallel_tool_calls = [choice("tool_choice", tool_choice, known)], False
+        elif is_forced and not names:
+            raise ValueError("tool_choice is 'required', but tools is empty: give tools")
+        prompt = self.chat_prompt(
+            messages,
+            tools=None if tool_choice == "none" else tools,
+            parallel_tool_calls=parallel_tool_calls,
+            **settings,
+        )
+        if not is_forced or prompt.tools is None:
+            return prompt, {}
+        return prompt, {"grammar": self._need_tokenizer().call_grammar(prompt.tools, names)}
 
     def chat_prompt(
         self,

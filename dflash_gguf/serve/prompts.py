@@ -220,7 +220,9 @@ class PromptBuilder:
             tools,
             messages,
             template=self.template,
-            is_parallel=body.parallel_tool_calls is not False,
+            # A named function is to be called once.
+            is_parallel=body.parallel_tool_calls is not False
+            and not isinstance(body.tool_choice, dict),
         )
         asked = last_asked(messages)
         return tokenizer.chat_tokens(text, template=self.template, asked=asked, tools=form)

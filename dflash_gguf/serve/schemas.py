@@ -357,13 +357,32 @@ def offered_tools(body: ChatBody | TemplateBody) -> list[dict[str, Any]]:
     """Returns the tools that a request's answer may call. Raises BadRequestError or ValueError."""
     tools = tools_of(body.tools or ())
     choice = body.tool_choice if isinstance(body, ChatBody) else None
-    if choice is None or choice == "auto":
-        return tools
-    if choice == "none":
-        return []
-    raise BadRequestError(
-        f"tool_choice is {choice!r:.80}, only auto and none are supported: leave it out"
-    )
+    return [] if choice == "none" else tools
+
+
+def required_tools(body: ChatBody) -> list[str] | None:
+    """Returns the names of the tools of which the answer must call one; None for no such tools.
+
+    Raises BadRequestError for a bad tool_choice.
+    """
+    choice, names = body.tool_choice, [one["function"]["name"] for one in offered_tools(body)]
+    if choice in (None, "auto", "none"):
+        return None
+    if not names:
+        raise BadRequestError("tool_choice asks for a call, but tools is empty: give tools")
+    if choice == "required":
+        return names
+    function = choice.get("function", choice) if isinstance(choice, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise BadRequestError(
+            f"tool_choice is {choice!r:.80}, must be auto, none, required, or an object of type "
+            "function with the name of a function"
+        )
+    if function["name"] not in names:
+        raise BadRequestError(
+            f"tool_choice names the function {function['name']!r:.80}, which is not in tools"
+        )
+    return [function["name"]]
 
 
 def thinking(

@@ -27,6 +27,7 @@ from .stream import n_common
 from .template_process import TemplateProcess
 from .tools.calls import FAMILIES_WITH_IDS, with_known_ids
 from .tools.formats import family_of
+from .tools.grammars import call_grammar, literal
 from .tools.offer import described, shows_tools, tool_format, tools_of
 from .tools.parser import ToolFormat
 from .vocabulary import GPT2, NORMAL, Vocabulary, read_vocabulary
@@ -233,6 +234,16 @@ class Tokenizer:
             return None
         source = self.jinja(template, has_tools=True) or ""
         return tool_format(source, tools, messages, is_parallel=is_parallel)
+
+    def call_grammar(self, tools: ToolFormat, names: Sequence[str]) -> str:
+        """Returns a grammar of answers that call one of the named tools. See `call_grammar`."""
+
+        def term(mark: str) -> str:
+            tokens = self.tokenize(mark, add_special=False)
+            is_control = len(tokens) == 1 and not self.piece(tokens[0])
+            return f"<[{tokens[0]}]>" if is_control else literal(mark)
+
+        return call_grammar(tools, names, mark=term)
 
     def chat_tokens(
         self,

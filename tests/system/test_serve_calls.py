@@ -150,7 +150,8 @@ def test_the_conversation_goes_on_with_the_results(served: Served) -> None:
     [
         ({"tools": "read"}, "tools: expected array"),
         ({"tools": [{"type": "web_search"}]}, "tools[0] has type 'web_search', only type function"),
-        ({"tool_choice": "required"}, "tool_choice is 'required', only auto and none"),
+        ({"tool_choice": "some"}, "tool_choice is 'some', must be auto, none, required"),
+        ({"tool_choice": "required", "tools": []}, "tools is empty"),
         ({"functions": [{"name": "read"}]}, "functions"),
     ],
 )
@@ -172,3 +173,81 @@ def test_the_openai_package_reads_calls(served: Served) -> None:
     assert [(x.function.name, x.function.arguments) for x in last.message.tool_calls] == WANTED
     assert json.loads(last.message.tool_calls[0].function.arguments) == {"path": 'é "a".py'}
     assert last.finish_reason == "tool_calls"
+
+
+MODES = {
+    "name": "set_mode",
+    "parameters": {
+        "type": "object",
+        "properties": {"mode": {"enum": ["on", "off"]}},
+        "required": ["mode"],
+        "additionalProperties": False,
+    },
+}
+REQUIRED: list[tuple[str, dict[str, Any]]] = [
+    (
+        CHAT,
+        {
+            "messages": [{"role": "user", "content": "Go"}],
+            "tools": [{"type": "function", "function": MODES}],
+            "tool_choice": "required",
+            "parallel_tool_calls": False,
+        },
+    ),
+    (
+        CHAT,
+        {
+            "messages": [{"role": "user", "content": "Go"}],
+            "tools": [{"type": "function", "function": MODES}, *TOOLS],
+            "tool_choice": {"type": "function", "function": {"name": "set_mode"}},
+        },
+    ),
+    (
+        "/v1/messages",
+        {
+            "messages": [{"role": "user", "content": "Go"}],
+            "tools": [{"name": "set_mode", "input_schema": MODES["parameters"]}],
+            "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+        },
+    ),
+    (
+        "/v1/responses",
+        {
+            "input": "Go",
+            "tools": [{"type": "function", **MODES}],
+            "tool_choice": "required",
+            "parallel_tool_calls": False,
+        },
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def real() -> Iterator[Served]:
+    """A server with a small model, whose template has a call in Qwen3's form."""
+    template = "{{ tools | tojson }}# {{ messages[-1].content }}\ndef {# <tool_call> #}"
+    found = Served("-m", "python-tiny", "-t", "1", "-c", "1024", "--chat-template", template)
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize(("path", "fields"), REQUIRED)
+def test_a_required_call_is_made_on_every_route(
+    real: Served, path: str, fields: dict[str, Any]
+) -> None:
+    found = set()
+    for draft in ("none", "tree", "auto"):
+        limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+        answer = real.answer(path, **fields, draft=draft, seed=7, **{limit: 100})
+        if path == CHAT:
+            ((name, arguments),) = calls_of(answer["choices"][0]["message"])
+        elif path == "/v1/messages":
+            (block,) = answer["content"]
+            name, arguments = block["name"], json.dumps(block["input"])
+        else:
+            (item,) = answer["output"]
+            name, arguments = item["name"], item["arguments"]
+        found.add((name, arguments))
+    ((name, arguments),) = found
+    assert name == "set_mode"
+    assert json.loads(arguments) in ({"mode": "on"}, {"mode": "off"})

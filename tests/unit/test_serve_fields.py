@@ -17,6 +17,7 @@ from dflash_gguf.serve.schemas import (
     config_of,
     offered_tools,
     read,
+    required_tools,
 )
 
 KINDS: tuple[type[Body], ...] = (ChatBody, CompletionBody, LlamaServerBody)
@@ -103,20 +104,46 @@ def test_tools_are_for_chats() -> None:
             body_of(kind, tools=tools)
 
 
+F, G = ({"type": "function", "function": {"name": name}} for name in "fg")
+
+
 @pytest.mark.parametrize(
-    ("choice", "names"),
-    [(None, ["f"]), ("auto", ["f"]), ("none", []), ("required", None), ({}, None)],
+    ("choice", "offered", "required"),
+    [
+        (None, "fg", None),
+        ("auto", "fg", None),
+        ("none", "", None),
+        ("required", "fg", ["f", "g"]),
+        (G, "fg", ["g"]),
+        ({"type": "function", "name": "g"}, "fg", ["g"]),
+    ],
 )
-def test_a_chat_chooses_whether_tools_are_called(choice: Any, names: list[str] | None) -> None:
-    tools = [{"type": "function", "function": {"name": "f"}}]
-    body, ignored = body_of(ChatBody, tools=tools, tool_choice=choice, parallel_tool_calls=False)
+def test_a_chat_chooses_which_tools_are_called(
+    choice: Any, offered: str, required: list[str] | None
+) -> None:
+    body, ignored = body_of(
+        ChatBody, tools=[F, G], tool_choice=choice, parallel_tool_calls=False, messages=[]
+    )
     assert isinstance(body, ChatBody)
     assert ignored == []
-    if names is None:
-        with pytest.raises(BadRequestError, match=r"^tool_choice is .*, only auto and none"):
-            offered_tools(body)
-    else:
-        assert [one["function"]["name"] for one in offered_tools(body)] == names
+    assert "".join(one["function"]["name"] for one in offered_tools(body)) == offered
+    assert required_tools(body) == required
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice", "sentence"),
+    [
+        ([F], "some", "tool_choice is 'some', must be auto, none, required"),
+        ([F], {"type": "function"}, "tool_choice is {.*}, must be auto"),
+        ([F], G, "tool_choice names the function 'g', which is not in tools"),
+        ([], "required", "tool_choice asks for a call, but tools is empty"),
+    ],
+)
+def test_a_bad_choice_of_tools_is_refused(tools: Any, choice: Any, sentence: str) -> None:
+    body, _ = body_of(ChatBody, tools=tools, tool_choice=choice, messages=[])
+    assert isinstance(body, ChatBody)
+    with pytest.raises(BadRequestError, match=sentence):
+        required_tools(body)
 
 
 def test_synonyms_that_contradict_each_other_are_refused() -> None:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import random
+from pathlib import Path
 from typing import Any
 
+import llguidance
 import pytest
+from vocabularies import byte_level, write
 
+from dflash_gguf.config import Constraint
+from dflash_gguf.constraints.compiler import ConstraintCompiler
 from dflash_gguf.text.reasoning import joined, merged
+from dflash_gguf.text.tokenizer import Tokenizer
 from dflash_gguf.text.tools.calls import calls_in
 from dflash_gguf.text.tools.formats import FAMILIES, AnswerParser
 from dflash_gguf.text.tools.grammars import FORMS, call_grammar
 from dflash_gguf.text.tools.parser import ToolFormat
-
-llguidance = pytest.importorskip("llguidance")
 
 READ: dict[str, Any] = {
     "type": "object",
@@ -97,13 +101,25 @@ def test_only_the_named_tools_may_be_called(family: str) -> None:
         assert {name for name, _ in read(tools, text)} == {"list_files"}
 
 
-def test_marks_may_be_control_tokens() -> None:
-    tools = ToolFormat("mistral", TOOLS)
-    grammar = call_grammar(tools, ["list_files"], mark=lambda text: f"<{text}>")
-    assert 'call_0: <[TOOL_CALLS]> "list_files" <[ARGS]> arguments_0' in grammar
+def test_marks_may_be_control_tokens(tmp_path: Path) -> None:
+    values = byte_level(add_bos_token=False, bos_token_id=None)
+    values["tokenizer.ggml.tokens"][-2:] = ("[TOOL_CALLS]", "[ARGS]")
+    tokenizer = Tokenizer.from_file(write(tmp_path / "a.gguf", values))
+    assert tokenizer is not None
+    grammar = tokenizer.call_grammar(ToolFormat("mistral", TOOLS), ["list_files"])
+    constraint = Constraint("grammar", grammar, True, "grammar")
+    found = ConstraintCompiler(tokenizer, tokenizer.n_tokens).compile(constraint).matcher()
+    tokens = tokenizer.tokenize("[TOOL_CALLS]list_files[ARGS]{}", add_special=False)
+    assert len(tokens) == len("1list_files1{}")
+    assert found.try_consume_tokens(tokens) == len(tokens)
+    assert found.is_accepting()
+    # The text of a mark is no mark.
+    found.reset()
+    plain = tokenizer.tokenize("[TOOL_CALLS]", add_special=False, parse_special=False)
+    assert found.try_consume_tokens(plain) == 0
 
 
 def test_families_without_a_form_are_refused() -> None:
     assert set(FORMS) < set(FAMILIES)
-    with pytest.raises(ValueError, match="calls of the family harmony cannot be constrained"):
+    with pytest.raises(ValueError, match=r"of this model \(harmony\) cannot be required"):
         call_grammar(ToolFormat("harmony", TOOLS))

@@ -15,6 +15,15 @@ NAME, ARGUMENTS, KEY = "\0N", "\0A", "\0K"
 """Places of a function's name, of its arguments, and of the name of a parameter in a form."""
 
 
+GUIDANCE = {
+    "lenient": True,
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+}
+"""Options of llguidance for JSON: spaces as templates write them, so that these are forced."""
+
+
 class CallForm(NamedTuple):
     """How calls are written. call: one call; before, between, after: texts around calls.
 
@@ -96,8 +105,8 @@ def literal(text: str) -> str:
 
 
 def json_rule(schema: Mapping[str, Any]) -> str:
-    """Returns the Lark term of JSON by a schema."""
-    return f"%json {json.dumps(schema, ensure_ascii=False)}"
+    """Returns the Lark term of JSON by a schema, without the keywords that cannot be enforced."""
+    return f"%json {json.dumps({**schema, 'x-guidance': GUIDANCE}, ensure_ascii=False)}"
 
 
 def call_grammar(
@@ -105,25 +114,29 @@ def call_grammar(
     names: Iterable[str] | None = None,
     *,
     mark: Callable[[str], str] = literal,
-    json_of: Callable[[Mapping[str, Any]], str] = json_rule,
 ) -> str:
     """Returns a grammar of answers that are calls of tools, one at least.
 
     names: tools that may be called; None for all. mark: returns the term of a mark, which a model
-    may write as a control token. json_of: returns the term of a JSON object by a schema. Arguments
-    in tags are required in the order of the schema; raw values of several types are any text.
+    may write as a control token. Arguments in tags come in the order of the schema; raw values of
+    several types are any text.
     Errors: ValueError for a family without a form.
     """
     form = FORMS.get(tools.family)
     if form is None:
-        raise ValueError(f"calls of the family {tools.family} cannot be constrained")
-    writer = _Writer(form, special_texts(None, tools), mark, json_of)
+        raise ValueError(
+            f"tool_choice: calls in the form of this model ({tools.family}) cannot be required, "
+            "leave it out"
+        )
+    writer = _Writer(form, special_texts(None, tools), mark)
     chosen = list(tools.parameters if names is None else names)
     calls = [writer.call(n, name, tools.parameters[name]) for n, name in enumerate(chosen)]
     is_single = form.is_single or not tools.is_parallel
     more = "" if is_single else f" ({writer.terms(form.between)} call)*"
     start = f"start: {writer.terms(form.before)} call{more} {writer.terms(form.after)}"
-    return "\n".join([start, f"call: {' | '.join(calls)}", *writer.rules, "INDEX: /[0-9]+/", ""])
+    return "\n".join(
+        [start, f"call: {' | '.join(calls)}", *writer.rules, "INDEX: /[0-9]{1,3}/", ""]
+    )
 
 
 class _Writer:
@@ -134,9 +147,8 @@ class _Writer:
         form: CallForm,
         marks: Iterable[str],
         mark: Callable[[str], str],
-        json_of: Callable[[Mapping[str, Any]], str],
     ) -> None:
-        self._form, self._mark, self._json_of = form, mark, json_of
+        self._form, self._mark = form, mark
         self._split = re.compile("(" + "|".join(map(re.escape, [*marks, "\0A", "\0I"])) + ")")
         self.rules: list[str] = []
 
@@ -146,7 +158,7 @@ class _Writer:
         if self._form.parameter:
             self.rules.append(f"{arguments}: {' '.join(self._parameters(number, schema))}")
         else:
-            self.rules.append(f"{arguments}: {self._json_of(schema)}")
+            self.rules.append(f"{arguments}: {json_rule(schema)}")
         self.rules.append(f"call_{number}: {self.terms(self._form.call, name, arguments)}")
         return f"call_{number}"
 
@@ -180,5 +192,5 @@ class _Writer:
             return f"{rule}: ({' | '.join(map(literal, choices))}) {end}"
         if types and "string" not in types:
             shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
-            return f"{rule}: {self._json_of({**schema, **shared})} {end}"
+            return f"{rule}: {json_rule({**schema, **shared})} {end}"
         return f"{rule}[suffix={end}]: /(.|\\n)*/"

@@ -1,0 +1,103 @@
+"""Calls that an answer must make: the same with and without drafts, by a real small model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import dflash_gguf
+from dflash_gguf import AsyncDecoder, Decoder, bundled
+from dflash_gguf.text.tools.grammars import FORMS
+
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "set_mode",
+            "parameters": {
+                "type": "object",
+                "properties": {"mode": {"enum": ["on", "off"]}, "n": {"type": "boolean"}},
+                "required": ["mode", "n"],
+                "additionalProperties": False,
+            },
+        },
+    },
+    {
+        "type": "function",
+        "function": {"name": "stop", "parameters": {"type": "object", "maxProperties": 0}},
+    },
+]
+MARKS = {
+    "hermes": "<tool_call>",
+    "llama3": "<|start_header_id|>ipython",
+    "mistral": "[TOOL_CALLS][ARGS]",
+    "mistral_list": "[TOOL_CALLS]",
+    "qwen": "<function=<parameter=",
+    "glm": "<arg_key><arg_value>",
+    "kimi": "<|tool_calls_section_begin|>",
+}
+
+
+def template(family: str) -> str:
+    return "{{ tools | tojson }}# {{ messages[-1].content }}\ndef {#" + MARKS[family] + "#}"
+
+
+@pytest.fixture(scope="module")
+def decoder() -> Iterator[Decoder]:
+    pair = bundled.find("python-tiny")
+    with dflash_gguf.load(pair.target, drafter=pair.drafter, n_ctx=1024, n_threads=1) as found:
+        yield found
+
+
+@pytest.mark.parametrize("family", MARKS)
+def test_required_calls_are_the_same_with_and_without_drafts(family: str, decoder: Decoder) -> None:
+    assert family in FORMS
+    tokens = set()
+    for draft in ("none", "chain", "tree", "auto"):
+        settings: dict[str, Any] = {"draft": draft, "temperature": 1.5, "seed": 3}
+        result = decoder.chat(
+            "Go",
+            template=template(family),
+            tools=TOOLS,
+            tool_choice="required",
+            parallel_tool_calls=False,
+            max_tokens=120,
+            **settings,
+        )
+        tokens.add(result.tokens)
+        assert result.text == ""
+        (call,) = result.tool_calls
+        name, arguments = call["function"]["name"], json.loads(call["function"]["arguments"])
+        if name == "set_mode":
+            assert arguments.keys() == {"mode", "n"}
+            assert arguments["mode"] in ("on", "off")
+        else:
+            assert (name, arguments) == ("stop", {})
+    assert len(tokens) == 1
+
+
+def test_a_named_tool_is_called_once(decoder: Decoder) -> None:
+    for name in ("set_mode", "stop"):
+        settings: dict[str, Any] = {"template": template("hermes"), "tools": TOOLS}
+        result = decoder.chat("Go", tool_choice=name, max_tokens=120, **settings)
+        assert [call["function"]["name"] for call in result.tool_calls] == [name]
+        same = asyncio.run(
+            AsyncDecoder(decoder).chat("Go", tool_choice=name, max_tokens=120, **settings)
+        )
+        assert same.tokens == result.tokens
+
+
+def test_a_choice_that_cannot_be_met_is_one_sentence(decoder: Decoder) -> None:
+    with pytest.raises(
+        ValueError, match=r"tool_choice is 'go', must be .*auto, none, required, se"
+    ):
+        decoder.chat("Go", template=template("hermes"), tools=TOOLS, tool_choice="go")
+    with pytest.raises(ValueError, match="tool_choice is 'required', but tools is empty"):
+        decoder.chat("Go", template=template("hermes"), tool_choice="required")
+    gemma = "{{ tools }}{{ messages }}{# <|tool_call> <tool_call|> #}"
+    with pytest.raises(ValueError, match=r"of this model \(gemma4\) cannot be required"):
+        decoder.chat("Go", template=gemma, tools=TOOLS, tool_choice="required")
