@@ -1,5 +1,6 @@
 #include "launch.h"
 
+#include "access_counts.h"
 #include "crash.h"
 #include "memory_check.h"
 
@@ -62,6 +63,7 @@ using Clock = std::chrono::steady_clock;
 void run_blocks(const Launch & launch, std::atomic<u64> & next, Clock::time_point end) {
     const DenormalMode mode(launch.kernel->flushes_denormals);
     const CrashReport report(*launch.kernel);
+    const AccessCounter counter(*launch.kernel);
     Block block(launch);
     while (Clock::now() < end) {
         const u64 index = next++;
@@ -78,6 +80,7 @@ void run_blocks(const Launch & launch, std::atomic<u64> & next, Clock::time_poin
 void run_together(const Launch & launch) {
     const DenormalMode mode(launch.kernel->flushes_denormals);
     const CrashReport report(*launch.kernel);
+    const AccessCounter counter(*launch.kernel);
     alignas(256) u8 workspace[256] = {};
     allow_memory(workspace, sizeof(workspace));
     std::vector<std::unique_ptr<Block>> blocks;

@@ -1,4 +1,5 @@
 // Loads and stores, and conversions of addresses between spaces.
+#include "access_counts.h"
 #include "decoder.h"
 #include "elementwise.h"
 #include "memory_check.h"
@@ -82,6 +83,9 @@ void resolve(const Warp & warp, const Address & address, u32 bytes, u8 ** lanes)
     }
     if (address.space == Space::GENERIC && is_checking_addresses()) {
         look_up(warp, offsets, bytes);
+    }
+    if (is_counting() && (address.space == Space::GENERIC || address.space == Space::SHARED)) {
+        count_access(warp, lanes, bytes);
     }
 }
 

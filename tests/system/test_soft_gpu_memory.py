@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from ptx_kernels import HEAD, LOADED, STORED, kernel, run, words
@@ -225,3 +230,25 @@ def test_dynamic_shared_memory_lies_behind_static() -> None:
         module.launch("k", out, out, out, shared=8)
     with pytest.raises(GpuError, match="bytes of shared memory"):
         module.launch("k", out, out, out, shared=100 << 10)
+
+
+COUNTED = """
+from ptx_kernels import run, words
+for stride in (4, 8, 128, 0):
+    body = ".shared .align 16 .b8 tile[4096]; mov.u32 %r10, tile;"
+    body += f" mul.lo.u32 %r11, %r1, {stride}; add.u32 %r12, %r10, %r11; ld.shared.u32 %r5, [%r12];"
+    run(body + " ld.global.u32 %r6, [%rd6]; st.global.u32 [%rd5], %r6;", words(32))
+"""
+
+
+def test_bank_conflicts_and_sectors_are_counted() -> None:
+    environment = os.environ | {"SOFT_GPU_COUNT": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", COUNTED]
+    said = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True
+    ).stderr
+    counts = dict(re.findall(r"(\w+) (\d+)", said.partition(": ")[2]))
+    # Strides of two and of 32 words take 2 and 32 cycles; one word for all lanes takes one.
+    assert counts["shared"] == "4"
+    assert counts["conflicts"] == str(1 + 31)
+    assert counts["sectors"] == str(4 * 2 * 4)  # 128 bytes loaded, and stored, in each of four runs
