@@ -56,13 +56,6 @@ __host__ __device__ Layout layout(int d, int n, int heads, int n_columns) {
     return offsets;
 }
 
-__device__ __forceinline__ float dot(float4 a, float4 b, float sum) {
-    sum = fmaf(a.x, b.x, sum);
-    sum = fmaf(a.y, b.y, sum);
-    sum = fmaf(a.z, b.z, sum);
-    return fmaf(a.w, b.w, sum);
-}
-
 // Multiplies 4 rows by the keys and queries of N nodes. row(r, m): a lane's m-th 4 values of row r.
 // Lane l of 8 gets the product of row l % 4 and k (l < 4) or q.
 template <int D, int N, int UNROLL, class Row>

@@ -36,7 +36,6 @@ DeltaConvolution convolution(const ggml_tensor * node) {
     work.out = data<float>(node);
     work.channels = static_cast<int>(node->ne[0]);
     work.n_committed = static_cast<int>(ggml_nelements(src[COMMITTED]) / work.channels);
-    work.n_taps = static_cast<int>(src[KERNEL]->ne[0]);
     work.n_rows = static_cast<int>(node->ne[1]);
     work.n_sequences = static_cast<int>(node->ne[2]);
     return work;
@@ -115,7 +114,7 @@ bool has_launch(int device, const DeltaTree & work) {
 bool dfl_cuda_supports(int device, const ggml_tensor * node) {
     switch (custom_op_params(node).op) {
     case CustomOp::DELTA_CONVOLVE:
-        return true;
+        return node->src[convolve_source::KERNEL]->ne[0] == N_TAPS;
     case CustomOp::DELTA_TREE:
         return node->ne[0] == HEAD_SIZE && node->ne[2] <= MAX_TREE_NODES &&
                has_aligned_rows(node->src[tree_source::UPDATES]) && has_launch(device, tree(node));

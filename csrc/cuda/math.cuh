@@ -14,6 +14,13 @@ __device__ __forceinline__ float4 quad(const float * x) {
 // Returns exp(x) for x <= 0, with about the error of rounding x to float32.
 __device__ __forceinline__ float exponential(float x) { return exp2f(x * 1.44269504f); }
 
+__device__ __forceinline__ float dot(float4 a, float4 b, float sum) {
+    sum = fmaf(a.x, b.x, sum);
+    sum = fmaf(a.y, b.y, sum);
+    sum = fmaf(a.z, b.z, sum);
+    return fmaf(a.w, b.w, sum);
+}
+
 template <int N>
 __device__ __forceinline__ void load(const float * from, float (&to)[N]) {
     if constexpr (N % 4 == 0) {

@@ -35,19 +35,23 @@ bool is_device_op(const ggml_tensor * node) {
 
 bool runs_device_ops(const Backend & backend, const Hparams & hp, int64_t max_nodes) {
     const RecurrentShape & shape = hp.recurrent;
-    ggml_context_ptr ctx(ggml_init({16 * ggml_tensor_overhead(), nullptr, true}));
-    const auto make = [&](ggml_type type, int64_t ne0, int64_t ne1) {
-        return ggml_new_tensor_2d(ctx.get(), type, ne0, ne1);
+    const int64_t n = max_nodes, channels = shape.conv_channels();
+    ggml_context_ptr ctx(ggml_init({24 * ggml_tensor_overhead(), nullptr, true}));
+    const auto f32 = [&](int64_t ne0, int64_t ne1) {
+        return ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, ne0, ne1);
     };
-    ggml_tensor * gates = make(GGML_TYPE_F32, shape.n_v_heads, max_nodes);
-    ggml_tensor * node = custom_node(
-        ctx.get(), hp, CustomOp::DELTA_TREE, {shape.d_state, shape.n_v_heads, max_nodes, 1},
-        {make(GGML_TYPE_F32, shape.state_size(), 1),
-         make(GGML_TYPE_F32, shape.conv_channels(), max_nodes), gates, gates,
-         make(GGML_TYPE_I32, max_nodes, 1), make(GGML_TYPE_I32, 1, 1),
-         make(GGML_TYPE_F32, shape.node_update_size(), max_nodes),
-         make(GGML_TYPE_I64, max_nodes, 1)});
-    return backend.is_cuda() && backend.runs(node);
+    ggml_tensor * ids = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I32, n);
+    ggml_tensor * rows = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I64, n);
+    ggml_tensor * gates = f32(shape.n_v_heads, n);
+    ggml_tensor * heads =
+        custom_node(ctx.get(), hp, CustomOp::DELTA_CONVOLVE, {channels, n, 1, 1},
+                    {f32(channels, shape.d_conv - 1), f32(channels, n), f32(shape.d_conv, channels),
+                     ids, ids, f32(channels, n), rows});
+    ggml_tensor * out =
+        custom_node(ctx.get(), hp, CustomOp::DELTA_TREE, {shape.d_state, shape.n_v_heads, n, 1},
+                    {f32(shape.state_size(), 1), heads, gates, gates, ids, ids,
+                     f32(shape.node_update_size(), n), rows});
+    return backend.is_cuda() && backend.runs(heads) && backend.runs(out);
 }
 
 // Views layer `index` of a recurrent cache tensor, [ne0, ne1].

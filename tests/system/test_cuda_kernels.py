@@ -79,7 +79,7 @@ def test_results_are_right(run: Run, test: str, variables: dict[str, str]) -> No
     [
         ("delta_tree", "        __syncthreads();\n        END_PHASE(5);", "        END_PHASE(5);"),
         ("delta_tree", "update_of(tile + j)[work.n_k", "update_of(first - NODES + j)[work.n_k"),
-        ("delta_convolve", "input(work.taps[tap * n_nodes + x])", "input(x + tap)"),
+        ("delta_convolve", "input(work.taps[i * n_nodes + x])", "input(x + i)"),
         ("delta_convolve", "work.update_rows[x] * work", "x * work"),
     ],
     ids=["barrier removed", "u of another tile", "taps of a chain", "another update row"],

@@ -39,6 +39,9 @@ of tiny-qwen3moe by 0.04. Gemma 4 does not scale attention scores down: float16 
 """
 MARGIN = 0.1
 """Lead in logits by which a plain token may have won where a drafted answer differs."""
+OWN_KERNELS = {"8convolve", "9tree_form", "14promote_states"}
+"""Parts of the mangled names of our own kernels, which recurrent layers need."""
+RECURRENT = ("tiny-qwen35", "tiny-qwen35moe", "tiny-qwen3next")
 Compare = Callable[..., dict[str, Any]]
 
 
@@ -66,6 +69,7 @@ def comparing(tmp_path_factory: pytest.TempPathFactory, which: str) -> Compare:
     environment = os.environ | {
         "LD_LIBRARY_PATH": str(libraries),
         "SOFT_GPU_THREADS": "1",
+        "SOFT_GPU_TRACE": "1",
         "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("costs")),
     }
 
@@ -75,6 +79,8 @@ def comparing(tmp_path_factory: pytest.TempPathFactory, which: str) -> Compare:
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-4000:]
         line: dict[str, Any] = json.loads(done.stdout)
+        launches = {x.partition(" grid ")[0] for x in done.stderr.splitlines()}
+        line["own_kernels"] = {x for x in OWN_KERNELS if any(x in one for one in launches)}
         return line
 
     return of
@@ -90,6 +96,7 @@ def check_logits(line: dict[str, Any], limits: tuple[float, float]) -> None:
 
 def check(line: dict[str, Any], name: str) -> None:
     check_logits(line, LIMITS.get(name, CLOSE))
+    assert line["own_kernels"] == (OWN_KERNELS if name in RECURRENT else set())
     assert line["drafter_same_of_8"] > 5
     assert line["greedy_continued"]["n_cached"] > 20
     for way in ("greedy_chain", "greedy_tree"):
