@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable
 from importlib import import_module
 from types import FrameType
@@ -33,6 +34,7 @@ def _command(module: str) -> Callable[[], int]:
                 file=sys.stderr,
             )
             return 1
+        warnings.showwarning = show_warning  # type: ignore[assignment]
         if is_default:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
@@ -44,6 +46,11 @@ def _command(module: str) -> Callable[[], int]:
         return code
 
     return run
+
+
+def show_warning(message: Warning | str, *_: object) -> None:
+    """Prints a warning in one line, without the place in the code that gave it."""
+    print(f"warning: {message}", file=sys.stderr, flush=True)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:  # noqa: ARG001

@@ -15,7 +15,7 @@ from .._files import check_output
 from ..bundled import find, is_name
 from ..cli.arguments import add_main_chain
 from ..cli.command import guarded, loaded, training_context
-from ..cli.llama_flags import add_llama_flags
+from ..cli.llama_flags import CONSTRAINTS, add_llama_flags
 from ..cli.model_arguments import add_options, load_config, new_parser, on_present_devices
 from ..config import AUTO_TREE_BUDGET, DecodeConfig
 from ..decoder import Decoder
@@ -150,7 +150,7 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--plot", metavar="FILE", help="write the results as a PNG image")
     add_options(p, but="n_parallel")
-    add_llama_flags(p)
+    add_llama_flags(p, refused=((CONSTRAINTS, "benchmarks measure free answers"),))
     return p
 
 

@@ -12,6 +12,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from .._files import message_of
 from ..config import DRAFT_KINDS, DRAFT_TYPES, REASONING_FORMATS, TREE_BUDGET, DecodeConfig
 from ..text.chat import template_values
 from ..text.template_process import TemplateProcess
@@ -67,6 +68,7 @@ def parser() -> argparse.ArgumentParser:
     add_fit(p)
     add_drafting(p)
     add_sampling(p)
+    _add_constraints(p)
     add_llama_flags(p, IGNORED)
     out = p.add_argument_group("output")
     out.add_argument(
@@ -330,6 +332,31 @@ def add_sampling(p: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--ignore-eos", action="store_true", help="never draw a token that ends the answer"
     )
+
+
+def _add_constraints(p: argparse.ArgumentParser) -> None:
+    group = p.add_argument_group("constraint of the answer (one of these)")
+    for flags, text in (
+        (("-j", "--json-schema", "-jf", "--json-schema-file"), "JSON schema"),
+        (("--grammar", "--grammar-file"), "grammar in llama.cpp's GBNF or in Lark"),
+    ):
+        group.add_argument(
+            *flags,
+            dest=flags[-1].removesuffix("-file").strip("-").replace("-", "_"),
+            type=_text_or_file,
+            metavar="FILE|TEXT",
+            help=f"file of a {text}, or its text",
+        )
+
+
+def _text_or_file(text: str) -> str:
+    """Returns the text of a file, or the text itself if it has the form of a constraint."""
+    if text.lstrip().startswith("{") or "::=" in text or "start:" in text:
+        return utf8(text)
+    try:
+        return decoded(Path(text).read_bytes(), text)
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(message_of(error)) from None
 
 
 def decode_config(args: argparse.Namespace) -> DecodeConfig:

@@ -42,13 +42,7 @@ REFUSED: tuple[tuple[tuple[str, ...], str], ...] = (
         ("--lora", "--lora-scaled", "--control-vector", "--control-vector-scaled"),
         "adapters are not applied: merge a LoRA into the model and convert the result",
     ),
-    (
-        (
-            *("--grammar", "--grammar-file", "-j", "--json-schema", "-jf"),
-            *("--json-schema-file", "-bs", "--backend-sampling"),
-        ),
-        "answers cannot be constrained",
-    ),
+    (("-bs", "--backend-sampling"), "a device selects the best logits, the CPU samples"),
     (
         (
             "--rope-scaling",
@@ -76,8 +70,16 @@ REFUSED: tuple[tuple[tuple[str, ...], str], ...] = (
 """Unsupported flags that would change the answer: their names, and what to do instead."""
 
 
-def add_llama_flags(p: argparse.ArgumentParser, more: Iterable[IgnoredFlag] = ()) -> None:
-    """Adds the llama.cpp flags that are ignored (also `more` of one command) or refused."""
+CONSTRAINTS = ("--grammar", "--grammar-file", "-j", "--json-schema", "-jf", "--json-schema-file")
+"""Flags of llama.cpp that constrain answers, of which dflash-run has all."""
+
+
+def add_llama_flags(
+    p: argparse.ArgumentParser,
+    more: Iterable[IgnoredFlag] = (),
+    refused: Iterable[tuple[tuple[str, ...], str]] = (),
+) -> None:
+    """Adds the llama.cpp flags that are ignored or refused; more, refused: of one command alone."""
     group = p.add_argument_group("flags of llama.cpp that do nothing here")
     for flags, has_value, why in (*IGNORED, *more):
         nargs = 0 if not has_value else "?" if has_value == "?" else None
@@ -91,7 +93,7 @@ def add_llama_flags(p: argparse.ArgumentParser, more: Iterable[IgnoredFlag] = ()
             const=why,
             help=f"ignored: {why}",
         )
-    for flags, why in REFUSED:
+    for flags, why in (*REFUSED, *refused):
         group.add_argument(*flags, action=_Refused, nargs="*", const=why, help=argparse.SUPPRESS)
 
 

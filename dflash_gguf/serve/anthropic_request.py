@@ -92,8 +92,6 @@ def chat_from_messages(body: MessagesBody) -> ChatBody:
     if not body.messages:
         messages.append({"role": "user", "content": ""})
     choice, output = body.tool_choice or MessagesToolChoice(), body.output_config or OutputConfig()
-    if output.format is not None:
-        raise BadRequestError("output_config: answers cannot be constrained, leave format out")
     return body.as_chat(
         messages=messages,
         tools=[{"type": "function", "function": tool.function} for tool in tools] or None,
@@ -102,6 +100,7 @@ def chat_from_messages(body: MessagesBody) -> ChatBody:
         stop=body.stop_sequences if body.stop is None else body.stop,
         enable_thinking=_thinks(body.thinking),
         reasoning_effort=output.effort,
+        response_format=output.format or body.response_format,
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..cli.arguments import add_drafting, add_sampling, add_template, decode_config
-from ..cli.llama_flags import add_llama_flags
+from ..cli.llama_flags import CONSTRAINTS, add_llama_flags
 from ..cli.model_arguments import add_fit, add_options, load_config, new_parser
 from ..config import REASONING_FORMATS
 from ..native import MAX_PARALLEL
@@ -69,6 +69,7 @@ IGNORED: tuple[tuple[tuple[str, ...], bool, str], ...] = (
     (("--remap-developer-role",), False, "the role developer becomes system always"),
 )
 """Flags of llama-server alone without effect here: names, whether a value follows, reason."""
+REFUSED = ((CONSTRAINTS, "each request has its own: response_format, json_schema or grammar"),)
 
 
 def parser(*, raises: bool = False) -> argparse.ArgumentParser:
@@ -85,7 +86,7 @@ def parser(*, raises: bool = False) -> argparse.ArgumentParser:
     for action in p._actions:
         if action.dest == "temp":
             action.help = f"0: always the best token (default: {TEMPERATURE})"
-    add_llama_flags(p, IGNORED)
+    add_llama_flags(p, IGNORED, REFUSED)
     return p
 
 

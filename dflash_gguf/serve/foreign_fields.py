@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -20,16 +21,33 @@ SYNONYMS = {
 }
 """Names that vLLM, SGLang, TGI, Ollama, Mistral and Anthropic have for fields of this server."""
 
+CONSTRAINTS = {
+    "guided_json": "json_schema",
+    "guided_regex": "regex",
+    "guided_grammar": "grammar",
+    "guided_choice": "choice",
+    "ebnf": "grammar",
+    "grammar_string": "grammar",
+}
+"""Names that vLLM, SGLang and others have for constraints of this server."""
+STRUCTURED_OUTPUTS = {
+    "json": "json_schema",
+    "regex": "regex",
+    "grammar": "grammar",
+    "choice": "choice",
+    "json_object": "json_object",
+}
+"""Constraints in vLLM's field structured_outputs."""
+
 EMPTY: tuple[Any, ...] = (None, "", [], {})
 MAX_IGNORED = 8
 """Most names of unknown fields that a response lists."""
 
 _ROWS: tuple[tuple[tuple[Any, ...], str, str], ...] = (
     (
-        ({"type": "text"},),
-        "answers cannot be constrained, leave it out",
-        "guided_json guided_regex guided_choice guided_grammar structured_outputs structural_tag "
-        "regex ebnf json_schema grammar grammar_string format output_format response_format",
+        (),
+        "give response_format, json_schema, grammar or regex",
+        "structural_tag format output_format",
     ),
     (
         ("none", "auto", {"type": "none"}, {"type": "auto"}),
@@ -98,6 +116,8 @@ def translate(body: dict[str, Any], own: Collection[str]) -> list[str]:
 
     Raises ValueError for a field that is not served and would change the answer.
     """
+    if "response_format" in own:
+        _rename_constraints(body)
     for name, ours in SYNONYMS.items():
         value = body.get(name)
         if ours not in own or name in own or value in EMPTY:
@@ -121,6 +141,39 @@ def translate(body: dict[str, Any], own: Collection[str]) -> list[str]:
         if value not in EMPTY and value not in off:
             raise ValueError(f"{name}: {_shown(value)} is not supported, {todo}")
     return listed(unknown)
+
+
+def _rename_constraints(body: dict[str, Any]) -> None:
+    """Renames the constraints of other servers, and drops empty ones, which constrain nothing."""
+    for name in ("grammar", "regex", "json_schema", "response_format"):
+        if body.get(name) == "":
+            del body[name]
+    given = [(name, ours, body.pop(name)) for name, ours in CONSTRAINTS.items() if name in body]
+    outputs = body.pop("structured_outputs", None) or {}
+    if not isinstance(outputs, dict):
+        raise ValueError(f"structured_outputs is {_shown(outputs)}, must be an object")
+    for name, value in outputs.items():
+        if name not in STRUCTURED_OUTPUTS and value not in (*EMPTY, False):
+            known = ", ".join(STRUCTURED_OUTPUTS)
+            raise ValueError(f"structured_outputs holds {name!r:.40}, must hold one of {known}")
+        given.append((f"structured_outputs.{name}", STRUCTURED_OUTPUTS.get(name, ""), value))
+    for name, ours, value in given:
+        if value in EMPTY or value is False:
+            continue
+        if ours == "choice":
+            ours, value = "grammar", _choices(name, value)
+        elif ours == "json_object":
+            ours, value = "response_format", {"type": "json_object"}
+        if body.get(ours) not in (None, value):
+            raise ValueError(f"{name} and {ours} are given: leave one out")
+        body[ours] = value
+
+
+def _choices(name: str, texts: Any) -> str:
+    """Returns a Lark grammar of texts of which the answer is one."""
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"{name} is {_shown(texts)}, must be a list of texts")
+    return "start: CHOICE\nCHOICE: " + " | ".join(json.dumps(text) for text in texts)
 
 
 def listed(names: Iterable[str]) -> list[str]:

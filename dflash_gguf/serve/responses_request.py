@@ -77,8 +77,6 @@ def chat_from_responses(body: ResponsesBody) -> ChatBody:
     if body.background:
         raise BadRequestError("background is not supported, leave it out and wait for the answer")
     form = (body.text or {}).get("format") or {}
-    if form != {"type": "text"} and form:
-        raise BadRequestError("text: answers cannot be constrained, leave format out")
     tools = ResponsesTools(body.tools or ())
     return body.as_chat(
         messages=_conversation(body, tools),
@@ -88,6 +86,7 @@ def chat_from_responses(body: ResponsesBody) -> ChatBody:
         parallel_tool_calls=body.parallel_tool_calls,
         max_tokens=body.max_tokens if body.max_output_tokens is None else body.max_output_tokens,
         reasoning_effort=body.reasoning.effort if body.reasoning else None,
+        response_format=form or body.response_format,
     )
 
 

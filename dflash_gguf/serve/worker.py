@@ -18,6 +18,7 @@ from collections import deque
 from dataclasses import replace
 from typing import Protocol
 
+from .._entry import show_warning
 from .._files import message_of
 from ..cli.command import draft_length_notes, training_context
 from ..cli.model_arguments import load_config, on_present_devices
@@ -87,6 +88,8 @@ class Job:
         self.config = config
         self.is_cancelled = self.is_throttled = False
         self.n_scored = 0
+        self.error: Exception | None = None
+        """Reason why the constraint of the answer cannot be compiled."""
         self.state: RequestState | None = None
         self.slot = -1
 
@@ -153,7 +156,10 @@ class Worker:
                     config = DecodeConfig(**{**message.config, "seed": message.runs[0].seed})
                     jobs = [Job(message, run, config) for run in message.runs]
                     self._jobs |= {job.run.id: job for job in jobs}
-                    self._new += jobs
+                    if config.constraint is None:
+                        self._new += jobs
+                    else:
+                        threading.Thread(target=self._compile, args=(jobs,), daemon=True).start()
                 elif isinstance(message, SlotAction):
                     self._new.append(message)
                 elif isinstance(message, Cancel) and message.id in self._jobs:
@@ -165,6 +171,17 @@ class Worker:
             self._is_over = True
             for job in self._jobs.values():
                 job.is_cancelled = True
+            self._changed.notify()
+
+    def _compile(self, jobs: list[Job]) -> None:
+        """Compiles the constraint of an `Ask` beside the rounds of other answers."""
+        try:
+            self._decoder.compile_constraint(jobs[0].config)
+        except Exception as error:
+            for job in jobs:
+                job.error = error
+        with self._changed:
+            self._new += jobs
             self._changed.notify()
 
     def _say(self, message: Message) -> None:
@@ -218,6 +235,9 @@ class Worker:
     def _add(self, job: Job) -> None:
         prompt = job.prompt
         self._live.append(job)
+        if job.error is not None:
+            self._fail(job, job.error)
+            return
         reasoning = None if prompt.reasoning is None else Format(*prompt.reasoning)
         try:
             job.state = self._decoder.add_request(
@@ -365,6 +385,7 @@ def main(descriptor: int) -> int:
     """Runs the engine on an inherited socket until it is closed; returns the exit code."""
     for number in (signal.SIGINT, signal.SIGTERM):  # ignored: the HTTP process ends this one
         signal.signal(number, signal.SIG_IGN)
+    warnings.showwarning = show_warning  # type: ignore[assignment]
     channel = Channel(socket.socket(fileno=descriptor))
     request = channel.read()
     if not isinstance(request, Load):

@@ -633,7 +633,18 @@ def test_errors_are_one_sentence(
             ["-rea", "no"],
             "argument -rea/--reasoning/--reasoning-budget: 'no': expected on, off, auto, 0 or -1",
         ),
-        (["--grammar", "x"], "--grammar: answers cannot be constrained"),
+        (
+            ["--grammar", "/no/file"],
+            "argument --grammar/--grammar-file: /no/file: No such file or directory",
+        ),
+        (
+            ["-j", "{}", "--grammar", "root ::= [a-z]"],
+            "--json-schema and grammar are given; leave out all but one",
+        ),
+        (
+            ["-j", "{}", "--ignore-eos"],
+            "--ignore-eos is true, but json_schema decides where the answer ends: leave one out",
+        ),
         (["-ub", "0"], "--ubatch-size is 0, must be at least 1"),
         (["--compare", "-i"], "--compare is for one prompt, not for a chat (-i)"),
         (

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 
-from dflash_gguf.config import DecodeConfig
+from dflash_gguf.config import Constraint, DecodeConfig
 from dflash_gguf.serve.schemas import (
     BadRequestError,
     Body,
@@ -33,14 +34,108 @@ def config(kind: type[Body], **fields: Any) -> DecodeConfig:
     return config_of(body_of(kind, **fields)[0], DEFAULTS, 512, None)
 
 
+CHOICE = 'start: CHOICE\nCHOICE: "yes" | "no \\""'
+CONSTRAINED: list[tuple[dict[str, Any], Constraint | str | None]] = [
+    (fields, Constraint(kind, text, kind != "json_schema", field))
+    for kind, text, field, forms in (
+        (
+            "json_schema",
+            '{"type": "array"}',
+            "json_schema",
+            (
+                {"json_schema": {"type": "array"}},
+                {"json_schema": '{"type": "array"}'},
+                {"guided_json": {"type": "array"}},
+                {"guided_json": '{"type": "array"}'},
+                {"structured_outputs": {"json": {"type": "array"}, "regex": None}},
+            ),
+        ),
+        (
+            "regex",
+            "[a-z]+",
+            "regex",
+            (
+                {"regex": "[a-z]+", "grammar": ""},
+                {"guided_regex": "[a-z]+", "guided_json": None},
+                {"structured_outputs": {"regex": "[a-z]+"}},
+            ),
+        ),
+        (
+            "grammar",
+            "root ::= [a-z]",
+            "grammar",
+            (
+                {"grammar": "root ::= [a-z]", "json_schema": None},
+                {"guided_grammar": "root ::= [a-z]"},
+                {"ebnf": "root ::= [a-z]", "regex": ""},
+                {"grammar_string": "root ::= [a-z]"},
+                {"structured_outputs": {"grammar": "root ::= [a-z]", "json_object": False}},
+            ),
+        ),
+        (
+            "grammar",
+            CHOICE,
+            "grammar",
+            (
+                {"guided_choice": ["yes", 'no "']},
+                {"structured_outputs": {"choice": ["yes", 'no "']}},
+            ),
+        ),
+        (
+            "json_schema",
+            '{"type": "object"}',
+            "response_format",
+            (
+                {"response_format": {"type": "json_object"}},
+                {"structured_outputs": {"json_object": True}},
+                {"response_format": {"type": "json_schema", "schema": {"type": "object"}}},
+                {
+                    "response_format": {
+                        "type": "json_schema",
+                        "json_schema": {"name": "x", "schema": {"type": "object"}},
+                    }
+                },
+            ),
+        ),
+    )
+    for fields in forms
+]
+CONSTRAINED += [
+    ({"response_format": {"type": "text"}, "guided_json": {}, "structured_outputs": None}, None),
+    ({"response_format": {"type": "xml"}}, "type of response_format is 'xml', must be one of"),
+    ({"json_schema": 5}, "json_schema"),
+    ({"grammar": 5}, "grammar"),
+    ({"guided_choice": "yes"}, 'guided_choice is "yes", must be a list of texts'),
+    ({"structured_outputs": {"choice": [1]}}, "structured_outputs.choice is [1], must be a list"),
+    ({"structured_outputs": {"lua": "x"}}, "structured_outputs holds 'lua', must hold one of json"),
+    ({"structured_outputs": [1]}, "structured_outputs is [1], must be an object"),
+    ({"guided_json": {"a": 1}, "json_schema": {"b": 1}}, "guided_json and json_schema are given"),
+    ({"regex": "a", "grammar": "root ::= x"}, "grammar and regex are given; leave out all but"),
+    ({"regex": "a", "ignore_eos": True}, "ignore_eos is true, but regex decides"),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("fields", "expected"), CONSTRAINED, ids=lambda x: str(x)[:60])
+def test_constraints_of_all_servers(
+    kind: type[Body], fields: dict[str, Any], expected: Constraint | str | None
+) -> None:
+    if isinstance(expected, str):
+        with pytest.raises((BadRequestError, ValueError), match=re.escape(expected)):
+            config(kind, **fields)
+        return
+    found = config(kind, **fields)
+    assert found.constraint == expected
+    settings = {name: getattr(found, name) for name in DecodeConfig.__slots__}
+    assert DecodeConfig(**settings).constraint == expected  # as it arrives in the engine process
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("name", "off", "on"),
     [
-        ("guided_json", {}, {"type": "object"}),
-        ("structured_outputs", {}, {"choice": ["yes", "no"]}),
-        ("ebnf", "", "root ::= x"),
-        ("response_format", {"type": "text"}, {"type": "json_object"}),
+        ("structural_tag", {}, {"type": "structural_tag"}),
+        ("format", "", "json"),
         ("functions", [], [{"name": "f"}]),
         ("bad_words", [], ["x"]),
         ("logits_processors", [], ["x"]),
