@@ -27,7 +27,8 @@ from .stream import n_common
 from .template_process import TemplateProcess
 from .tools.calls import FAMILIES_WITH_IDS, with_known_ids
 from .tools.formats import family_of
-from .tools.grammars import call_grammar, literal
+from .tools.grammar_writer import literal
+from .tools.grammars import call_grammar
 from .tools.offer import described, shows_tools, tool_format, tools_of
 from .tools.parser import ToolFormat
 from .vocabulary import GPT2, NORMAL, Vocabulary, read_vocabulary

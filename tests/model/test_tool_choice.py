@@ -38,6 +38,7 @@ MARKS = {
     "mistral_list": "[TOOL_CALLS]",
     "qwen": "<function=<parameter=",
     "glm": "<arg_key><arg_value>",
+    "gemma4": "<|tool_call><tool_call|>",
     "kimi": "<|tool_calls_section_begin|>",
 }
 
@@ -98,6 +99,6 @@ def test_a_choice_that_cannot_be_met_is_one_sentence(decoder: Decoder) -> None:
         decoder.chat("Go", template=template("hermes"), tools=TOOLS, tool_choice="go")
     with pytest.raises(ValueError, match="tool_choice is 'required', but tools is empty"):
         decoder.chat("Go", template=template("hermes"), tool_choice="required")
-    gemma = "{{ tools }}{{ messages }}{# <|tool_call> <tool_call|> #}"
-    with pytest.raises(ValueError, match=r"of this model \(gemma4\) cannot be required"):
-        decoder.chat("Go", template=gemma, tools=TOOLS, tool_choice="required")
+    harmony = "{{ tools }}{{ messages }}{# <|channel|> <|message|> #}"
+    with pytest.raises(ValueError, match=r"of this model \(harmony\) cannot be required"):
+        decoder.chat("Go", template=harmony, tools=TOOLS, tool_choice="required")

@@ -117,7 +117,7 @@ def types_of(schema: Any, root: Any, depth: int = 0) -> frozenset[str]:
     if isinstance(given, list):
         return frozenset(name for name in given if isinstance(name, str))
     if isinstance(reference := schema.get("$ref"), str):
-        return types_of(_referenced(reference, root), root, depth + 1)
+        return types_of(referenced(reference, root), root, depth + 1)
     if isinstance(
         values := schema.get("enum", [schema["const"]] if "const" in schema else None), list
     ):
@@ -132,7 +132,8 @@ def _alternatives(schema: Mapping[str, Any]) -> Iterator[Any]:
             yield from schema[key]
 
 
-def _referenced(reference: str, root: Any) -> Any:
+def referenced(reference: str, root: Any) -> Any:
+    """Returns the schema that a reference names, None if there is none."""
     for name in reference.removeprefix("#/").split("/"):
         root = root.get(name) if isinstance(root, Mapping) else None
     return root

@@ -1,0 +1,118 @@
+"""Rules of calls in one form, in the Lark dialect of llguidance."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from .values import types_of
+
+NAME, ARGUMENTS, KEY, NUMBER = "\0N", "\0A", "\0K", "\0I"
+"""Places in a form: name and arguments of a function, name of a parameter, number of a call."""
+
+GUIDANCE = {
+    "lenient": True,
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+}
+"""Options of llguidance for JSON: spaces as templates write them, so that these are forced."""
+
+
+class CallForm(NamedTuple):
+    """How calls are written. call: one call; before, between, after: texts around calls.
+
+    is_single: True if an answer has one call at most.
+    """
+
+    call: str
+    before: str = ""
+    between: str = ""
+    after: str = ""
+    is_single: bool = False
+    parameter: str = ""
+    """Text before a raw value, in forms whose arguments are in tags; empty in others."""
+    value_end: str = ""
+
+
+def literal(text: str) -> str:
+    """Returns the Lark term of a text."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def json_rule(schema: Mapping[str, Any]) -> str:
+    """Returns the Lark term of JSON by a schema, without the keywords that cannot be enforced."""
+    return f"%json {json.dumps({**schema, 'x-guidance': GUIDANCE}, ensure_ascii=False)}"
+
+
+def properties_of(schema: Mapping[str, Any]) -> dict[str, tuple[Any, bool]]:
+    """Returns the schema of each property of an object, and True if the property is required."""
+    properties, required = schema.get("properties"), schema.get("required")
+    given = properties if isinstance(properties, Mapping) else {}
+    needed = required if isinstance(required, Sequence) else ()
+    return {key: (one, key in needed) for key, one in given.items()}
+
+
+def texts_of(schema: Any) -> list[str]:
+    """Returns the texts of an enumeration; none for other schemas."""
+    choices = schema.get("enum") if isinstance(schema, Mapping) else None
+    is_texts = isinstance(choices, list) and all(isinstance(x, str) for x in choices)
+    return list(choices or ()) if is_texts else []
+
+
+class CallWriter:
+    """Writes the rules of calls in one form."""
+
+    def __init__(
+        self,
+        form: CallForm,
+        marks: Iterable[str],
+        mark: Callable[[str], str],
+    ) -> None:
+        self._form, self._mark = form, mark
+        self._split = re.compile("(" + "|".join(map(re.escape, [*marks, ARGUMENTS, NUMBER])) + ")")
+        self.rules: list[str] = []
+
+    def call(self, number: int, name: str, schema: Mapping[str, Any]) -> str:
+        """Adds the rules of a function's call. Returns the name of the rule."""
+        rule = f"arguments_{number}"
+        self.rules.append(f"{rule}: {self.arguments(rule, schema)}")
+        self.rules.append(f"call_{number}: {self.terms(self._form.call, name, rule)}")
+        return f"call_{number}"
+
+    def arguments(self, rule: str, schema: Mapping[str, Any]) -> str:
+        """Returns the terms of a function's arguments. rule: their rule, for names of others."""
+        if self._form.parameter:
+            return " ".join(self._parameters(rule, schema))
+        return json_rule({"type": "object", **schema})
+
+    def terms(self, text: str, name: str = "", arguments: str = "") -> str:
+        """Returns the terms of a text with marks and places."""
+        pieces = self._split.split(text.replace(NAME, name))
+        return " ".join(self._term(piece, arguments) for piece in pieces if piece)
+
+    def _term(self, piece: str, arguments: str) -> str:
+        if piece in (ARGUMENTS, NUMBER):
+            return arguments if piece == ARGUMENTS else "INDEX"
+        return self._mark(piece) if self._split.fullmatch(piece) else literal(piece)
+
+    def _parameters(self, rule: str, schema: Mapping[str, Any]) -> Iterator[str]:
+        given = properties_of(schema)
+        for place, (key, (one, is_required)) in enumerate(given.items()):
+            head = self.terms(self._form.parameter.replace(KEY, key))
+            yield f"({head} {rule}_{place}){'' if is_required else '?'}"
+            self.rules.append(self._value(f"{rule}_{place}", one, schema))
+        if not given:
+            yield '""'
+
+    def _value(self, rule: str, schema: Any, root: Mapping[str, Any]) -> str:
+        """Returns the rule of a raw value and the text behind it."""
+        end, types = literal(self._form.value_end), types_of(schema, root)
+        if choices := texts_of(schema):
+            return f"{rule}: ({' | '.join(map(literal, choices))}) {end}"
+        if types and "string" not in types:
+            shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
+            return f"{rule}: {json_rule({**schema, **shared})} {end}"
+        return f"{rule}[suffix={end}]: /(.|\\n)*/"
