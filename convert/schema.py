@@ -53,6 +53,12 @@ class Key:
     GENERAL_FILE_TYPE = "general.file_type"
     GENERAL_QUANTIZATION_VERSION = "general.quantization_version"
     GENERAL_ALIGNMENT = "general.alignment"
+    GENERAL_SAMPLING_TEMP = "general.sampling.temp"
+    GENERAL_SAMPLING_TOP_K = "general.sampling.top_k"
+    GENERAL_SAMPLING_TOP_P = "general.sampling.top_p"
+    GENERAL_SAMPLING_MIN_P = "general.sampling.min_p"
+    GENERAL_SAMPLING_PENALTY_REPEAT = "general.sampling.penalty_repeat"
+    GENERAL_SAMPLING_PENALTY_LAST_N = "general.sampling.penalty_last_n"
 
     SPLIT_NO = "split.no"
     SPLIT_COUNT = "split.count"

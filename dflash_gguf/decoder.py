@@ -63,11 +63,13 @@ class Decoder:
         cost_file: CostFile | None = None,
         max_verify_rows: int = MAX_VERIFY,
         prefix_bytes: int = MAX_PREFIX_BYTES,
+        recommended: Mapping[str, float] | None = None,
     ) -> None:
         """Use `load`. Without a tokenizer prompts are token ids, and answers have no text.
 
         cost_file: file of measured costs; None to keep none. max_verify_rows: most rows of a verify
-        by default. prefix_bytes: bytes of main memory for the prefix cache.
+        by default. prefix_bytes: bytes of main memory for the prefix cache. recommended: values of
+        DecodeConfig's fields that the model's file recommends.
         """
         self.sequence = sequence
         self.engine = sequence.engine
@@ -81,6 +83,7 @@ class Decoder:
         self._constraints = (
             None if tokenizer is None else ConstraintCompiler(tokenizer, self.model.n_vocab)
         )
+        self.recommended = dict(recommended or {})
         self._unfinished: RequestState | None = None  # unread stream, which the next request ends
 
     def __repr__(self) -> str:
@@ -133,7 +136,8 @@ class Decoder:
         """Answers a prompt.
 
         prompt: text, to which the model's special tokens are added, or a list or array [n] of ids.
-        config, settings: a DecodeConfig, and fields that replace its own.
+        config, settings: a DecodeConfig, and fields that replace its own. Without a config, fields
+            that are not given have the values of `recommended`, else DecodeConfig's.
         cancelled: called before every round; True ends the answer with stop_reason "cancelled".
         on_prefill: called with (tokens done, tokens in all) before and during the computation of
             the uncached part of the prompt.
@@ -263,7 +267,11 @@ class Decoder:
         known_names(settings, (*DecodeConfig.__slots__, *RETIRED_FIELDS), "setting of an answer")
         if config is not None and not isinstance(config, DecodeConfig):
             raise TypeError(f"config is {config!r:.80}, must be a DecodeConfig")
-        config = dataclasses.replace(config or DecodeConfig(), **settings)
+        if config is None:
+            given: dict[str, Any] = {**self.recommended, **settings}
+            config = DecodeConfig(**given)
+        elif settings:
+            config = dataclasses.replace(config, **settings)
         tokens = tuple(self._tokens_of(prompt))
         check_prompt(tokens, self.n_ctx)
         for name in ("logit_bias", "stop_token_ids"):

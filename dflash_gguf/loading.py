@@ -17,6 +17,7 @@ from .memory.fit import max_verify_rows, with_context
 from .memory.plan import Planner, check_fits
 from .native import MAX_VERIFY, OPTIONS, Drafter, Engine, Model, Progress, library_build
 from .speculative.runtime import CostFile
+from .text.recommended import recommended_sampling
 from .text.tokenizer import Tokenizer
 from .text.variants import mismatch
 
@@ -77,7 +78,8 @@ def load(
     settings = (*place, str(engine.n_threads), *types, *choices)
     costs = CostFile(files, *settings, *kernels)
     prefix_bytes = planner.plan(config).prefix_bytes
-    decoder = Decoder(native.Sequence(engine), tokenizer, costs, n_rows, prefix_bytes)
+    sampling = recommended_sampling(model.path)
+    decoder = Decoder(native.Sequence(engine), tokenizer, costs, n_rows, prefix_bytes, sampling)
     decoder.measure()
     return decoder
 

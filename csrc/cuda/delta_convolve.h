@@ -1,4 +1,4 @@
-// Convolution of Gated DeltaNet over the nodes of trees, and silu of its results.
+// Convolution of Gated DeltaNet along the paths of candidate trees, then silu.
 #pragma once
 
 #include <cstdint>

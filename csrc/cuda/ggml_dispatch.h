@@ -1,4 +1,4 @@
-// Functions that the patched ggml-cuda.cu calls for nodes of type GGML_OP_CUSTOM.
+// Functions that the patched ggml-cuda.cu calls for nodes whose op is GGML_OP_CUSTOM.
 #pragma once
 
 #include <ggml-cuda/common.cuh>

@@ -261,7 +261,7 @@ void Engine::promote_steps(const std::vector<AcceptedPath> & paths, int64_t firs
     });
     cached.write<int32_t>(cached.promote.counts, [&](int32_t * data) {
         for (int64_t lane = 0; lane < n_lanes; ++lane) {
-            // A lane that repeats another lane's sequence must not advance the state again.
+            // Length 0 for a lane that repeats another lane's sequence: its state advances once.
             const bool is_idle = lanes[lane] == nullptr || (!in_place && lane >= n);
             const int64_t left = is_idle ? 0 : static_cast<int64_t>(lanes[lane]->nodes.size());
             data[lane] = static_cast<int32_t>(std::clamp<int64_t>(left - first, 0, MAX_STEPS));

@@ -25,7 +25,7 @@ static bool is_on_cpu_split(const Backend & backend, const ggml_tensor * node) {
                        [&](const ggml_tensor * src) { return src != nullptr && elsewhere(src); });
 }
 
-// True for a node of our own CPU code. Its weights are no tensors of the graph.
+// True for a node that runs our own CPU code; its weights are not tensors of the graph.
 static bool is_cpu_node(const ggml_tensor * node) {
     return node->op == GGML_OP_CUSTOM && !is_device_op(node);
 }

@@ -145,7 +145,7 @@ struct Weights {
     uint64_t copied_bytes = 0;
     uint64_t cpu_split_bytes = 0;
     uint64_t embedding_bytes = 0;
-    // Bytes of the weights of experts, mapped or not, and of those on the CPU of a split model.
+    // Bytes of all weights of experts, mapped or not, and of those that a GPU leaves to the CPU.
     uint64_t expert_bytes = 0;
     uint64_t cpu_expert_bytes = 0;
 };

@@ -25,7 +25,7 @@ cmake_minimum_required(VERSION 3.18)
 project(ggml_module C CXX)
 add_subdirectory({sources} ggml)
 """
-# Adds our own kernels, and replaces the file that calls them.
+# Compiles our kernels into ggml-cuda, with a patched ggml-cuda.cu, which calls them.
 WITH_KERNELS = """\
 get_target_property(sources ggml-cuda SOURCES)
 list(FILTER sources EXCLUDE REGEX "/ggml-cuda\\\\.cu$")

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from .._files import message_of
@@ -25,7 +26,7 @@ DESCRIPTION = "Answers a prompt with a GGUF language model."
 EPILOG = """\
 A prompt of -p or -f is one turn of a conversation if the model has a chat template, and plain
 text to continue otherwise; -cnv and -no-cnv decide it, --tokens are never changed. Only the answer
-goes to stdout. The temperature is 0 by default: the same prompt gives the same answer.
+goes to stdout. The temperature is 0 unless the model file recommends another.
 """
 IGNORED: tuple[IgnoredFlag, ...] = (
     (("--single-turn", "-st"), False, "-p is one turn, -i is a conversation"),
@@ -287,7 +288,7 @@ def add_main_chain(group: argparse._ActionsContainer) -> None:
 
 
 def add_sampling(p: argparse.ArgumentParser) -> None:
-    """Adds the sampling flags; their defaults are those of DecodeConfig."""
+    """Adds the sampling flags; their defaults are the model's, else those of DecodeConfig."""
     group, default = p.add_argument_group("answer"), DecodeConfig()
     group.add_argument(
         "-n",
@@ -318,7 +319,11 @@ def add_sampling(p: argparse.ArgumentParser) -> None:
     )
     for flags, kind, value, text in numbers:
         group.add_argument(
-            *flags, type=kind, default=value, metavar="N", help=f"{text} (default: {value})"
+            *flags,
+            dest=_field(flags[-1]),
+            type=kind,
+            metavar="N",
+            help=f"{text} (default: the model file's general.sampling, else {value})",
         )
     group.add_argument(
         "-r",
@@ -359,16 +364,31 @@ def _text_or_file(text: str) -> str:
         raise argparse.ArgumentTypeError(message_of(error)) from None
 
 
-def decode_config(args: argparse.Namespace) -> DecodeConfig:
-    """Converts sampling and drafting flags to a DecodeConfig; ValueError for a bad value."""
-    given = {x.name: getattr(args, x.name) for x in fields(DecodeConfig) if hasattr(args, x.name)}
-    given |= {
+def decode_config(
+    args: argparse.Namespace, recommended: Mapping[str, float] = MappingProxyType({})
+) -> DecodeConfig:
+    """Converts sampling and drafting flags to a DecodeConfig; ValueError for a bad value.
+
+    recommended: values of fields whose flags were not given.
+    """
+    given = {name: getattr(args, name) for name in given_fields(args)}
+    if "temperature" in given:
+        given["temperature"] = max(given["temperature"], 0.0)
+    given = {**recommended, **given} | {
         "max_tokens": None if args.predict < 0 else args.predict,
-        "temperature": max(args.temp, 0.0),
         "seed": None if args.seed == -1 else args.seed,
         "stop": [unescaped(text, args.escape) for text in args.reverse_prompt],
     }
     return DecodeConfig(**given)
+
+
+def given_fields(args: argparse.Namespace) -> set[str]:
+    """Returns the names of DecodeConfig's fields that flags have set."""
+    return {x.name for x in fields(DecodeConfig) if getattr(args, x.name, None) is not None}
+
+
+def _field(flag: str) -> str:
+    return flag.strip("-").replace("-", "_")
 
 
 def prompt_text(args: argparse.Namespace) -> str:

@@ -137,6 +137,7 @@ def _run(args: argparse.Namespace) -> int:
     if several and not args.interactive and not prompt_lines(text or ""):
         raise ValueError(f"{args.file}: holds no prompt; with --parallel, each line is one")
     with _load(args, settings) as decoder:
+        config = decode_config(args, decoder.recommended)
         if settings.n_ctx is None:
             print(_context(decoder), file=sys.stderr)
         for note in draft_length_notes(decoder, config):

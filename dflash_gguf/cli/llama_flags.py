@@ -79,7 +79,7 @@ def add_llama_flags(
     more: Iterable[IgnoredFlag] = (),
     refused: Iterable[tuple[tuple[str, ...], str]] = (),
 ) -> None:
-    """Adds the llama.cpp flags that are ignored or refused; more, refused: of one command alone."""
+    """Adds llama.cpp flags to ignore or to refuse; `more` and `refused`: those of one command."""
     group = p.add_argument_group("flags of llama.cpp that do nothing here")
     for flags, has_value, why in (*IGNORED, *more):
         nargs = 0 if not has_value else "?" if has_value == "?" else None

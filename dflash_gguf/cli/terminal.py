@@ -163,7 +163,7 @@ def _kinds(rounds_by_draft: Mapping[str, int]) -> str:
 
 
 def call_lines(result: Result) -> list[str]:
-    """Returns a line of JSON for each tool call: name, and arguments, a text if malformed."""
+    """Returns a JSON line for each tool call: name, and arguments (a string if no valid JSON)."""
     lines = []
     for call in result.tool_calls:
         name, arguments = call["function"]["name"], call["function"]["arguments"]

@@ -16,7 +16,7 @@ from ..config import Constraint
 from .vocabulary import ConstraintVocabulary, TokenizerLike
 
 MAX_BYTES = {"json_schema": 1 << 20, "grammar": 1 << 17, "regex": 1 << 16}
-"""Largest constraint of each kind in bytes; those of this size compile in about a second."""
+"""Most bytes of a constraint, by kind; a constraint that long compiles in about a second."""
 LIMITS = llguidance.LLParserLimits(
     step_max_items=20_000, max_grammar_size=25_000, verbose_errors=False
 )

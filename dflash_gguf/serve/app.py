@@ -202,7 +202,7 @@ class App:
     async def props(self, request: Request) -> Response:
         """Answers GET /props with the model, its chat template and the default settings."""
         model, ready, prompt_builder = self._models.look(request.query_params.get("model"))
-        decode = model.settings.decode
+        decode = model.settings.defaults(ready.recommended)
         seed = decode.seed if decode.seed is not None else (1 << 32) - 1
         return json_answer(
             {

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..cli.arguments import add_drafting, add_sampling, add_template, decode_config
+from ..cli.arguments import add_drafting, add_sampling, add_template, decode_config, given_fields
 from ..cli.llama_flags import CONSTRAINTS, add_llama_flags
 from ..cli.model_arguments import add_fit, add_options, load_config, new_parser
 from ..config import REASONING_FORMATS
@@ -82,10 +82,13 @@ def parser(*, raises: bool = False) -> argparse.ArgumentParser:
     add_fit(p)
     add_drafting(p)
     add_sampling(p)
-    p.set_defaults(temp=TEMPERATURE, escape=True)
+    p.set_defaults(escape=True)
     for action in p._actions:
-        if action.dest == "temp":
-            action.help = f"0: always the best token (default: {TEMPERATURE})"
+        if action.dest == "temperature":
+            action.help = (
+                "0: always the best token (default: the model file's general.sampling, else "
+                f"{TEMPERATURE})"
+            )
     add_llama_flags(p, IGNORED, REFUSED)
     return p
 
@@ -359,7 +362,8 @@ def settings_of(args: argparse.Namespace) -> Settings:
                 "https://example.org, without a path"
             )
     return Settings(
-        decode=decode_config(args),
+        decode=decode_config(args, {"temperature": TEMPERATURE}),
+        given=frozenset(given_fields(args)),
         keys=tuple(_keys(args)),
         shares_prefixes=args.share_prefixes,
         cors_origins=tuple(origins),

@@ -442,6 +442,9 @@ class EngineClient:
             f"loaded {ready.model}{drafter} on {ready.backend}, {ready.n_threads} threads, "
             f"context {ready.n_ctx} tokens, {ready.n_parallel} at once"
         )
+        if used := self.settings.unset(ready.recommended):
+            values = ", ".join(f"{name} {value:g}" for name, value in used.items())
+            self._log(f"the model file recommends {values}: the defaults of requests")
 
     def _forget(self, sentence: str, status: int = 500) -> None:
         for request, run in list(self._by_run.values()):

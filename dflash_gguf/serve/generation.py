@@ -216,7 +216,7 @@ class Generation:
             raise BadRequestError(
                 f"id_slot is {body.id_slot}, must be -1 (any) to {ready.n_parallel - 1}"
             )
-        config = config_of(body, engine.settings.decode, ready.n_ctx, n_probs)
+        config = config_of(body, engine.settings.defaults(ready.recommended), ready.n_ctx, n_probs)
 
         def tokenize(text: str) -> list[int]:
             return prompt_builder.require_tokenizer().tokenize(

@@ -126,7 +126,10 @@ class Loading(Message, frozen=True):
 
 
 class Ready(Message, frozen=True):
-    """Message from the engine: the model is loaded. notes: warnings for the log."""
+    """Message from the engine: the model is loaded.
+
+    recommended: sampling settings that the model's file recommends. notes: warnings for the log.
+    """
 
     model: str
     drafter: str | None
@@ -136,6 +139,7 @@ class Ready(Message, frozen=True):
     n_vocab: int
     n_threads: int
     n_parallel: int
+    recommended: dict[str, float]
     notes: list[str]
 
 

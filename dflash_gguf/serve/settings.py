@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..config import DecodeConfig
@@ -19,7 +20,8 @@ class Settings:
     installed programs), "*", or exact origins.
     trusted_proxies: networks of proxies whose X-Forwarded-For names the client.
     allowed_hosts: further names of this server in Host headers, "*" for any.
-    decode: default sampling settings of requests.
+    decode: default sampling settings of requests. given: names of those that flags have set, which
+    a model's recommended values do not replace.
     slot_save_path: folder for saved prefixes of slots; None switches saving off.
     max_slot_bytes: bytes of each API key's files there beyond which nothing more is saved.
     n_batch: prompt tokens between two progress events.
@@ -29,6 +31,7 @@ class Settings:
     """
 
     decode: DecodeConfig = field(default_factory=DecodeConfig)
+    given: frozenset[str] = frozenset()
     keys: tuple[str, ...] = ()
     shares_prefixes: bool = False
     cors_origins: tuple[str, ...] = ("localhost",)
@@ -45,3 +48,11 @@ class Settings:
     keep_alive_s: float = 10.0
     max_body_bytes: int = 64 << 20
     max_answers: int = 256
+
+    def unset(self, recommended: Mapping[str, float]) -> dict[str, float]:
+        """Returns a model's recommended values of the settings that no flag has set."""
+        return {name: value for name, value in recommended.items() if name not in self.given}
+
+    def defaults(self, recommended: Mapping[str, float]) -> DecodeConfig:
+        """Returns the default settings of requests to a model with recommended values."""
+        return replace(self.decode, **self.unset(recommended))  # type: ignore[arg-type]

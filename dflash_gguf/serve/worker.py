@@ -377,6 +377,7 @@ def ready(decoder: Decoder, n_parallel: int, notes: list[str]) -> Ready:
         n_vocab=decoder.model.n_vocab,
         n_threads=decoder.engine.n_threads,
         n_parallel=n_parallel,
+        recommended=decoder.recommended,
         notes=notes,
     )
 

@@ -33,6 +33,7 @@ DTYPES = {
     if code not in (STRING, ARRAY)
 }
 """numpy types of scalars and array items, by GGUF type code."""
+NUMBERS = {(code, code) for code, dtype in DTYPES.items() if code != BOOL}
 INTEGERS = {(code, code) for code, dtype in DTYPES.items() if dtype.kind in "iu" and code != BOOL}
 _U64 = struct.Struct("<Q")
 
@@ -107,6 +108,14 @@ class GgufMetadata:
     def integer(self, key: str) -> int | None:
         entry = self._typed(key, INTEGERS, "an integer")
         return None if entry is None else int(self._scalar(entry))
+
+    def number(self, key: str) -> int | float | None:
+        """Returns an integer, or a float with the digits of a float32."""
+        entry = self._typed(key, NUMBERS, "a number")
+        if entry is None:
+            return None
+        value = self._scalar(entry)
+        return int(value) if (entry.type, entry.item_type) in INTEGERS else float(f"{value:.7g}")
 
     def boolean(self, key: str) -> bool | None:
         entry = self._typed(key, {(BOOL, BOOL)}, "bool")

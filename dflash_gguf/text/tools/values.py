@@ -105,7 +105,7 @@ def quoted(text: str) -> str:
 
 
 def types_of(schema: Any, root: Any, depth: int = 0) -> frozenset[str]:
-    """Returns the names of JSON's types that a schema allows; none if the schema does not say.
+    """Returns the JSON type names that a schema allows; empty (any) if the schema names no type.
 
     root: schema of all arguments, to which references lead.
     """
