@@ -189,9 +189,11 @@ class AsyncDecoder:
         **settings: Unpack[DecodeOptions],
     ) -> AsyncStream:
         """Renders a conversation and returns its answer to read, as `stream` does."""
-        prompt, forced = await self._run(
+        prompt, config = await self._run(
             lambda: self.decoder.chat_turn(
                 messages,
+                config,
+                settings,
                 template=template,
                 enable_thinking=enable_thinking,
                 chat_template_kwargs=chat_template_kwargs,
@@ -200,7 +202,7 @@ class AsyncDecoder:
                 parallel_tool_calls=parallel_tool_calls,
             )
         )
-        return self.stream(prompt, config, **{**settings, **forced})
+        return self.stream(prompt, config)
 
     async def _run(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)

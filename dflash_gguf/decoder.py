@@ -264,19 +264,14 @@ class Decoder:
         scope, client: see `Request`.
         """
         self._check_open()
-        known_names(settings, (*DecodeConfig.__slots__, *RETIRED_FIELDS), "setting of an answer")
-        if config is not None and not isinstance(config, DecodeConfig):
-            raise TypeError(f"config is {config!r:.80}, must be a DecodeConfig")
-        if config is None:
-            given: dict[str, Any] = {**self.recommended, **settings}
-            config = DecodeConfig(**given)
-        elif settings:
-            config = dataclasses.replace(config, **settings)
+        config = self._config(config, settings)
         tokens = tuple(self._tokens_of(prompt))
         check_prompt(tokens, self.n_ctx)
         for name in ("logit_bias", "stop_token_ids"):
             for token in getattr(config, name):
                 integer(f"a token of {name}", token, 0, self.model.n_vocab - 1)
+        if isinstance(prompt, ChatPrompt) and prompt.tools is not None:
+            config = self._need_tokenizer().with_calls(config, prompt.tools, None)
         constraint = self.compile_constraint(config)
         if isinstance(prompt, ChatPrompt):
             return Request(
@@ -290,6 +285,15 @@ class Decoder:
                 constraint,
             )
         return Request(tokens, config, scope=scope, client=client, constraint=constraint)
+
+    def _config(self, config: DecodeConfig | None, settings: Mapping[str, Any]) -> DecodeConfig:
+        known_names(settings, (*DecodeConfig.__slots__, *RETIRED_FIELDS), "setting of an answer")
+        if config is not None and not isinstance(config, DecodeConfig):
+            raise TypeError(f"config is {config!r:.80}, must be a DecodeConfig")
+        if config is None:
+            given: dict[str, Any] = {**self.recommended, **settings}
+            return DecodeConfig(**given)
+        return dataclasses.replace(config, **settings) if settings else config
 
     def compile_constraint(self, config: DecodeConfig) -> CompiledConstraint | None:
         """Returns the compiled constraint of a config, None if its answers are free.
@@ -446,8 +450,10 @@ class Decoder:
             that the answer must call once. ValueError if calls in the form of the model's template
             cannot be required.
         """
-        prompt, forced = self.chat_turn(
+        prompt, config = self.chat_turn(
             messages,
+            config,
+            settings,
             template=template,
             enable_thinking=enable_thinking,
             chat_template_kwargs=chat_template_kwargs,
@@ -456,21 +462,24 @@ class Decoder:
             parallel_tool_calls=parallel_tool_calls,
         )
         answer = self.stream if stream else self.generate
-        return answer(prompt, config, cancelled=cancelled, **{**settings, **forced})
+        return answer(prompt, config, cancelled=cancelled)
 
     def chat_turn(
         self,
         messages: str | Sequence[Message],
+        config: DecodeConfig | None,
+        settings: Mapping[str, Any],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: str = "auto",
         parallel_tool_calls: bool = True,
-        **settings: Any,
-    ) -> tuple[ChatPrompt, dict[str, Any]]:
-        """Returns the prompt of `chat`, and the settings of an answer that must be a call.
+        **given: Any,
+    ) -> tuple[ChatPrompt, DecodeConfig]:
+        """Returns the prompt of `chat`, and the settings of its answer with those of calls.
 
-        settings: further arguments of `chat_prompt`. Other arguments and errors as for `chat`.
+        given: further arguments of `chat_prompt`. Other arguments and errors as for `chat`.
         """
+        config = self._config(config, settings)
         names = [one["function"]["name"] for one in tools_of(tools or ())]
         is_forced = tool_choice not in ("auto", "none")
         if is_forced and tool_choice != "required":
@@ -482,11 +491,11 @@ class Decoder:
             messages,
             tools=None if tool_choice == "none" else tools,
             parallel_tool_calls=parallel_tool_calls,
-            **settings,
+            **given,
         )
-        if not is_forced or prompt.tools is None:
-            return prompt, {}
-        return prompt, {"grammar": self._need_tokenizer().call_grammar(prompt.tools, names)}
+        if is_forced and prompt.tools is not None:
+            config = self._need_tokenizer().with_calls(config, prompt.tools, names)
+        return prompt, config
 
     def chat_prompt(
         self,

@@ -6,12 +6,12 @@ import secrets
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..config import CONSTRAINTS, DecodeConfig
+from ..config import DecodeConfig
 from ..text.chat import ChatPrompt
 from .anthropic_format import MessagesFormat
 from .anthropic_request import MessagesBody, chat_from_messages
@@ -153,10 +153,8 @@ class Generation:
         chat_format = partial(ChatFormat, has_meta_info=bool(body.return_meta_info))
         names = required_tools(body)
         prompt = prompt_builder.chat(body, engine.require_ready().n_ctx, deferred)
-        if names is not None and prompt.tools is not None:
-            grammar = prompt_builder.require_tokenizer().call_grammar(prompt.tools, names)
-            only: dict[str, Any] = {**dict.fromkeys(CONSTRAINTS), "grammar": grammar}
-            config = replace(config, **only)
+        if prompt.tools is not None:
+            config = prompt_builder.require_tokenizer().with_calls(config, prompt.tools, names)
         return [prompt], config, chat_format
 
     def _messages(

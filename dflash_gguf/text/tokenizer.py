@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import re
 import sys
@@ -11,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ import numpy as np
 
 from .._stack import run_with_stack
 from .._validate import flag
+from ..config import DecodeConfig
 from ..convert.schema import Key
 from .chat import ChatPrompt, Message, check_tools_shown, conversation, last_asked
 from .gguf_metadata import GgufMetadata
@@ -27,8 +30,8 @@ from .stream import n_common
 from .template_process import TemplateProcess
 from .tools.calls import FAMILIES_WITH_IDS, with_known_ids
 from .tools.formats import family_of
-from .tools.grammar_writer import literal
-from .tools.grammars import call_grammar
+from .tools.grammar_writer import json_rule, literal
+from .tools.grammars import FORMS, call_grammar
 from .tools.offer import described, shows_tools, tool_format, tools_of
 from .tools.parser import ToolFormat
 from .vocabulary import GPT2, NORMAL, Vocabulary, read_vocabulary
@@ -236,7 +239,29 @@ class Tokenizer:
         source = self.jinja(template, has_tools=True) or ""
         return tool_format(source, tools, messages, is_parallel=is_parallel)
 
-    def call_grammar(self, tools: ToolFormat, names: Sequence[str]) -> str:
+    def with_calls(
+        self, config: DecodeConfig, tools: ToolFormat, names: Sequence[str] | None
+    ) -> DecodeConfig:
+        """Returns the settings of an answer to a conversation with tools.
+
+        names: tools of which the answer must call one; None if it may call any, or be JSON by the
+        schema in the settings.
+        Errors: ValueError if calls in the form of the template cannot be required.
+        """
+        free = config.constraint
+        if names is not None:
+            grammar = self.call_grammar(tools, names)
+        elif free is not None and free.kind == "json_schema" and tools.family in FORMS:
+            schema = json.loads(free.text)
+            answer = json_rule(schema if isinstance(schema, dict) else {}, is_strict=free.is_strict)
+            grammar = self.call_grammar(tools, list(tools.parameters), answer)
+        else:
+            return config
+        return replace(config, response_format=None, json_schema=None, regex=None, grammar=grammar)
+
+    def call_grammar(
+        self, tools: ToolFormat, names: Sequence[str], answer: str | None = None
+    ) -> str:
         """Returns a grammar of answers that call one of the named tools. See `call_grammar`."""
 
         def term(mark: str) -> str:
@@ -244,7 +269,7 @@ class Tokenizer:
             is_control = len(tokens) == 1 and not self.piece(tokens[0])
             return f"<[{tokens[0]}]>" if is_control else literal(mark)
 
-        return call_grammar(tools, names, mark=term)
+        return call_grammar(tools, names, answer=answer, mark=term)
 
     def chat_tokens(
         self,

@@ -92,6 +92,32 @@ def test_a_named_tool_is_called_once(decoder: Decoder) -> None:
         assert same.tokens == result.tokens
 
 
+@pytest.mark.parametrize("family", ["hermes", "qwen", "mistral"])
+def test_an_answer_by_a_schema_may_be_a_call_instead(family: str, decoder: Decoder) -> None:
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    schema["additionalProperties"] = False
+    kinds = set()
+    for seed in range(6):
+        settings: dict[str, Any] = {"temperature": 4.0, "seed": seed, "max_tokens": 120}
+        results = [
+            decoder.chat(
+                "Go",
+                template=template(family),
+                tools=TOOLS,
+                json_schema=schema,
+                draft=draft,
+                parallel_tool_calls=False,
+                **settings,
+            )
+            for draft in ("none", "auto")
+        ]
+        assert results[0].tokens == results[1].tokens
+        kinds.add(bool(results[0].tool_calls))
+        if not results[0].tool_calls:
+            assert json.loads(results[0].text).keys() == {"ok"}
+    assert kinds == {True, False}
+
+
 def test_a_choice_that_cannot_be_met_is_one_sentence(decoder: Decoder) -> None:
     with pytest.raises(
         ValueError, match=r"tool_choice is 'go', must be .*auto, none, required, se"

@@ -42,9 +42,13 @@ def literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def json_rule(schema: Mapping[str, Any]) -> str:
-    """Returns the Lark term of JSON by a schema, without the keywords that cannot be enforced."""
-    return f"%json {json.dumps({**schema, 'x-guidance': GUIDANCE}, ensure_ascii=False)}"
+def json_rule(schema: Mapping[str, Any], *, is_strict: bool = False) -> str:
+    """Returns the Lark term of JSON by a schema.
+
+    is_strict: False to leave out keywords that cannot be enforced.
+    """
+    guidance = GUIDANCE | {"lenient": not is_strict}
+    return f"%json {json.dumps({**schema, 'x-guidance': guidance}, ensure_ascii=False)}"
 
 
 def properties_of(schema: Mapping[str, Any]) -> dict[str, tuple[Any, bool]]:

@@ -73,11 +73,13 @@ def call_grammar(
     tools: ToolFormat,
     names: Iterable[str] | None = None,
     *,
+    answer: str | None = None,
     mark: Callable[[str], str] = literal,
 ) -> str:
     """Returns a grammar of answers that are calls of tools, one at least.
 
-    names: tools that may be called; None for all. mark: returns the term of a mark, which a model
+    names: tools that may be called; None for all. answer: Lark term of what the answer may be
+    instead; None for nothing. mark: returns the term of a mark, which a model
     may write as a control token. Arguments in tags come in the order of the schema; raw values of
     several types are any text.
     Errors: ValueError for a family without a form.
@@ -95,6 +97,7 @@ def call_grammar(
     is_single = form.is_single or not tools.is_parallel
     more = "" if is_single else f" ({writer.terms(form.between)} call)*"
     start = f"start: {writer.terms(form.before)} call{more} {writer.terms(form.after)}"
+    start += "" if answer is None else f" | {answer}"
     return "\n".join(
         [start, f"call: {' | '.join(calls)}", *writer.rules, "INDEX: /[0-9]{1,3}/", ""]
     )
