@@ -218,7 +218,7 @@ def _law(device: native.Sequence, is_short: bool) -> Figures:
             decoder._speculative.proposers = [
                 knowing(plain, len(prompt), device.engine.model.n_vocab, draft)
             ]
-            margins, result = margins_at_differences(decoder, prompt, config, draft=draft)
+            margins, result = margins_at_differences(decoder, prompt, config, plain, draft=draft)
             figures[f"{name}_{draft}"] = {
                 "differences": len(margins),
                 "margins": [round(margin, 6) for margin in margins],

@@ -257,12 +257,12 @@ def _answers(
     decoder = Decoder(sequence, None)
     config = DecodeConfig(max_tokens=sizes.n_answer, draft="none")
     prompts, drafts = texts[: sizes.n_answers], list(DRAFTS[: sizes.n_answers])
-    known = {}
+    plain, known = [], {}
     for prompt, draft in zip(prompts, drafts, strict=True):
-        plain = decoder.generate(prompt, config).tokens
-        known[prompt[0]] = knowing(plain, len(prompt), models.on_cpu.n_vocab, draft)
+        plain.append(decoder.generate(prompt, config).tokens)
+        known[prompt[0]] = knowing(plain[-1], len(prompt), models.on_cpu.n_vocab, draft)
     decoder._speculative.proposers = [EachHalfRight(known)]
-    margins, results = margins_of_batch(decoder, prompts, config, draft=drafts)
+    margins, results = margins_of_batch(decoder, prompts, config, plain, draft=drafts)
     drafted = [result for result in results if result.draft != "none"]
     return {
         "n": len(results),
@@ -332,7 +332,7 @@ def context(models: Models, sizes: Sizes) -> Figures:
     for draft in ("chain", "tree"):
         known = knowing(plain.tokens, len(prompt), models.on_cpu.n_vocab, draft)
         decoder._speculative.proposers = [known]
-        found, result = margins_at_differences(decoder, prompt, config, draft=draft)
+        found, result = margins_at_differences(decoder, prompt, config, plain.tokens, draft=draft)
         margins += [round(margin, 6) for margin in found]
         n_tokens.append(result.n_tokens)
     return compared.figures() | {

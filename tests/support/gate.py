@@ -13,10 +13,12 @@ def margins_at_differences(
     decoder: dflash_gguf.Decoder,
     prompt: Sequence[int],
     config: dflash_gguf.DecodeConfig,
+    plain: Sequence[int] | None = None,
     **drafted: Any,
 ) -> tuple[list[float], dflash_gguf.Result]:
     """Compares one answer as `margins_of_batch` does; returns margins and first drafted answer."""
-    margins, (first,) = margins_of_batch(decoder, [prompt], config, **drafted)
+    goals = None if plain is None else [plain]
+    margins, (first,) = margins_of_batch(decoder, [prompt], config, goals, **drafted)
     return margins, first
 
 
@@ -24,16 +26,18 @@ def margins_of_batch(
     decoder: dflash_gguf.Decoder,
     prompts: Sequence[Sequence[int]],
     config: dflash_gguf.DecodeConfig,
+    plain: Sequence[Sequence[int]] | None = None,
     **drafted: Any,
 ) -> tuple[list[float], list[dflash_gguf.Result]]:
     """Compares a batch of drafted answers with plain answers of each prompt alone.
 
     Each answer continues plainly after a difference. Returns the plain token's lead in logits at
     each difference, and the first drafted answers. config: settings of the plain answers, with a
-    seed. drafted: changed settings of the drafted ones; a list has a value for each prompt.
+    seed. plain: tokens of the plain answers, if they are known. drafted: changed settings of the
+    drafted answers; a list has a value for each prompt.
     """
-    goals = []
-    for prompt in prompts:
+    goals = list(plain or ())
+    for prompt in prompts[len(goals) :]:
         decoder.reset()
         goals.append(decoder.generate(prompt, config).tokens)
     found: list[float] = []

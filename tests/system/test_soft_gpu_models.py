@@ -23,8 +23,9 @@ from dflash_gguf.backend_build.for_tests import build_for_tests
 
 EXHAUSTIVE = Path(__file__).parents[1] / "exhaustive"
 PASSES = ("prompt", "serial", "chain", "tree", "after_trees")
-CLOSE, ROUGH = (0.03, 0.015), (0.5, 0.1)
+CLOSE, SPARSE, ROUGH = (0.03, 0.015), (0.1, 0.015), (0.5, 0.1)
 LIMITS = {
+    "tiny-qwen3moe": SPARSE,
     "tiny-qwen35moe": ROUGH,
     "tiny-qwen3next": ROUGH,
     "tiny-gemma4": ROUGH,
@@ -33,9 +34,9 @@ LIMITS = {
 }
 """Largest and median difference of a row's logits from the CPU's, as a share of their range.
 
-Rounding can send a token to another expert: on the CPU alone, K and V in float16 move 3 of 100 rows
-of tiny-qwen3moe by 0.04. Gemma 4 does not scale attention scores down: float16 moves its rows by
-0.02, the largest by 0.1.
+Rounding can send a token to another expert: of 235 rows of tiny-qwen3moe, one moves by 0.048 on the
+device, and the same row by 0.050 on the CPU alone with K and V in float32. Gemma 4 does not scale
+attention scores down: float16 moves its rows by 0.02, the largest by 0.1.
 """
 MARGIN = 0.1
 """Lead in logits by which a plain token may have won where a drafted answer differs."""
