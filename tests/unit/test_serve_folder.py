@@ -107,7 +107,7 @@ def test_a_preset_is_a_command_line_of_one_model(tmp_path: Path) -> None:
     assert presets.keys() == {ALL, "a", "org/b:Q8_0"}
     args = arguments_of(presets["a"], ["--temp", "1"])
     assert (args.n_ctx, args.cache_type_k, args.draft_type) == (256, "q8_0", "suffix")
-    assert (args.temp, args.cache_prompt, presets["a"].loads_on_startup) == (1, False, True)
+    assert (args.temperature, args.cache_prompt, presets["a"].loads_on_startup) == (1, False, True)
     other = presets["org/b:Q8_0"]
     assert (other.model, other.drafter) == (Path("b.gguf"), Path("d.gguf"))
     assert arguments_of(other, []).n_ctx == 512
