@@ -2,7 +2,7 @@
 
 The model answers with the text between the last two SAY characters of the prompt, which ends with
 MARK. With DFLASH_SCRIPT it answers by the JSON file of this name, a list of texts: with the one
-behind as many as the prompt has results of tools, in the form of SCRIPTED; with a title if the
+behind as many as the prompt has results of tools, in the form of SCRIPTED; with the last one if the
 request has no tools. As a script, this file is the server if --port is an argument, else the engine
 process.
 """
@@ -71,11 +71,10 @@ class Echo(FakeSequence):
 
     def _script(self, prompt: Sequence[int]) -> Sequence[int]:
         text = bytes(token for token in prompt if token < 256)
-        if self._answers and TOOLS.encode() not in text:
-            return b"A title"
         if self._answers:
-            n_results = text.count(RESULT.encode())
-            return self._answers[min(n_results, len(self._answers) - 1)].encode()
+            n_results, n_last = text.count(RESULT.encode()), len(self._answers) - 1
+            is_title = TOOLS.encode() not in text
+            return self._answers[n_last if is_title else min(n_results, n_last)].encode()
         ends = [i for i, token in enumerate(prompt) if token == ord(SAY)][-2:]
         return prompt[ends[0] + 1 : ends[1]] if len(ends) == 2 else []
 
