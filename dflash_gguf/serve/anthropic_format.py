@@ -8,6 +8,7 @@ import msgspec
 
 from .blocks import BlockFormat, ContentBlock, new_id
 from .completion_choice import CompletionChoice, Event
+from .errors import error_body
 from .serializers import ResponseContext
 
 SIGNATURE = "dflash"
@@ -41,6 +42,11 @@ class MessagesFormat(BlockFormat):
     def keep_alive(self) -> bytes:
         """Returns a ping."""
         return self.encoded(PING)
+
+    def failure(self, status: int, sentence: str) -> bytes:
+        """Returns an event of type error, by whose own type clients decide to try again."""
+        kind = "overloaded_error" if status == 503 else "api_error"
+        return self.encoded(error_body(status, sentence, kind))
 
     def end(self, choice: CompletionChoice) -> Iterator[Event]:
         """Yields the end of the last block, message_delta and message_stop."""

@@ -130,6 +130,10 @@ class Guard:
                 else "a key is needed: send Authorization: Bearer KEY or X-Api-Key: KEY",
                 headers={"WWW-Authenticate": "Bearer"},
             )
+        if (encoding := headers.get("content-encoding", "identity")) != "identity":
+            return error_answer(
+                415, f"Content-Encoding is {encoding!r:.40}: send the body without compression"
+            )
         # A page of another site does not know the key.
         sentence = None if self._keys else self._pages.refusal(scope["method"], headers)
         return None if sentence is None else error_answer(403, sentence)

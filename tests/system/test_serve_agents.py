@@ -83,6 +83,13 @@ def test_a_prompt_that_is_too_long_is_refused_in_the_words_that_clients_understa
     assert found.json()["error"]["message"] == f"prompt is too long: {n} tokens > 1024 maximum"
 
 
+def test_a_compressed_body_is_refused(served: Served) -> None:
+    headers = {"Content-Encoding": "zstd"}
+    found = served.post("/v1/responses", b"\x28\xb5\x2f\xfd", headers=headers)
+    assert found.status_code == 415
+    assert "Content-Encoding is 'zstd'" in found.json()["error"]["message"]
+
+
 def test_max_tokens_is_cut_to_the_context_that_is_left(served: Served) -> None:
     fields = {"max_tokens": 32000, "ignore_eos": True}
     found = served.answer("/v1/messages", **messages(**fields))

@@ -288,6 +288,6 @@ def test_a_stream_that_fails_ends_with_an_error_event() -> None:
     found = json.loads(data.removeprefix("data: "))
     assert found["type"] == "error"
     assert (found["error"]["type"], found["error"]["message"]) == (
-        "server_error",
+        "api_error",
         "the engine ended",
     )
