@@ -62,11 +62,13 @@ FORMS = {
         after="\n]<|END_ACTION|>",
     ),
     "functionary": CallForm(f"<function={NAME}>{ARGUMENTS}</function>"),
+    "functools": CallForm(_JSON, before=" functools[", between=", ", after="]"),
+    "gigachat": CallForm(_JSON, before="<|function_call|>", is_single=True),
     "granite3": CallForm(_JSON, before="<|tool_call|>[", between=", ", after="]"),
     "nemotron": CallForm(_JSON, before="<TOOLCALL>[", between=", ", after="]</TOOLCALL>"),
     "tool_calls": CallForm(_JSON, before="<tool_calls>[", between=", ", after="]</tool_calls>"),
 }
-"""Forms by family. The others are not text alone: gpt-oss, LFM2."""
+"""Forms by family. gpt-oss has none, as its calls begin in headers of messages; nor has LFM2."""
 
 
 def call_grammar(
