@@ -11,6 +11,7 @@ from typing import Any
 from ..text.chat import ChatPrompt, conversation, last_asked
 from ..text.reasoning import Format
 from ..text.tokenizer import Tokenizer
+from ..text.tools.offer import strict_names
 from .schemas import (
     MAX_CHOICES,
     BadRequestError,
@@ -223,6 +224,7 @@ class PromptBuilder:
             # A named function is to be called once.
             is_parallel=body.parallel_tool_calls is not False
             and not isinstance(body.tool_choice, dict),
+            strict=strict_names(body.tools or ()),
         )
         asked = last_asked(messages)
         return tokenizer.chat_tokens(text, template=self.template, asked=asked, tools=form)

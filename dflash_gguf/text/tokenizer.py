@@ -31,8 +31,8 @@ from .template_process import TemplateProcess
 from .tools.calls import FAMILIES_WITH_IDS, with_known_ids
 from .tools.formats import family_of
 from .tools.grammar_writer import json_rule, literal
-from .tools.grammars import FORMS, call_grammar
-from .tools.offer import described, shows_tools, tool_format, tools_of
+from .tools.grammars import FORMS, call_grammar, is_marked
+from .tools.offer import described, shows_tools, strict_names, tool_format, tools_of
 from .tools.parser import ToolFormat
 from .vocabulary import GPT2, NORMAL, Vocabulary, read_vocabulary
 
@@ -218,7 +218,11 @@ class Tokenizer:
             template=template,
             asked=last_asked(messages),
             tools=self.tool_format(
-                offered, messages, template=template, is_parallel=parallel_tool_calls
+                offered,
+                messages,
+                template=template,
+                is_parallel=parallel_tool_calls,
+                strict=strict_names(tools or ()),
             ),
         )
 
@@ -229,15 +233,17 @@ class Tokenizer:
         *,
         template: str | None = None,
         is_parallel: bool = True,
+        strict: Sequence[str] = (),
     ) -> ToolFormat | None:
         """Returns the form of calls in an answer to a conversation; None without tools.
 
-        tools: as `tools_of` returns them. messages: as `conversation` returns them.
+        tools: as `tools_of` returns them. messages: as `conversation` returns them. strict: names
+        of the tools whose arguments must fit their schema.
         """
         if not tools:
             return None
         source = self.jinja(template, has_tools=True) or ""
-        return tool_format(source, tools, messages, is_parallel=is_parallel)
+        return tool_format(source, tools, messages, is_parallel=is_parallel, strict=strict)
 
     def with_calls(
         self, config: DecodeConfig, tools: ToolFormat, names: Sequence[str] | None
@@ -245,7 +251,7 @@ class Tokenizer:
         """Returns the settings of an answer to a conversation with tools.
 
         names: tools of which the answer must call one; None if it may call any, or be JSON by the
-        schema in the settings.
+        schema in the settings. Calls of strict tools fit their schema.
         Errors: ValueError if calls in the form of the template cannot be required.
         """
         free = config.constraint
@@ -255,12 +261,19 @@ class Tokenizer:
             schema = json.loads(free.text)
             answer = json_rule(schema if isinstance(schema, dict) else {}, is_strict=free.is_strict)
             grammar = self.call_grammar(tools, list(tools.parameters), answer)
+        elif free is None and tools.strict and is_marked(tools):
+            grammar = self.call_grammar(tools, list(tools.parameters), is_free=True)
         else:
             return config
         return replace(config, response_format=None, json_schema=None, regex=None, grammar=grammar)
 
     def call_grammar(
-        self, tools: ToolFormat, names: Sequence[str], answer: str | None = None
+        self,
+        tools: ToolFormat,
+        names: Sequence[str],
+        answer: str | None = None,
+        *,
+        is_free: bool = False,
     ) -> str:
         """Returns a grammar of answers that call one of the named tools. See `call_grammar`."""
 
@@ -269,7 +282,7 @@ class Tokenizer:
             is_control = len(tokens) == 1 and not self.piece(tokens[0])
             return f"<[{tokens[0]}]>" if is_control else literal(mark)
 
-        return call_grammar(tools, names, answer=answer, mark=term)
+        return call_grammar(tools, names, answer=answer, is_free=is_free, mark=term)
 
     def chat_tokens(
         self,

@@ -17,7 +17,8 @@ from dflash_gguf.text.reasoning import joined, merged
 from dflash_gguf.text.tokenizer import Tokenizer
 from dflash_gguf.text.tools.calls import calls_in
 from dflash_gguf.text.tools.formats import FAMILIES, AnswerParser
-from dflash_gguf.text.tools.grammars import FORMS, call_grammar
+from dflash_gguf.text.tools.grammars import FORMS, call_grammar, is_marked, opening_of
+from dflash_gguf.text.tools.offer import strict_names
 from dflash_gguf.text.tools.parser import ToolFormat
 
 READ: dict[str, Any] = {
@@ -39,8 +40,9 @@ CLOSERS = b'"}]</>\n'
 VALUE_ENDS = {name: form.value_end for name, form in FORMS.items()} | {"gemma4": '<|"|>'}
 
 
-def matcher(tools: ToolFormat, names: list[str] | None = None) -> Any:
-    grammar = llguidance.LLMatcher.grammar_from_lark(call_grammar(tools, names))
+def matcher(tools: ToolFormat, names: list[str] | None = None, *, is_free: bool = False) -> Any:
+    text = call_grammar(tools, names, is_free=is_free)
+    grammar = llguidance.LLMatcher.grammar_from_lark(text)
     found = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar)
     assert not found.is_error(), found.get_error()
     return found
@@ -101,6 +103,39 @@ def test_only_the_named_tools_may_be_called(family: str) -> None:
     for _ in range(4):
         text = walk(matcher(tools, ["list_files"]), generator, VALUE_ENDS[family])
         assert {name for name, _ in read(tools, text)} == {"list_files"}
+
+
+@pytest.mark.parametrize("family", [name for name in FORMS if is_marked(ToolFormat(name, {}))])
+def test_text_around_calls_is_free_and_calls_are_not(family: str) -> None:
+    generator, tools = random.Random(family), ToolFormat(family, TOOLS, strict=("read",))
+    for names in (["read"], ["read", "list_files"]):
+        call = walk(matcher(tools, names), generator, VALUE_ENDS[family])
+        opening = opening_of(tools)
+        assert call.startswith(opening)
+        bad = call.replace("read", "rea").replace("list_files", "list")
+        for text, is_allowed in (
+            ("Well, 1 < 2 and [so on].\n", True),
+            (f"I look.\n{call}", True),
+            (f"{call}\nDone.\n{call}", True),
+            (f"I look.\n{bad}", False),
+            (f"{call}\n{opening}!", False),
+        ):
+            found = matcher(tools, is_free=True)
+            tokens = list(text.encode())
+            is_whole = found.try_consume_tokens(tokens) == len(tokens)
+            assert (is_whole and found.is_accepting()) == is_allowed, text
+
+
+def test_strict_tools_have_schemas_that_can_be_enforced() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    for strict in ((), ("f",)):
+        grammar = call_grammar(ToolFormat("hermes", {"f": schema}, strict=strict))
+        lark = llguidance.LLMatcher.grammar_from_lark(grammar)
+        found = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), lark)
+        assert found.is_error() == bool(strict)
+    offered = [{"function": {"name": "f", "strict": True}}, {"name": "g", "strict": True}]
+    offered += [{"function": {"name": "h", "strict": None}}, {"name": "i"}]
+    assert strict_names(offered) == ("f", "g")
 
 
 @pytest.mark.parametrize(

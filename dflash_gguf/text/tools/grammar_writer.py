@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .values import types_of
@@ -74,14 +74,17 @@ class CallWriter:
         form: CallForm,
         marks: Iterable[str],
         mark: Callable[[str], str],
+        strict: Collection[str] = (),
     ) -> None:
-        self._form, self._mark = form, mark
+        """strict: names of the functions whose schemas must be enforced in all keywords."""
+        self._form, self._mark, self._strict = form, mark, strict
         self._split = re.compile("(" + "|".join(map(re.escape, [*marks, ARGUMENTS, NUMBER])) + ")")
         self.rules: list[str] = []
 
     def call(self, number: int, name: str, schema: Mapping[str, Any]) -> str:
         """Adds the rules of a function's call. Returns the name of the rule."""
         rule = f"arguments_{number}"
+        self._is_strict = name in self._strict
         self.rules.append(f"{rule}: {self.arguments(rule, schema)}")
         self.rules.append(f"call_{number}: {self.terms(self._form.call, name, rule)}")
         return f"call_{number}"
@@ -90,7 +93,7 @@ class CallWriter:
         """Returns the terms of a function's arguments. rule: their rule, for names of others."""
         if self._form.parameter:
             return " ".join(self._parameters(rule, schema))
-        return json_rule({"type": "object", **schema})
+        return json_rule({"type": "object", **schema}, is_strict=self._is_strict)
 
     def terms(self, text: str, name: str = "", arguments: str = "") -> str:
         """Returns the terms of a text with marks and places."""
@@ -118,5 +121,5 @@ class CallWriter:
             return f"{rule}: ({' | '.join(map(literal, choices))}) {end}"
         if types and "string" not in types:
             shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
-            return f"{rule}: {json_rule({**schema, **shared})} {end}"
+            return f"{rule}: {json_rule({**schema, **shared}, is_strict=self._is_strict)} {end}"
         return f"{rule}[suffix={end}]: /(.|\\n)*/"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 
 from .formats import special_texts
@@ -71,19 +72,33 @@ FORMS = {
 """Forms by family. gpt-oss has none, as its calls begin in headers of messages; nor has LFM2."""
 
 
+def opening_of(tools: ToolFormat) -> str:
+    """Returns the mark at which all calls of a family begin, "" if there is none."""
+    form = FORMS[tools.family]
+    marks = special_texts(None, tools)
+    return next((mark for mark in marks if (form.before + form.call).startswith(mark)), "")
+
+
+def is_marked(tools: ToolFormat) -> bool:
+    """True if text and calls can be told apart while they are written, by a mark before calls."""
+    return tools.family in FORMS and bool(opening_of(tools))
+
+
 def call_grammar(
     tools: ToolFormat,
     names: Iterable[str] | None = None,
     *,
     answer: str | None = None,
+    is_free: bool = False,
     mark: Callable[[str], str] = literal,
 ) -> str:
     """Returns a grammar of answers that are calls of tools, one at least.
 
     names: tools that may be called; None for all. answer: Lark term of what the answer may be
-    instead; None for nothing. mark: returns the term of a mark, which a model
-    may write as a control token. Arguments in tags come in the order of the schema; raw values of
-    several types are any text.
+    instead; None for nothing. is_free: True for any text around the calls, which need not come; for
+    families that `is_marked`. mark: returns the term of a mark, which a model may write as a
+    control token. Arguments in tags come in the order of the schema; raw values of several types
+    are any text.
     Errors: ValueError for a family without a form.
     """
     form = FORMS.get(tools.family)
@@ -92,14 +107,35 @@ def call_grammar(
             f"tool_choice: calls in the form of this model ({tools.family}) cannot be required, "
             "leave it out"
         )
+    opening = opening_of(tools) if is_free else ""
+    if opening and form.before:
+        form = form._replace(before=form.before[len(opening) :])
+    elif opening:
+        form = form._replace(call=form.call[len(opening) :], between=form.between + opening)
     writer_of = GemmaWriter if tools.family == "gemma4" else CallWriter
-    writer = writer_of(form, special_texts(None, tools), mark)
+    writer = writer_of(form, special_texts(None, tools), mark, tools.strict)
     chosen = list(tools.parameters if names is None else names)
     calls = [writer.call(n, name, tools.parameters[name]) for n, name in enumerate(chosen)]
     is_single = form.is_single or not tools.is_parallel
     more = "" if is_single else f" ({writer.terms(form.between)} call)*"
-    start = f"start: {writer.terms(form.before)} call{more} {writer.terms(form.after)}"
-    start += "" if answer is None else f" | {answer}"
-    return "\n".join(
-        [start, f"call: {' | '.join(calls)}", *writer.rules, "INDEX: /[0-9]{1,3}/", ""]
-    )
+    start = f"{writer.terms(form.before)} call{more} {writer.terms(form.after)}"
+    rules = [f"call: {' | '.join(calls)}", *writer.rules, "INDEX: /[0-9]{1,3}/"]
+    if opening:
+        rules += _text_around(mark(opening), opening, is_text=mark(opening) == literal(opening))
+        start = f"(before {start})* after"
+    return "\n".join([f"start: {start}" + ("" if answer is None else f" | {answer}"), *rules, ""])
+
+
+def _text_around(term: str, opening: str, *, is_text: bool) -> list[str]:
+    """Returns the rules of the text before a call, with the opening mark, and of the text after.
+
+    is_text: False for a mark that is a control token, which no text holds.
+    """
+    if not is_text:
+        return [f"before: /(.|\\n)*/ {term}", "after: /(.|\\n)*/"]
+    held = re.sub(r"([\[\]|/.*+?(){}^$\\])", r"\\\1", opening)
+    return [
+        f"before[suffix={term}]: /(.|\\n)*/",
+        'after: AFTER | ""',
+        f"AFTER: /(.|\\n)*/ & ~/(.|\\n)*{held}(.|\\n)*/",
+    ]

@@ -61,21 +61,32 @@ def _tool(given: object, name: str) -> Tool:
     }
 
 
+def strict_names(given: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Returns the names of the tools that are strict. given: tools that `tools_of` accepts."""
+    functions = [(one.get("function", one), one) for one in given]
+    return tuple(x["name"] for x, one in functions if True in (x.get("strict"), one.get("strict")))
+
+
 def shows_tools(template: str) -> bool:
     """True if a template's text reads a variable that lists the tools."""
     return re.search(r"\b(tools|functions)\b", template) is not None
 
 
 def tool_format(
-    template: str, tools: Sequence[Tool], messages: Sequence[Message], *, is_parallel: bool
+    template: str,
+    tools: Sequence[Tool],
+    messages: Sequence[Message],
+    *,
+    is_parallel: bool,
+    strict: Sequence[str] = (),
 ) -> ToolFormat:
-    """Returns the form of calls in answers to a template's prompt."""
+    """Returns the form of calls in answers to a template's prompt. strict: names of tools."""
     family = family_of(template)
     if not shows_tools(template) and family not in EXAMPLES:
         family = GENERIC
     parameters = {one["function"]["name"]: one["function"]["parameters"] for one in tools}
     n_earlier = sum(len(message.get("tool_calls") or ()) for message in messages)
-    return ToolFormat(family, parameters, is_parallel, n_earlier)
+    return ToolFormat(family, parameters, is_parallel, n_earlier, tuple(strict))
 
 
 def described(

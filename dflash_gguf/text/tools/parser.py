@@ -22,13 +22,15 @@ class ToolFormat(NamedTuple):
 
     family: name of the form, a key of `formats.FAMILIES`. parameters: JSON schema of the arguments,
     by tool name. is_parallel: False to end the answer after its first call. n_earlier: number of
-    calls in the conversation before.
+    calls in the conversation before. strict: names of the tools whose arguments must fit their
+    schema, in all keywords.
     """
 
     family: str
     parameters: Mapping[str, Mapping[str, Any]]
     is_parallel: bool = True
     n_earlier: int = 0
+    strict: tuple[str, ...] = ()
 
 
 class CallParser:
