@@ -7,6 +7,7 @@ import re
 import threading
 import warnings
 from collections import OrderedDict
+from typing import Any
 
 import llguidance
 from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
@@ -17,10 +18,12 @@ from .vocabulary import ConstraintVocabulary, TokenizerLike
 
 MAX_BYTES = {"json_schema": 1 << 20, "grammar": 1 << 17, "regex": 1 << 16}
 """Most bytes of a constraint, by kind; a constraint that long compiles in about a second."""
-LIMITS = llguidance.LLParserLimits(
-    step_max_items=20_000, max_grammar_size=25_000, verbose_errors=False
-)
-"""Limits of llguidance: more items in a mask, or symbols in a grammar, take seconds."""
+MAX_RULES = 500
+"""Most rules of a grammar in GBNF: the time of llguidance's converter grows with their square."""
+MAX_OBJECTS = 5000
+"""Most objects in a schema: the time of llguidance grows with the square of the properties."""
+LIMITS = llguidance.LLParserLimits(step_max_items=20_000, verbose_errors=False)
+"""Limits of llguidance; a mask that needs more items takes more than 100 ms."""
 UNENFORCED = re.compile("Unimplemented keys|Unknown format|oneOf")
 """Errors of llguidance about keywords that a schema that is not strict may lose."""
 STACK_BYTES = 1 << 28
@@ -121,11 +124,13 @@ def _grammar(constraint: Constraint, *, is_lenient: bool) -> str:
         return llguidance.LLMatcher.grammar_from_regex(text)
     if kind == "grammar":
         is_gbnf = "::=" in text and not is_lark_syntax(text)
+        _check_objects(text.count("{"))  # at least those of schemas within the grammar
         return llguidance.LLMatcher.grammar_from_lark(_lark(text) if is_gbnf else text)
     try:
         schema = json.loads(text)
     except ValueError as error:
         raise ValueError(f"is not valid JSON: {error}") from None
+    _check_objects(_n_objects(schema))
     if schema is False or not isinstance(schema, (dict, bool)):
         raise ValueError("must be an object" if schema is not False else "no text satisfies it")
     return llguidance.LLMatcher.grammar_from_json_schema(
@@ -133,6 +138,18 @@ def _grammar(constraint: Constraint, *, is_lenient: bool) -> str:
         defaults={"whitespace_pattern": WHITESPACE},
         overrides={"lenient": True} if is_lenient else {},
     )
+
+
+def _check_objects(n: int) -> None:
+    if n > MAX_OBJECTS:
+        raise ValueError(f"it has {n} objects, the limit is {MAX_OBJECTS}")
+
+
+def _n_objects(value: Any) -> int:
+    """Returns the number of objects in a value of JSON."""
+    if isinstance(value, list):
+        return sum(_n_objects(one) for one in value if isinstance(one, (dict, list)))
+    return 1 + sum(map(_n_objects, value.values())) if isinstance(value, dict) else 0
 
 
 def _lark(gbnf: str) -> str:
@@ -145,6 +162,8 @@ def _lark(gbnf: str) -> str:
         code = int(digits, 16)
         return f"\\x{code:02X}" if code < 0x80 else chr(code)
 
+    if (n := gbnf.count("::=")) > MAX_RULES:
+        raise ValueError(f"it has {n} rules, the limit is {MAX_RULES} in GBNF; write it in Lark")
     pattern = r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)"
     try:
         return gbnf_to_lark(re.sub(pattern, character, gbnf))

@@ -276,6 +276,12 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"regex": "a("}, "regex: .*unclosed group"),
     ({"regex": "a" * 70000}, "regex has 70000 bytes, the limit is 65536"),
     ({"grammar": 'start: "' + "a" * 140000 + '"'}, "grammar has 140009 bytes, the limit is 131072"),
+    ({"grammar": "start: %json " + '{"a": ' * 5001}, "grammar: it has 5001 objects"),
+    (
+        {"json_schema": {"properties": {f"p{i}": {} for i in range(5000)}}},
+        "json_schema: it has 5002 objects, the limit is 5000",
+    ),
+    ({"grammar": 'root ::= "a"\n' * 501}, "grammar: it has 501 rules, the limit is 500 in GBNF"),
     *(
         (
             {"response_format": {"type": "json_schema", "json_schema": {**x, "strict": True}}},
