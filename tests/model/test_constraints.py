@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import re
@@ -303,3 +304,41 @@ def test_a_decoder_without_a_tokenizer_refuses_constraints(tmp_path: Path) -> No
         bare = Decoder(decoder.sequence, None)
         with pytest.raises(ValueError, match="regex: the model file has no tokenizer"):
             bare.generate([1, 2], DecodeConfig(regex="a"))
+
+
+def test_preempted_and_interrupted_answers_keep_their_constraints(python_tiny: Decoder) -> None:
+    """Four answers in a context for two, whose batches fail at random after each of their calls."""
+    cases = [CONSTRAINTS[name] for name in ("schema", "gbnf", "lark", "regex")]
+    prompts = [f"# {number}\nvalue = " for number in range(len(cases))]
+    settings: dict[str, Any] = {"max_tokens": 70, "temperature": 0.9, "seed": 3}
+    right = [
+        python_tiny.generate(prompt, draft="none", **settings, **constraint).tokens
+        for prompt, (constraint, _) in zip(prompts, cases, strict=True)
+    ]
+    rng, n_failed = random.Random(1), 0
+    with dflash_gguf.load("python-tiny", n_ctx=192, n_threads=1, n_parallel=4) as decoder:
+
+        def faulty(call: Callable[..., Any]) -> Callable[..., Any]:
+            def run(*arguments: Any) -> Any:
+                nonlocal n_failed
+                found = call(*arguments)
+                if rng.random() < 0.1:
+                    n_failed += 1
+                    raise InterruptedError
+                return found
+
+            return run
+
+        for name in ("run", "sample", "commit"):
+            setattr(decoder.engine, name, faulty(getattr(decoder.engine, name)))
+        for draft in ("none", "tree", "auto"):
+            states = [
+                decoder.add_request(decoder.request(prompt, draft=draft, **settings, **constraint))
+                for prompt, (constraint, _) in zip(prompts, cases, strict=True)
+            ]
+            while not all(state.is_finished for state in states):
+                with contextlib.suppress(InterruptedError):
+                    decoder.step()
+            assert [state.result().tokens for state in states] == right
+            assert [state.error for state in states] == [None] * len(states)
+    assert n_failed > 20
