@@ -20,6 +20,7 @@ from gguf_files import Parts, convert, edited
 from half_right import HalfRight
 from pairs import Pair, make_pair, random_tokens
 from schedules import built_anew, play
+from small_models import write_small, write_small_drafter
 from synthetic_gguf import write_model
 from synthetic_shapes import PRESETS
 
@@ -830,3 +831,26 @@ def test_a_drafter_sees_all_of_a_prompt_that_came_in_beside_verifies(
             np.testing.assert_allclose(found.logits, expected.logits, rtol=0, atol=CLOSE)
             a.reset()
         b.reset()
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen35"])
+def test_constrained_answers_are_the_same_with_and_without_drafts(
+    tmp_path: Path, kind: str
+) -> None:
+    """Samples from the best logits of a row, and from whole rows where these are all forbidden."""
+    target = write_small(tmp_path / "target.gguf", kind, "f32")
+    drafter = write_small_drafter(tmp_path / "drafter.gguf", kind, "f32", target, "f32")
+    schema = {"type": "array", "items": {"enum": ["ab", 17, None]}, "minItems": 3, "maxItems": 5}
+    with dflash_gguf.load(target, drafter=drafter, n_ctx=512) as decoder:
+        assert decoder.model.backend == "Fake0"
+        for number, constraint in enumerate(
+            ({"json_schema": schema}, {"regex": "(word[0-9]|[a-f]{2}){6,12}"})
+        ):
+            settings: dict[str, Any] = {"max_tokens": 60, "seed": number, **constraint}
+            for sampling in ({}, {"temperature": 0.9}, {"temperature": 1.0, "top_k": 5}):
+                texts = [
+                    decoder.generate(list(range(9)), draft=draft, **settings, **sampling)
+                    for draft in ("none", "chain", "tree", "auto")
+                ]
+                assert len({found.tokens for found in texts}) == 1
+                assert texts[0].stop_reason == "token"
