@@ -32,7 +32,7 @@ from .tools.calls import FAMILIES_WITH_IDS, with_known_ids
 from .tools.formats import family_of
 from .tools.grammar_writer import json_rule, literal
 from .tools.grammars import FORMS, call_grammar, is_marked
-from .tools.offer import described, shows_tools, strict_names, tool_format, tools_of
+from .tools.offer import described, shows_tools, strict_names, tool_format, tools_of, without_calls
 from .tools.parser import ToolFormat
 from .vocabulary import GPT2, NORMAL, Vocabulary, read_vocabulary
 
@@ -330,7 +330,8 @@ class Tokenizer:
         name of a template in the file or of one built into llama.cpp ("chatml", ...), a file with a
         Jinja template, or its text. add_generation_prompt: True to end the text where the answer
         begins, False after the last message. tools: as `tools_of` returns them; a template that
-        shows no tools gets them as text of the system message. Other arguments: as for
+        shows no tools gets them as text of the system message, and calls and results that it drops
+        or refuses as text too. Other arguments: as for
         `chat.render`.
         Errors: ValueError for an unknown template, or messages that the template refuses.
         """
@@ -367,8 +368,14 @@ class Tokenizer:
                 variables=variables,
             )
 
-        text = text_of(messages)
-        check_tools_shown(messages, text, text_of)
+        try:
+            text = text_of(messages)
+            check_tools_shown(messages, text, text_of)
+        except ValueError:
+            plain = without_calls(messages)
+            if plain == messages or shows_tools(source or ""):
+                raise
+            return text_of(plain)
         return text
 
     def jinja(self, choice: str | None, *, has_tools: bool = False) -> str | None:

@@ -166,22 +166,30 @@ CALLED: list[dict[str, Any]] = [
 ]
 SAID = "{% for m in messages %}{{ m.content }}{% endfor %}"
 USERS = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
+NO_RESULTS = "{{ messages | map(attribute='tool_calls') | list }}"
+
+
+@pytest.mark.parametrize("template", ["chatml", "gemma", SAID, USERS, USERS + NO_RESULTS])
+def test_tool_calls_and_results_become_text_if_a_template_without_tools_drops_them(
+    tokenizer: Tokenizer, template: str
+) -> None:
+    found = tokenizer.detokenize(tokenizer.chat(CALLED, template=template))
+    assert "<tool_response>\n42\n</tool_response>" in found
+    if template not in (USERS, USERS + NO_RESULTS):
+        assert '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>' in found
+    shown = SAID + "{% if messages[1].tool_calls %}!{% endif %}"
+    assert tokenizer.detokenize(tokenizer.chat(CALLED, template=shown)).endswith("hello42!")
 
 
 @pytest.mark.parametrize(
-    ("template", "what"),
-    [
-        *(("chatml", "tool_calls"), ("gemma", "tool_calls"), (SAID, "tool_calls")),
-        (USERS + "{{ messages | map(attribute='tool_calls') | list }}", "messages of role tool"),
-    ],
+    ("template", "what"), [(SAID, "tool_calls"), (USERS + NO_RESULTS, "messages of role tool")]
 )
-def test_tool_calls_and_results_are_shown_or_refused(
+def test_a_template_with_tools_that_drops_calls_or_results_is_refused(
     tokenizer: Tokenizer, template: str, what: str
 ) -> None:
+    template += "{{ tools or '' }}"
     with pytest.raises(ValueError, match=f"the chat template does not show {what}: leave them"):
         tokenizer.chat(CALLED, template=template)
-    shown = SAID + "{% if messages[1].tool_calls %}!{% endif %}"
-    assert tokenizer.detokenize(tokenizer.chat(CALLED, template=shown)).endswith("hello42!")
     assert tokenizer.chat(HELLO, template=template)
 
 

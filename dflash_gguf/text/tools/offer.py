@@ -107,10 +107,15 @@ def described(
     )
     shown = [dict(message) for message in messages]
     if family == GENERIC:
-        shown = [_as_text(message) for message in shown]
+        shown = without_calls(messages)
     if shown and shown[0].get("role") == "system":
         return [{**shown[0], "content": f"{shown[0]['content']}\n\n{offer}"}, *shown[1:]]
     return [{"role": "system", "content": offer}, *shown]
+
+
+def without_calls(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Returns messages that show calls and results as text, in the form of EXAMPLES[GENERIC]."""
+    return [_as_text(dict(message)) for message in messages]
 
 
 def _as_text(message: dict[str, Any]) -> dict[str, Any]:
