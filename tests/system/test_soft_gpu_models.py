@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from soft_gpu import cuda_libraries
@@ -23,23 +23,31 @@ from dflash_gguf.backend_build.for_tests import build_for_tests
 
 EXHAUSTIVE = Path(__file__).parents[1] / "exhaustive"
 PASSES = ("prompt", "serial", "chain", "tree", "after_trees")
-CLOSE, SPARSE, ROUGH = (0.03, 0.015), (0.1, 0.015), (0.5, 0.1)
-LIMITS = {
-    "tiny-qwen3moe": SPARSE,
-    "tiny-qwen35moe": ROUGH,
-    "tiny-qwen3next": ROUGH,
-    "tiny-gemma4": ROUGH,
-    "tiny-gemma4moe": ROUGH,
-    "tiny-gemma4e": ROUGH,
-}
-"""Largest and median difference of a row's logits from the CPU's, as a share of their range.
 
-Rounding can send a token to another expert: of 235 rows of tiny-qwen3moe, one moves by 0.048 on the
-device, and the same row by 0.050 on the CPU alone with K and V in float32. Gemma 4 does not scale
-attention scores down: float16 moves its rows by 0.02, the largest by 0.1.
-"""
-MARGIN = 0.1
-"""Lead in logits by which a plain token may have won where a drafted answer differs."""
+
+class Limits(NamedTuple):
+    """Limits of a model's logits and tokens beside those of the CPU, or of plain decoding.
+
+    largest, median: differences of a row's logits, as a share of their range. margin: lead in
+    logits by which a plain token may have won where a drafted answer differs.
+    """
+
+    largest: float = 0.03
+    median: float = 0.015
+    margin: float = 0.1
+
+
+LIMITS = {
+    "tiny-qwen3moe": Limits(largest=0.1),
+    "tiny-qwen35moe": Limits(0.4, 0.05, 0.2),
+    "tiny-qwen3next": Limits(0.4, 0.05, 0.2),
+    "tiny-gemma4": Limits(0.5, 0.1, 0.3),
+    "tiny-gemma4moe": Limits(0.5, 0.1, 0.8),
+    "tiny-gemma4e": Limits(0.5, 0.1, 0.8),
+}
+"""Limits of models that amplify rounding as much on the CPU alone, with and without activations in
+eight bits: rounding sends tokens to other experts, and Gemma 4 does not scale attention scores down
+(docs/develop/figures.md)."""
 OWN_KERNELS = {"8convolve", "9tree_form", "14promote_states"}
 """Parts of the mangled names of our own kernels, which recurrent layers need."""
 RECURRENT = ("tiny-qwen35", "tiny-qwen35moe", "tiny-qwen3next")
@@ -87,22 +95,22 @@ def comparing(tmp_path_factory: pytest.TempPathFactory, which: str) -> Compare:
     return of
 
 
-def check_logits(line: dict[str, Any], limits: tuple[float, float]) -> None:
-    largest, median = limits
-    assert max(line[x] for x in PASSES) < largest
-    assert line["median_node"] < median
+def check_logits(line: dict[str, Any], limits: Limits) -> None:
+    assert max(line[x] for x in PASSES) < limits.largest
+    assert line["median_node"] < limits.median
     assert line["cousins"] > 2
     assert line["mistaken_cousins"] == 0
 
 
 def check(line: dict[str, Any], name: str) -> None:
-    check_logits(line, LIMITS.get(name, CLOSE))
+    limits = LIMITS.get(name, Limits())
+    check_logits(line, limits)
     assert line["own_kernels"] == (OWN_KERNELS if name in RECURRENT else set())
     assert line["drafter_same_of_8"] > 5
     assert line["greedy_continued"]["n_cached"] > 20
     for way in ("greedy_chain", "greedy_tree"):
         margins = line[way]["margins"]
-        assert max(margins, default=0.0) < MARGIN
+        assert max(margins, default=0.0) < limits.margin
         assert margins or line[way]["tokens_a_round"] > 3
 
 
@@ -114,7 +122,7 @@ def test_logits_trees_and_answers(compare: Compare, name: str) -> None:
 @pytest.mark.parametrize("cache_type", ["f32", "bf16", "q8_0", "q5_1", "q4_0"])
 def test_types_of_k_and_v(compare: Compare, cache_type: str) -> None:
     # A number of four bits that rounding changes moves a row by up to 0.04 of the range.
-    limits = (0.1, 0.03) if cache_type == "q4_0" else CLOSE
+    limits = Limits(0.1, 0.03) if cache_type == "q4_0" else Limits()
     line = compare("agreement.py", "tiny-llama", "--cache-type", cache_type)
     check_logits(line, limits)
 
@@ -122,36 +130,37 @@ def test_types_of_k_and_v(compare: Compare, cache_type: str) -> None:
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen35"])
 def test_layers_split_with_the_cpu(compare: Compare, name: str) -> None:
     line = compare("agreement.py", name, "--cache-type", "f16", "-ngl", "2")
-    check_logits(line, CLOSE)
+    check_logits(line, Limits())
 
 
-def check_rows(line: dict[str, Any], limits: tuple[float, float]) -> None:
+def check_rows(line: dict[str, Any], limits: Limits) -> None:
     """Checks rows of a text that a line of timelines.py compares."""
-    largest, median = limits
-    assert line["largest"] < largest
-    assert line["median"] < median
-    assert max(line["margins"], default=0.0) < MARGIN
+    assert line["largest"] < limits.largest
+    assert line["median"] < limits.median
+    assert max(line["margins"], default=0.0) < limits.margin
 
 
 def check_many(line: dict[str, Any], name: str) -> None:
-    check_rows(line, LIMITS.get(name, CLOSE))
+    limits = LIMITS.get(name, Limits())
+    check_rows(line, limits)
     assert line["begun"] > 5  # a sequence's cells and states were used again
-    assert max(line["answers"]["margins"], default=0.0) < MARGIN
+    assert max(line["answers"]["margins"], default=0.0) < limits.margin
     assert line["answers"]["margins"] or line["answers"]["tokens_a_round"] > 3
 
 
 def check_promoted(line: dict[str, Any], name: str) -> None:
-    check_rows(line["along"], LIMITS.get(name, CLOSE))
-    check_rows(line["after"], LIMITS.get(name, CLOSE))
+    check_rows(line["along"], LIMITS.get(name, Limits()))
+    check_rows(line["after"], LIMITS.get(name, Limits()))
     # A promotion along a wrong path moves the rows as another token does.
     assert line["after"]["median"] < line["one_token"]["median"] / 2
 
 
 def check_context(line: dict[str, Any], name: str) -> None:
-    check_rows(line, LIMITS.get(name, CLOSE))
+    limits = LIMITS.get(name, Limits())
+    check_rows(line, limits)
     assert line["ended_by"] == "context"
     assert line["tokens"] == [line["left"] + 1] * 3
-    assert max(line["answer_margins"], default=0.0) < MARGIN
+    assert max(line["answer_margins"], default=0.0) < limits.margin
 
 
 def test_sequences_at_once(compare: Compare) -> None:
