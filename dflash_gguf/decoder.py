@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -18,7 +19,6 @@ from numpy.typing import NDArray
 from . import native
 from ._validate import choice, integer, known_names
 from .config import RETIRED_FIELDS, DecodeConfig
-from .constraints.compiler import CompiledConstraint, ConstraintCompiler
 from .engine.request import Request, RequestState, check_prompt
 from .engine.scheduler import Scheduler
 from .kv_cache import prefix_file
@@ -36,6 +36,7 @@ from .text.tools.offer import tools_of
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from .constraints.compiler import CompiledConstraint, ConstraintCompiler
     from .options import DecodeOptions
 
 Prompt = str | Sequence[int] | NDArray[np.integer[Any]]
@@ -80,9 +81,6 @@ class Decoder:
         self._is_running = self._is_closed = False
         self._prefix_cache = PrefixCache(self.engine, prefix_bytes)
         self._scheduler = Scheduler(sequence, self._prefix_cache, _PaddedVocabulary(tokenizer))
-        self._constraints = (
-            None if tokenizer is None else ConstraintCompiler(tokenizer, self.model.n_vocab)
-        )
         self.recommended = dict(recommended or {})
         self._unfinished: RequestState | None = None  # unread stream, which the next request ends
 
@@ -304,9 +302,15 @@ class Decoder:
         """
         if (constraint := config.constraint) is None:
             return None
-        if self._constraints is None:
+        if self.tokenizer is None:
             raise ValueError(f"{constraint.field}: the model file has no tokenizer")
-        return self._constraints.compile(constraint)
+        return self._compiler.compile(constraint)
+
+    @cached_property
+    def _compiler(self) -> ConstraintCompiler:
+        from .constraints.compiler import ConstraintCompiler  # loads llguidance
+
+        return ConstraintCompiler(self._need_tokenizer(), self.model.n_vocab)
 
     def add_request(
         self,

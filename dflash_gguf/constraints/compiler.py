@@ -14,6 +14,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
 
 from .._stack import run_with_stack
 from ..config import Constraint
+from .errors import sentence
 from .vocabulary import ConstraintVocabulary, TokenizerLike
 
 MAX_BYTES = {"json_schema": 1 << 20, "grammar": 1 << 17, "regex": 1 << 16}
@@ -32,8 +33,6 @@ WHITESPACE = r"( |\n{1,2}[ \t]{0,20})"
 """White space within JSON: a model could go on for ever with white space of any length."""
 MAX_CACHED = 32
 """Compiled constraints that are kept; one of a large schema takes some megabytes."""
-MAX_MESSAGE = 300
-"""Most characters of an error of llguidance in a message."""
 
 
 class CompiledConstraint:
@@ -169,9 +168,3 @@ def _lark(gbnf: str) -> str:
         return gbnf_to_lark(re.sub(pattern, character, gbnf))
     except Exception as error:  # the converter raises its own errors, and bare exceptions
         raise ValueError(sentence(str(error))) from None
-
-
-def sentence(text: str) -> str:
-    """Returns an error of llguidance in one line, without the state of its parser."""
-    text = re.split(r"\n?<(?:backtrace|state|non-verbose)", text)[0]
-    return " ".join(text.split())[:MAX_MESSAGE]

@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..speculative.tree import Tree
 from ..text.reasoning import Format, ReasoningSplitter
-from .compiler import CompiledConstraint, sentence
-from .vocabulary import Words
+from .errors import ConstraintError, sentence
+
+if TYPE_CHECKING:  # llguidance is loaded with the first constraint, which takes 100 ms
+    from .compiler import CompiledConstraint
+    from .vocabulary import Words
 
 MAX_SPACES = 2
 """Tokens of white space, which are no part of the answer, that may follow reasoning."""
@@ -24,10 +28,6 @@ MAX_SPACES = 2
 Region = ReasoningSplitter | int | None
 """Region of the text that follows: None: the answer; a number: the answer, or at most so many
 tokens of white space before it; a splitter: the reasoning, or what it calls "before"."""
-
-
-class ConstraintError(ValueError):
-    """An answer cannot go on: its next mask needs more time or memory than the limits allow."""
 
 
 class AnswerConstraint:

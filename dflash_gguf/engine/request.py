@@ -7,13 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..config import DecodeConfig
-from ..constraints.compiler import CompiledConstraint
 from ..constraints.matcher import AnswerConstraint
 from ..kv_cache.prefix_cache import PrefixHit
 from ..native import Progress
@@ -28,6 +27,9 @@ from ..text.tools.calls import call_id, calls_in, message_call
 from ..text.tools.parser import ToolFormat
 from .output_processor import OutputProcessor, VocabularyLike
 from .stats import RequestStats
+
+if TYPE_CHECKING:
+    from ..constraints.compiler import CompiledConstraint
 
 MAX_UNREAD_TOKENS = 256
 """Number of unread tokens at which a request is throttled."""

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..config import DecodeConfig
-from ..constraints.matcher import ConstraintError
+from ..constraints.errors import ConstraintError
 from ..kv_cache.prefix_cache import PrefixCache, PrefixMatch
 from ..native import PAGE, BatchEntry, Engine, Error, Progress, Rows
 from ..native import Sequence as KvSequence

@@ -18,7 +18,8 @@ from vocabularies import byte_level, gemma, sentence_piece
 from dflash_gguf.config import Constraint, DecodeConfig
 from dflash_gguf.constraints import compiler as compiler_module
 from dflash_gguf.constraints.compiler import CompiledConstraint, ConstraintCompiler
-from dflash_gguf.constraints.matcher import AnswerConstraint, ConstraintError
+from dflash_gguf.constraints.errors import ConstraintError
+from dflash_gguf.constraints.matcher import AnswerConstraint
 from dflash_gguf.speculative.tree import Tree
 from dflash_gguf.text.reasoning import Format
 from dflash_gguf.text.tokenizer import Tokenizer

@@ -1,0 +1,18 @@
+"""Errors of constraints."""
+
+from __future__ import annotations
+
+import re
+
+MAX_MESSAGE = 300
+"""Most characters of an error of llguidance in a message."""
+
+
+class ConstraintError(ValueError):
+    """An answer cannot go on: its next mask needs more time or memory than the limits allow."""
+
+
+def sentence(text: str) -> str:
+    """Returns an error of llguidance in one line, without the state of its parser."""
+    text = re.split(r"\n?<(?:backtrace|state|non-verbose)", text)[0]
+    return " ".join(text.split())[:MAX_MESSAGE]
