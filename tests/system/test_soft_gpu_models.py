@@ -48,6 +48,14 @@ LIMITS = {
 """Limits of models that amplify rounding as much on the CPU alone, with and without activations in
 eight bits: rounding sends tokens to other experts, and Gemma 4 does not scale attention scores down
 (docs/develop/figures.md)."""
+WEIGHT_LIMITS = {
+    ("tiny-llama", "q4_k_m"): Limits(largest=0.1),
+    ("tiny-qwen35", "q4_k_m"): Limits(largest=0.1),
+    ("tiny-qwen35", "q4_0"): Limits(largest=0.5),
+}
+"""Limits by model and type of weights: ggml's products of 9 rows and more with Q4_K multiply
+minimums with sums of unrounded activations, and single rows of this tiny-qwen35 in Q4_0 amplify
+rounding on the CPU alone (docs/develop/figures.md)."""
 OWN_KERNELS = {"8convolve", "9tree_form", "14promote_states"}
 """Parts of the mangled names of our own kernels, which recurrent layers need."""
 RECURRENT = ("tiny-qwen35", "tiny-qwen35moe", "tiny-qwen3next")
@@ -102,8 +110,8 @@ def check_logits(line: dict[str, Any], limits: Limits) -> None:
     assert line["mistaken_cousins"] == 0
 
 
-def check(line: dict[str, Any], name: str) -> None:
-    limits = LIMITS.get(name, Limits())
+def check(line: dict[str, Any], name: str, limits: Limits | None = None) -> None:
+    limits = limits or LIMITS.get(name, Limits())
     check_logits(line, limits)
     assert line["own_kernels"] == (OWN_KERNELS if name in RECURRENT else set())
     assert line["drafter_same_of_8"] > 5
@@ -187,7 +195,8 @@ def test_long_trees_and_answers(compare_long: Compare, name: str, cache_type: st
 @pytest.mark.parametrize("weights", ["f32", "q4_0", "q4_k_m"])
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen35"])
 def test_types_of_weights(compare_long: Compare, name: str, weights: str) -> None:
-    check(compare_long("agreement.py", name, "--weights", weights, "--cache-type", "f16"), name)
+    line = compare_long("agreement.py", name, "--weights", weights, "--cache-type", "f16")
+    check(line, name, WEIGHT_LIMITS.get((name, weights)))
 
 
 @pytest.mark.full
