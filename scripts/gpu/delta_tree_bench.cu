@@ -289,8 +289,11 @@ int main() {
         std::printf("\n");
         std::fflush(stdout);
     }
-    layer_time(63, 1, false,
-               choose_launch(work, n_sms, device.sharedMemPerBlockOptin)); // writes finite updates of 63 nodes for the promotions
+    layer_time(
+        63, 1, false,
+        choose_launch(
+            work, n_sms,
+            device.sharedMemPerBlockOptin)); // writes finite updates of 63 nodes for the promotions
     for (const int n : {1, 2, 4, 8, 16, 32}) {
         std::vector<int32_t> path;
         for (int i = 0; i < n; ++i) {
