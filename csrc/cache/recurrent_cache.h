@@ -25,8 +25,9 @@ struct RecurrentPart {
     ggml_tensor * conv = nullptr;
     // Updates by the nodes of pending verifies; NULL before reserve_updates(). node_updates: each
     // node's k (not normed), v, g (exp(g) for our own CPU code) and beta, [node_update_size,
-    // n_update_rows, n_layers]; k (normed), u and g for our own kernels. conv_updates: for each verify, its committed convolution inputs,
-    // then its nodes' inputs, [conv_channels, n_conv_update_rows, n_layers].
+    // n_update_rows, n_layers]; k (normed), u and g for our own kernels. conv_updates: for each
+    // verify, its committed convolution inputs, then its nodes' inputs, [conv_channels,
+    // n_conv_update_rows, n_layers].
     ggml_tensor * node_updates = nullptr;
     ggml_tensor * conv_updates = nullptr;
 
