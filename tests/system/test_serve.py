@@ -502,7 +502,13 @@ def test_metrics_are_the_sums_of_the_timings(served: Served) -> None:
 
 def test_passes_are_counted_once_and_prompts_come_in_batches() -> None:
     with closing(tiny("--metrics", "-np", "4", "-c", "1024", "-b", "64")) as served:
-        settings = {"n": 4, "max_tokens": 20, "ignore_eos": True, "logit_bias": {"5": 1}}
+        settings = {
+            "n": 4,
+            "max_tokens": 20,
+            "ignore_eos": True,
+            "draft": "none",
+            "logit_bias": {"5": 1},
+        }
         served.answer("/v1/completions", prompt=CODE, **settings)
         assert served.metric("n_busy_slots_per_decode") > 3
         assert served.metric("n_decode_total") == pytest.approx(19, abs=3)
