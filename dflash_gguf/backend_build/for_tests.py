@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
@@ -162,7 +163,7 @@ def build_for_tests(
     tell(f"compiling {len(missing)} files of {module} (interrupted, the same command goes on)")
 
     def compile_one(made: Path, source: Path) -> None:
-        part = made.with_suffix(".part")
+        part = made.with_suffix(f".{os.getpid()}.part")
         run([*command, "-c", str(source), "-o", str(part)])
         part.replace(made)
 
@@ -188,15 +189,17 @@ def _link(module: Path, objects: Sequence[Path]) -> None:
     """Links objects, CUDA's libraries by their names, and stubs for kernels that were left out."""
     compiler = [os.environ.get("CXX", "c++"), "-shared", "-fPIC"]
     module.parent.mkdir(parents=True, exist_ok=True)
-    libraries = [module.parent / name for name in LIBRARIES]
+    folder = Path(tempfile.mkdtemp(dir=module.parent))  # another process may link the same module
+    libraries = [folder / name for name in LIBRARIES]
     for library in libraries:
         run([*compiler, f"-Wl,-soname,{library.name}", "-x", "c", os.devnull, "-o", str(library)])
-    stubs = module.parent / "stubs.cpp"
+    stubs = folder / "stubs.cpp"
     stubs.write_text(_stubs(objects), encoding="utf-8")
-    part = module.with_suffix(".part")
+    part = folder / module.name
     linked = [*map(str, objects), str(stubs), *map(str, libraries)]
     run([*compiler, "-Wl,--no-as-needed", *linked, "-o", str(part)])
     part.replace(module)
+    shutil.rmtree(folder)
 
 
 def _stubs(objects: Sequence[Path]) -> str:

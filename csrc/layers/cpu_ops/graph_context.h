@@ -78,8 +78,8 @@ struct RecurrentInputs {
     ggml_tensor *update_rows = nullptr, *conv_update_rows = nullptr;
     // Indices of the convolution inputs that each tap reads, i32 [d_conv * n_rows * n_lanes].
     ggml_tensor * conv_taps = nullptr;
-    // For our own kernels: index of each node's parent, or -1, i32 [n_rows * n_lanes], and number
-    // of nodes of each lane, i32 [n_lanes].
+    // Inputs of our CUDA kernels: index of each node's parent, or -1, i32 [n_rows * n_lanes], and
+    // number of nodes of each lane, i32 [n_lanes].
     ggml_tensor *parents = nullptr, *counts = nullptr;
 };
 
