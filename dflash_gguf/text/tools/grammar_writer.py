@@ -22,7 +22,7 @@ GUIDANCE = {
 
 
 class CallForm(NamedTuple):
-    """How calls are written. call: one call; before, between, after: texts around calls.
+    """The form of written calls. call: one call; before, between, after: texts around calls.
 
     is_single: True if an answer has one call at most.
     """
