@@ -198,7 +198,8 @@ def _link(module: Path, objects: Sequence[Path]) -> None:
     part = folder / module.name
     linked = [*map(str, objects), str(stubs), *map(str, libraries)]
     run([*compiler, "-Wl,--no-as-needed", *linked, "-o", str(part)])
-    part.replace(module)
+    for made in (*libraries, part):
+        made.replace(module.parent / made.name)
     shutil.rmtree(folder)
 
 

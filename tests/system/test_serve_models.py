@@ -87,7 +87,9 @@ def test_presets_set_flags_of_each_model(tmp_path: Path) -> None:
         found = served.answer("/completion", model="fast", prompt="def f")
         assert found["tokens_predicted"] <= 3
         assert found["generation_settings"]["temperature"] == 0.5
-        found = served.answer("/completion", model="a", prompt=ASKED["prompt"], n_predict=48)
+        found = served.answer(
+            "/completion", model="a", **ASKED | {"n_predict": 48, "draft": "chain"}
+        )
         assert found["timings"]["draft_n"] > 0
         props = served.get("/props?model=a").json()
         assert props["default_generation_settings"]["n_ctx"] == 512
