@@ -1,9 +1,10 @@
-"""Coding agents, as docs/agents.md configures them, change a file on a scripted model's word."""
+"""Agents and SDKs, as docs/agents.md configures them, change a file on a scripted model's word."""
 
 from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -20,6 +21,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
 FLAGS = re.MULTILINE | re.DOTALL
 TIMEOUT_S = 900.0
+NODE = "node-linux-" + {"x86_64": "x64", "aarch64": "arm64"}.get(platform.machine(), "none")
+"""Package with Node 22, which clients need."""
+SDK_TASKS = Path(__file__).with_name("sdk_tasks.py")
 ALONE = (
     *("unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"),
     *("sh", "-ec"),
@@ -40,13 +44,16 @@ END = "The greeting is Bonjour now."
 class Agent(NamedTuple):
     """A client. package: on npm, or with == on the Python package index.
 
-    answers: of the model, before the last one. edits: a text of the configuration, and another.
+    answers: of the model, before `end`. edits: texts of the configuration, each with another.
+    task: of sdk_tasks.py, with its arguments, for an SDK.
     """
 
     section: str
     package: str
     answers: Sequence[str]
-    edits: tuple[str, str] = ("", "")
+    edits: Sequence[tuple[str, str]] = ()
+    end: str = END
+    task: str = ""
 
 
 OPENCODE = (
@@ -68,7 +75,7 @@ AGENTS = {
         "Codex",
         "@openai/codex",
         [call("exec_command", cmd=command) for command in SHELL],
-        ('model_catalog_json = "catalog.json"', ""),
+        [('model_catalog_json = "catalog.json"', "")],
     ),
     "claude": Agent(
         "Claude Code",
@@ -80,12 +87,12 @@ AGENTS = {
     ),
     "opencode": Agent("opencode", "opencode-ai", OPENCODE),
     "opencode-messages": Agent(
-        "opencode", "opencode-ai", OPENCODE, ("openai-compatible", "anthropic")
+        "opencode", "opencode-ai", OPENCODE, [("openai-compatible", "anthropic")]
     ),
-    "opencode-responses": Agent("opencode", "opencode-ai", OPENCODE, ("-compatible", "")),
+    "opencode-responses": Agent("opencode", "opencode-ai", OPENCODE, [("-compatible", "")]),
     "pi": Agent("pi", "@mariozechner/pi-coding-agent", PI),
     "pi-responses": Agent(
-        "pi", "@mariozechner/pi-coding-agent", PI, ("openai-completions", "openai-responses")
+        "pi", "@mariozechner/pi-coding-agent", PI, [("openai-completions", "openai-responses")]
     ),
     "qwen": Agent(
         "Qwen Code",
@@ -102,19 +109,77 @@ AGENTS = {
         "cline",
         (call("read_files", files=[{"path": FILE}]), call("editor", path=FILE, **TEXTS)),
     ),
-    "aider": Agent("aider", "aider-chat==", ()),
+    "aider": Agent("aider", "aider-chat==", (), end='hello.py\n```\nprint("Bonjour")\n```\n'),
     "mini": Agent(
-        "mini-swe-agent", "mini-swe-agent==", [call("bash", command=line) for line in SHELL]
+        "mini-swe-agent",
+        "mini-swe-agent==",
+        [call("bash", command=line) for line in SHELL],
+        end=call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
     ),
 }
-ENDS = {
-    "aider": 'hello.py\n```\nprint("Bonjour")\n```\n',
-    "mini": call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
+REPORT = {"file": "hello.py", "greeting": "Bonjour"}
+CHANGE = {"path": "hello.py", "old": "Hello", "new": "Bonjour"}
+READ_EDIT = (call("read", path="hello.py"), call("edit", **CHANGE))
+NO_V1 = ("8080/v1", "8080")
+
+
+def sdk(section: str, package: str, task: str, end: str, *edits: tuple[str, str]) -> Agent:
+    """Returns an SDK whose last answer is `end`, behind two calls unless it is instructor."""
+    has_tools = not task.startswith("instructor")
+    return Agent(section, package, READ_EDIT if has_tools else (), edits, end, task)
+
+
+def langchain(method: str, *edits: tuple[str, str], package: str = "langchain-openai") -> Agent:
+    end = call("Report", **REPORT) if method == "function_calling" else json.dumps(REPORT)
+    return sdk(package, f"{package}==", f"langchain {method}", end, *edits)
+
+
+def pydantic_ai(output: str, *edits: tuple[str, str]) -> Agent:
+    end = call("final_result", **REPORT) if output == "tool" else json.dumps(REPORT)
+    package = "pydantic-ai-slim[openai,anthropic]=="
+    return sdk("pydantic-ai", package, f"pydantic_ai {output}", end, *edits)
+
+
+def instructor(mode: str, *edits: tuple[str, str]) -> Agent:
+    end = call("PartialChange", **CHANGE) if "TOOLS" in mode else json.dumps(CHANGE)
+    edits = (("Mode.TOOLS", f"Mode.{mode}"), *edits)
+    return sdk("instructor", "instructor[anthropic]==", "instructor", end, *edits)
+
+
+AGENTS_SDK = ("OpenAI Agents SDK", "openai-agents==", "openai_agents", json.dumps(REPORT))
+BY_RESPONSES = ('api_key="any")', 'api_key="any", use_responses_api=True)')
+BY_MESSAGES = [
+    *(("OpenAIChat", "Anthropic"), ("OpenAIP", "AnthropicP"), (".openai", ".anthropic"), NO_V1),
+]
+AGENTS |= {
+    "openai-agents": sdk(*AGENTS_SDK),
+    "openai-agents-chat": sdk(*AGENTS_SDK, ("OpenAIResponses", "OpenAIChatCompletions")),
+    **{f"langchain-{x}": langchain(x) for x in ("json_schema", "function_calling", "json_mode")},
+    **{
+        f"langchain-responses-{x}": langchain(x, BY_RESPONSES)
+        for x in ("json_schema", "function_calling")
+    },
+    **{
+        f"langchain-messages-{x}": langchain(x, package="langchain-anthropic")
+        for x in ("json_schema", "function_calling")
+    },
+    **{f"pydantic-ai-{x}": pydantic_ai(x) for x in ("tool", "native", "prompted")},
+    **{
+        f"pydantic-ai-responses-{x}": pydantic_ai(x, ("OpenAIChat", "OpenAIResponses"))
+        for x in ("tool", "native")
+    },
+    **{f"pydantic-ai-messages-{x}": pydantic_ai(x, *BY_MESSAGES) for x in ("tool", "prompted")},
+    **{
+        f"instructor-{mode}": instructor(mode)
+        for mode in ("TOOLS", "JSON", "JSON_SCHEMA", "MD_JSON", "RESPONSES_TOOLS")
+    },
+    **{
+        f"instructor-messages-{mode}": instructor(
+            mode, ("OpenAI", "Anthropic"), ("openai", "anthropic"), NO_V1
+        )
+        for mode in ("TOOLS", "JSON")
+    },
 }
-
-
-def answers_of(name: str) -> list[str]:
-    return [*AGENTS[name].answers, ENDS.get(name, END)]
 
 
 def section_of(agent: Agent) -> tuple[str, str]:
@@ -126,26 +191,31 @@ def section_of(agent: Agent) -> tuple[str, str]:
 
 @pytest.fixture(scope="session")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Folders of programs by package; `bin_of` fills it."""
+    """Folders of packages; `bins_of` fills it."""
     return {"": tmp_path_factory.mktemp("packages")}
 
 
-def bin_of(agent: Agent, installed: dict[str, Path]) -> Path:
-    """Returns the folder of a client's program; installs the client at its first use."""
-    if agent.package not in installed:
-        folder = installed[""] / str(len(installed))
-        folder.mkdir()
-        version, _ = section_of(agent)
-        if agent.package.endswith("=="):
-            subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-            pip = [folder / "bin" / "pip", "install", "-q", agent.package + version]
-            subprocess.run(pip, check=True)
-            installed[agent.package] = folder / "bin"
-        else:
-            npm = ["npm", "install", "--no-audit", "--no-fund", f"{agent.package}@{version}"]
-            subprocess.run([*npm, "--prefix", folder], check=True, cwd=folder)
-            installed[agent.package] = folder / "node_modules" / ".bin"
-    return installed[agent.package]
+def bins_of(agent: Agent, installed: dict[str, Path]) -> list[Path]:
+    """Returns folders of a client's program and of Node; installs what is used first."""
+
+    def folder_of(package: str, version: str) -> Path:
+        if package not in installed:
+            folder = installed[package] = installed[""] / str(len(installed))
+            folder.mkdir()
+            if package.endswith("=="):
+                subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+                pip = [folder / "bin" / "pip", "install", "-q", package + version]
+                subprocess.run(pip, check=True)
+            else:
+                npm = ["npm", "install", "--no-audit", "--no-fund", f"{package}@{version}"]
+                subprocess.run([*npm, "--prefix", folder], check=True, cwd=folder)
+        return installed[package]
+
+    folder = folder_of(agent.package, section_of(agent)[0])
+    if agent.package.endswith("=="):
+        return [folder / "bin"]
+    modules = Path("node_modules")
+    return [folder / modules / ".bin", folder_of(NODE, "22.23.3") / modules / NODE / "bin"]
 
 
 @pytest.mark.full
@@ -159,17 +229,23 @@ def test_an_agent_changes_a_file(name: str, tmp_path: Path, installed: dict[str,
     subprocess.run(["git", "init", "-q"], cwd=project, check=True)
     (project / "hello.py").write_text('print("Hello")\n')
     _, text = section_of(agent)
-    if agent.edits[0]:
-        assert agent.edits[0] in text
-        text = text.replace(*agent.edits)
+    for edit in agent.edits:
+        assert edit[0] in text
+        text = text.replace(*edit)
     for file, content in re.findall(r"^`~/(\S+)`.*?```\w+\n(.*?)```", text, FLAGS):
         (home / file).parent.mkdir(parents=True, exist_ok=True)
         (home / file).write_text(content)
+    if agent.task:
+        (home / "configuration.py").write_text(re.findall(r"```python\n(.*?)```", text, FLAGS)[0])
+        commands = f"PYTHONPATH=$HOME python {SDK_TASKS} {agent.task}"
+    else:
+        commands = re.findall(r"```sh\n(.*?)```", text, FLAGS)[0]
+    answers = [*agent.answers, agent.end]
     job = {
         "folder": str(tmp_path),
-        "answers": [x.replace(FILE, str(project / "hello.py")) for x in answers_of(name)],
-        "commands": re.findall(r"```sh\n(.*?)```", text, FLAGS)[0],
-        "path": f"{bin_of(agent, installed)}:{os.environ['PATH']}",
+        "answers": [x.replace(FILE, str(project / "hello.py")) for x in answers],
+        "commands": commands,
+        "path": ":".join([*map(str, bins_of(agent, installed)), os.environ["PATH"]]),
     }
     done = subprocess.run(
         [*ALONE, 'ip link set lo up; exec "$@"', "sh", sys.executable, __file__, json.dumps(job)],
