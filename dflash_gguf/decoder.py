@@ -269,7 +269,7 @@ class Decoder:
             for token in getattr(config, name):
                 integer(f"a token of {name}", token, 0, self.model.n_vocab - 1)
         if isinstance(prompt, ChatPrompt) and prompt.tools is not None:
-            config = self._need_tokenizer().with_calls(config, prompt.tools, None)
+            config = self._need_tokenizer().with_calls(config, prompt.tools)
         constraint = self.compile_constraint(config)
         if isinstance(prompt, ChatPrompt):
             return Request(
@@ -486,19 +486,22 @@ class Decoder:
         config = self._config(config, settings)
         names = [one["function"]["name"] for one in tools_of(tools or ())]
         is_forced = tool_choice not in ("auto", "none")
+        allowed: tuple[str, ...] | None = () if tool_choice == "none" else None
         if is_forced and tool_choice != "required":
             known = ("auto", "none", "required", *names)
-            names, parallel_tool_calls = [choice("tool_choice", tool_choice, known)], False
+            allowed, parallel_tool_calls = (choice("tool_choice", tool_choice, known),), False
         elif is_forced and not names:
             raise ValueError("tool_choice is 'required', but tools is empty: give tools")
         prompt = self.chat_prompt(
             messages,
-            tools=None if tool_choice == "none" else tools,
+            tools=tools,
             parallel_tool_calls=parallel_tool_calls,
             **given,
         )
-        if is_forced and prompt.tools is not None:
-            config = self._need_tokenizer().with_calls(config, prompt.tools, names)
+        if prompt.tools is not None:
+            prompt.tools = prompt.tools._replace(allowed=allowed)
+            tokenizer = self._need_tokenizer()
+            config = tokenizer.with_calls(config, prompt.tools, is_required=is_forced)
         return prompt, config
 
     def chat_prompt(

@@ -38,7 +38,7 @@ from .schemas import (
     keep_alive_s,
     n_choices,
     reasoning_format,
-    required_tools,
+    tool_choice,
 )
 from .serializers import (
     ChatFormat,
@@ -151,10 +151,11 @@ class Generation:
             self._config(body, engine, prompt_builder, n_probs), reasoning_format=format_
         )
         chat_format = partial(ChatFormat, has_meta_info=bool(body.return_meta_info))
-        names = required_tools(body)
+        is_required = tool_choice(body).is_required
         prompt = prompt_builder.chat(body, engine.require_ready().n_ctx, deferred)
         if prompt.tools is not None:
-            config = prompt_builder.require_tokenizer().with_calls(config, prompt.tools, names)
+            tokenizer = prompt_builder.require_tokenizer()
+            config = tokenizer.with_calls(config, prompt.tools, is_required=is_required)
         return [prompt], config, chat_format
 
     def _messages(

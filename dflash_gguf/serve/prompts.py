@@ -11,14 +11,14 @@ from typing import Any
 from ..text.chat import ChatPrompt, conversation, last_asked
 from ..text.reasoning import Format
 from ..text.tokenizer import Tokenizer
-from ..text.tools.offer import strict_names
+from ..text.tools.offer import strict_names, tools_of
 from .schemas import (
     MAX_CHOICES,
     BadRequestError,
     ChatBody,
     TemplateBody,
-    offered_tools,
     thinking,
+    tool_choice,
 )
 
 USERS = ("user", "system")
@@ -120,7 +120,7 @@ class PromptBuilder:
         An assistant message at the end is continued. With thinking off, an open block of thoughts
         at the end is closed. Raises BadRequestError or ValueError for malformed messages.
         """
-        return self._text(body, conversation(body.messages), offered_tools(body))
+        return self._text(body, conversation(body.messages), tools_of(body.tools or ()))
 
     def _text(
         self,
@@ -211,8 +211,9 @@ class PromptBuilder:
         tokenizer, messages, tools = (
             self.require_tokenizer(),
             conversation(body.messages),
-            offered_tools(body),
+            tools_of(body.tools or ()),
         )
+        choice = tool_choice(body)
         shown = [one for one in tools if one["function"]["name"] not in deferred]
         text = self._text(body, messages, shown)
         if n_ctx is not None:
@@ -221,10 +222,9 @@ class PromptBuilder:
             tools,
             messages,
             template=self.template,
-            # A named function is to be called once.
-            is_parallel=body.parallel_tool_calls is not False
-            and not isinstance(body.tool_choice, dict),
+            is_parallel=body.parallel_tool_calls is not False and not choice.is_single,
             strict=strict_names(body.tools or ()),
+            allowed=choice.allowed,
         )
         asked = last_asked(messages)
         return tokenizer.chat_tokens(text, template=self.template, asked=asked, tools=form)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import msgspec
 
-from .schemas import BadRequestError
+from .schemas import ALLOWED_TOOLS, BadRequestError
 
 
 class ResponsesTool(NamedTuple):
@@ -55,11 +55,15 @@ class ResponsesTools:
         """Returns a field `tool_choice` in the form of chat requests."""
         if given is None or isinstance(given, str):
             return given
+        tools = given.get("tools")
+        if given.get("type") == ALLOWED_TOOLS and _are_objects(tools):
+            allowed = [self.choice(one) for one in tools if not list(left_out([one]))]
+            return {"type": ALLOWED_TOOLS, "mode": given.get("mode"), "tools": allowed}
         name = given.get("name")
         if given.get("type") not in ("function", "custom") or not isinstance(name, str):
             raise BadRequestError(
                 "tool_choice must be auto, required, none, or an object with type function or "
-                "custom, and a name"
+                f"custom, and a name, or with type {ALLOWED_TOOLS} and a list of such objects"
             )
         function = self.function_of(name, given.get("namespace"))
         return {"type": "function", "function": {"name": function}}
@@ -99,11 +103,15 @@ def _flat(
             raise BadRequestError(f"{name} must have a name")
         if kind == "namespace":
             inner = tool.get("tools")
-            if not isinstance(inner, list) or not all(isinstance(one, dict) for one in inner):
+            if not _are_objects(inner):
                 raise BadRequestError(f"{name}: tools must be a list of tools")
             yield from _flat(inner, tool["name"], f"{name}.tools")
         else:
             yield ResponsesTool(tool["name"], namespace, kind == "custom", tool)
+
+
+def _are_objects(given: Any) -> TypeGuard[list[dict[str, Any]]]:
+    return isinstance(given, list) and all(isinstance(one, dict) for one in given)
 
 
 def _function(tool: ResponsesTool) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -26,6 +26,8 @@ MAX_STOP_CHARACTERS = 16 << 10
 MAX_TOP_LOGPROBS = 20
 """Maximum of `top_logprobs` and of OpenAI's `logprobs`; `n_probs` may be larger."""
 MAX_N_PROBS = 1024
+ALLOWED_TOOLS = "allowed_tools"
+"""Type of a tool_choice that names some of the tools."""
 READ_ELSEWHERE = {"logit_bias", "n_probs", "reasoning_format"}
 """Fields of DecodeConfig that `config_of` does not copy, as other functions convert them."""
 RANDOM_SEEDS = (-1, (1 << 32) - 1)
@@ -357,36 +359,65 @@ def completion_n_probs(body: CompletionBody) -> int | None:
     return body.n_probs or None
 
 
-def offered_tools(body: ChatBody | TemplateBody) -> list[dict[str, Any]]:
-    """Returns the tools that a request's answer may call. Raises BadRequestError or ValueError."""
-    tools = tools_of(body.tools or ())
-    choice = body.tool_choice if isinstance(body, ChatBody) else None
-    return [] if choice == "none" else tools
+class ToolChoice(NamedTuple):
+    """The calls that a request asks for.
 
-
-def required_tools(body: ChatBody) -> list[str] | None:
-    """Returns the names of the tools of which the answer must call one; None for no such tools.
-
-    Raises BadRequestError for a bad tool_choice.
+    allowed: names of the tools that may be called, None for all. is_required: True if the answer
+    must be a call. is_single: True if the answer ends with its first call.
     """
-    choice, names = body.tool_choice, [one["function"]["name"] for one in offered_tools(body)]
-    if choice in (None, "auto", "none"):
-        return None
+
+    allowed: list[str] | None = None
+    is_required: bool = False
+    is_single: bool = False
+
+
+def tool_choice(body: ChatBody) -> ToolChoice:
+    """Returns the calls that a request asks for. Raises BadRequestError or ValueError."""
+    choice = body.tool_choice
+    names = [one["function"]["name"] for one in tools_of(body.tools or ())]
+    if choice in (None, "auto"):
+        return ToolChoice()
+    if choice == "none":
+        return ToolChoice([])
     if not names:
         raise BadRequestError("tool_choice asks for a call, but tools is empty: give tools")
     if choice == "required":
-        return names
-    function = choice.get("function", choice) if isinstance(choice, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        return ToolChoice(None, is_required=True)
+    if isinstance(choice, dict) and choice.get("type") == ALLOWED_TOOLS:
+        return _allowed_tools(choice.get(ALLOWED_TOOLS, choice), names)
+    if (name := _name_of(choice)) is None:
         raise BadRequestError(
             f"tool_choice is {choice!r:.80}, must be auto, none, required, or an object of type "
-            "function with the name of a function"
+            f"function with the name of a function, or of type {ALLOWED_TOOLS}"
         )
-    if function["name"] not in names:
+    return ToolChoice([_known(name, names)], is_required=True, is_single=True)
+
+
+def _allowed_tools(given: Any, names: Sequence[str]) -> ToolChoice:
+    mode, tools = (given.get("mode"), given.get("tools")) if isinstance(given, dict) else (0, 0)
+    chosen = [_name_of(one) for one in tools] if isinstance(tools, list) else [None]
+    if mode not in ("auto", "required") or None in chosen:
         raise BadRequestError(
-            f"tool_choice names the function {function['name']!r:.80}, which is not in tools"
+            f"tool_choice: {ALLOWED_TOOLS} is {given!r:.80}, must have mode, auto or required, and "
+            "tools, a list of functions with names"
         )
-    return [function["name"]]
+    if mode == "required" and not chosen:
+        raise BadRequestError(f"tool_choice: mode is required, but {ALLOWED_TOOLS} names no tool")
+    allowed = [_known(str(name), names) for name in dict.fromkeys(chosen)]
+    return ToolChoice(allowed, is_required=mode == "required")
+
+
+def _name_of(choice: Any) -> str | None:
+    """Returns the name of the function that a part of tool_choice names; None for other values."""
+    function = choice.get("function", choice) if isinstance(choice, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def _known(name: str, names: Sequence[str]) -> str:
+    if name not in names:
+        raise BadRequestError(f"tool_choice names the function {name!r:.80}, which is not in tools")
+    return name
 
 
 def thinking(

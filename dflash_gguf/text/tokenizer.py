@@ -234,35 +234,40 @@ class Tokenizer:
         template: str | None = None,
         is_parallel: bool = True,
         strict: Sequence[str] = (),
+        allowed: Sequence[str] | None = None,
     ) -> ToolFormat | None:
         """Returns the form of calls in an answer to a conversation; None without tools.
 
-        tools: as `tools_of` returns them. messages: as `conversation` returns them. strict: names
-        of the tools whose arguments must fit their schema.
+        tools: as `tools_of` returns them. messages: as `conversation` returns them. strict,
+        allowed: names of tools, see `ToolFormat`.
         """
         if not tools:
             return None
         source = self.jinja(template, has_tools=True) or ""
-        return tool_format(source, tools, messages, is_parallel=is_parallel, strict=strict)
+        return tool_format(
+            source, tools, messages, is_parallel=is_parallel, strict=strict, allowed=allowed
+        )
 
     def with_calls(
-        self, config: DecodeConfig, tools: ToolFormat, names: Sequence[str] | None
+        self, config: DecodeConfig, tools: ToolFormat, *, is_required: bool = False
     ) -> DecodeConfig:
         """Returns the settings of an answer to a conversation with tools.
 
-        names: tools of which the answer must call one; None if it may call any, or be JSON by the
-        schema in the settings. Calls of strict tools fit their schema.
+        is_required: True if the answer must be a call; else it may be JSON by the schema in the
+        settings instead. Calls of strict tools fit their schema.
         Errors: ValueError if calls in the form of the template cannot be required.
         """
         free = config.constraint
-        if names is not None:
-            grammar = self.call_grammar(tools, names)
+        if not tools.names:
+            return config
+        if is_required:
+            grammar = self.call_grammar(tools)
         elif free is not None and free.kind == "json_schema" and tools.family in FORMS:
             schema = json.loads(free.text)
             answer = json_rule(schema if isinstance(schema, dict) else {}, is_strict=free.is_strict)
-            grammar = self.call_grammar(tools, list(tools.parameters), answer)
+            grammar = self.call_grammar(tools, answer)
         elif free is None and tools.strict and is_marked(tools):
-            grammar = self.call_grammar(tools, list(tools.parameters), is_free=True)
+            grammar = self.call_grammar(tools, is_free=True)
         else:
             return config
         return replace(config, response_format=None, json_schema=None, regex=None, grammar=grammar)
@@ -270,19 +275,18 @@ class Tokenizer:
     def call_grammar(
         self,
         tools: ToolFormat,
-        names: Sequence[str],
         answer: str | None = None,
         *,
         is_free: bool = False,
     ) -> str:
-        """Returns a grammar of answers that call one of the named tools. See `call_grammar`."""
+        """Returns a grammar of answers that are calls of tools. See `call_grammar`."""
 
         def term(mark: str) -> str:
             tokens = self.tokenize(mark, add_special=False)
             is_control = len(tokens) == 1 and not self.piece(tokens[0])
             return f"<[{tokens[0]}]>" if is_control else literal(mark)
 
-        return call_grammar(tools, names, answer=answer, is_free=is_free, mark=term)
+        return call_grammar(tools, answer=answer, is_free=is_free, mark=term)
 
     def chat_tokens(
         self,

@@ -97,10 +97,31 @@ def test_without_parallel_calls_the_answer_ends_after_one(served: Served) -> Non
 
 
 def test_calls_are_text_if_none_may_be_made(served: Served) -> None:
-    for fields in ({"tool_choice": "none"}, {"tools": []}, {"tools": None}):
-        (choice,) = served.answer(CHAT, **body(**fields))["choices"]
-        assert choice["message"] == {"role": "assistant", "content": ANSWER}
-        assert choice["finish_reason"] == "stop"
+    n_prompt = served.answer(CHAT, **body())["usage"]["prompt_tokens"]
+    for draft in ("none", "tree"):
+        for fields in ({"tool_choice": "none"}, {"tools": []}, {"tools": None}):
+            found = served.answer(CHAT, **body(**fields, draft=draft))
+            (choice,) = found["choices"]
+            assert choice["message"] == {"role": "assistant", "content": ANSWER}
+            assert choice["finish_reason"] == "stop"
+            is_shown = found["usage"]["prompt_tokens"] == n_prompt
+            assert is_shown == ("tool_choice" in fields)
+        events = served.events(CHAT, **body(tool_choice="none", draft=draft))
+        assert read(events) == (ANSWER, [], "stop")
+
+
+def test_calls_of_tools_that_are_not_allowed_are_text(served: Served) -> None:
+    def choice(name: str) -> dict[str, Any]:
+        allowed = {"mode": "auto", "tools": [{"type": "function", "function": {"name": name}}]}
+        return {"type": "allowed_tools", "allowed_tools": allowed}
+
+    for draft in ("none", "tree"):
+        found = served.answer(CHAT, **body(tool_choice=choice("read"), draft=draft))
+        message = found["choices"][0]["message"]
+        assert calls_of(message) == WANTED[:1]
+        text = '<tool_call>\n{"name": "list_files", "arguments": {}}\n</tool_call>'
+        assert message["content"] == f"I look.{text}"
+    assert served.post(CHAT, body(tool_choice=choice("gone"))).status_code == 400
 
 
 def test_a_call_that_the_limit_cuts_has_the_reason_length(served: Served) -> None:
@@ -200,6 +221,19 @@ REQUIRED: list[tuple[str, dict[str, Any]]] = [
             "messages": [{"role": "user", "content": "Go"}],
             "tools": [{"type": "function", "function": MODES}, *TOOLS],
             "tool_choice": {"type": "function", "function": {"name": "set_mode"}},
+        },
+    ),
+    (
+        "/v1/responses",
+        {
+            "input": "Go",
+            "tools": [{"type": "function", **MODES}, {"type": "function", "name": "other"}],
+            "tool_choice": {
+                "type": "allowed_tools",
+                "mode": "required",
+                "tools": [{"type": "function", "name": "set_mode"}],
+            },
+            "parallel_tool_calls": False,
         },
     ),
     (

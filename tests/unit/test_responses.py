@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dflash_gguf.serve.completion_choice import CompletionChoice
 from dflash_gguf.serve.responses_format import ResponsesFormat
 from dflash_gguf.serve.responses_request import ResponsesBody, chat_from_responses
-from dflash_gguf.serve.schemas import BadRequestError, ChatBody, read
+from dflash_gguf.serve.schemas import BadRequestError, ChatBody, read, tool_choice
 from dflash_gguf.serve.serializers import ResponseContext
 from dflash_gguf.serve.wire_format import encode
 from dflash_gguf.text.reasoning import OutputPart
@@ -150,6 +150,10 @@ SEARCH = {"type": "web_search", "external_web_access": True}
 TOOLS = [ADD, PATCH, AGENTS, SEARCH]
 
 
+def allowed(*tools: Any) -> dict[str, Any]:
+    return {"type": "allowed_tools", "mode": "required", "tools": list(tools)}
+
+
 def test_tools_become_functions_with_names_of_their_own() -> None:
     found = {one["function"]["name"]: one["function"] for one in chat(tools=TOOLS).tools or ()}
     assert list(found) == ["add", "patch", "spawn", "agents__add"]
@@ -172,13 +176,21 @@ def test_a_custom_tool_is_shown_as_a_function_of_one_text() -> None:
         ({"type": "function", "name": "spawn"}, "spawn"),
         ({"type": "custom", "name": "patch"}, "patch"),
         ({"type": "function", "name": "add", "namespace": "agents"}, "agents__add"),
+        (allowed({"type": "custom", "name": "patch"}, {"type": "web_search"}), ["patch"]),
+        (
+            allowed({"type": "function", "name": "spawn", "namespace": "agents"}, ADD),
+            ["spawn", "add"],
+        ),
     ],
     ids=str,
 )
-def test_the_choice_of_a_tool(choice: Any, wanted: str) -> None:
+def test_the_choice_of_a_tool(choice: Any, wanted: str | list[str]) -> None:
     found = chat(tools=TOOLS, tool_choice=choice, parallel_tool_calls=False)
     assert found.parallel_tool_calls is False
-    assert found.tool_choice in (wanted, {"type": "function", "function": {"name": wanted}})
+    if isinstance(wanted, list):
+        assert tool_choice(found) == (wanted, True, False)
+    else:
+        assert found.tool_choice in (wanted, {"type": "function", "function": {"name": wanted}})
 
 
 @pytest.mark.parametrize(
@@ -191,6 +203,8 @@ def test_the_choice_of_a_tool(choice: Any, wanted: str) -> None:
             {"tool_choice": {"type": "web_search"}},
             "tool_choice must be auto, requ",
         ),
+        ({"tool_choice": {"type": "allowed_tools"}}, "or with type allowed_tools and a list of"),
+        ({"tool_choice": allowed("add")}, "tool_choice must be auto, requ"),
     ],
 )
 def test_malformed_tools_are_refused_by_a_sentence(fields: Any, sentence: str) -> None:

@@ -16,9 +16,8 @@ from dflash_gguf.serve.schemas import (
     CompletionBody,
     LlamaServerBody,
     config_of,
-    offered_tools,
     read,
-    required_tools,
+    tool_choice,
 )
 
 KINDS: tuple[type[Body], ...] = (ChatBody, CompletionBody, LlamaServerBody)
@@ -202,27 +201,32 @@ def test_tools_are_for_chats() -> None:
 F, G = ({"type": "function", "function": {"name": name}} for name in "fg")
 
 
+def allowed(mode: str, *tools: Any) -> dict[str, Any]:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(tools)}}
+
+
 @pytest.mark.parametrize(
-    ("choice", "offered", "required"),
+    ("choice", "wanted"),
     [
-        (None, "fg", None),
-        ("auto", "fg", None),
-        ("none", "", None),
-        ("required", "fg", ["f", "g"]),
-        (G, "fg", ["g"]),
-        ({"type": "function", "name": "g"}, "fg", ["g"]),
+        (None, (None, False, False)),
+        ("auto", (None, False, False)),
+        ("none", ([], False, False)),
+        ("required", (None, True, False)),
+        (G, (["g"], True, True)),
+        ({"type": "function", "name": "g"}, (["g"], True, True)),
+        (allowed("auto", G), (["g"], False, False)),
+        (allowed("required", G, F, G), (["g", "f"], True, False)),
+        (allowed("auto"), ([], False, False)),
+        ({"type": "allowed_tools", "mode": "required", "tools": [G]}, (["g"], True, False)),
     ],
 )
-def test_a_chat_chooses_which_tools_are_called(
-    choice: Any, offered: str, required: list[str] | None
-) -> None:
+def test_a_chat_chooses_which_tools_are_called(choice: Any, wanted: Any) -> None:
     body, ignored = body_of(
         ChatBody, tools=[F, G], tool_choice=choice, parallel_tool_calls=False, messages=[]
     )
     assert isinstance(body, ChatBody)
     assert ignored == []
-    assert "".join(one["function"]["name"] for one in offered_tools(body)) == offered
-    assert required_tools(body) == required
+    assert tool_choice(body) == wanted
 
 
 @pytest.mark.parametrize(
@@ -232,13 +236,18 @@ def test_a_chat_chooses_which_tools_are_called(
         ([F], {"type": "function"}, "tool_choice is {.*}, must be auto"),
         ([F], G, "tool_choice names the function 'g', which is not in tools"),
         ([], "required", "tool_choice asks for a call, but tools is empty"),
+        ([F], allowed("auto", G), "tool_choice names the function 'g', which is not in tools"),
+        ([F], allowed("some", F), "allowed_tools is {.*}, must have mode, auto or required, and"),
+        ([F], allowed("auto", "f"), "must have mode, auto or required, and tools, a list of func"),
+        ([F], allowed("required"), "mode is required, but allowed_tools names no tool"),
+        ([F], {"type": "allowed_tools", "allowed_tools": 1}, "tool_choice: allowed_tools is 1, m"),
     ],
 )
 def test_a_bad_choice_of_tools_is_refused(tools: Any, choice: Any, sentence: str) -> None:
     body, _ = body_of(ChatBody, tools=tools, tool_choice=choice, messages=[])
     assert isinstance(body, ChatBody)
     with pytest.raises(BadRequestError, match=sentence):
-        required_tools(body)
+        tool_choice(body)
 
 
 def test_synonyms_that_contradict_each_other_are_refused() -> None:

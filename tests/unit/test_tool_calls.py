@@ -41,8 +41,9 @@ def parse(
     reasoning: Format | None = None,
     *,
     is_parallel: bool = True,
+    allowed: tuple[str, ...] | None = None,
 ) -> list[OutputPart]:
-    parser = AnswerParser(reasoning, ToolFormat(family, TOOLS, is_parallel))
+    parser = AnswerParser(reasoning, ToolFormat(family, TOOLS, is_parallel, allowed=allowed))
     parts = [part for piece in pieces for part in parser.push(piece)] + parser.finish()
     assert all(part.text for part in parts)
     return merged(parts)
@@ -327,13 +328,14 @@ def test_parts_do_not_depend_on_how_any_text_is_cut(family: str) -> None:
     for _ in range(60):
         text = damaged(generator.choice(texts), generator)
         for reasoning in (None, THINK):
-            for is_parallel in (True, False):
-                whole = parse(family, [text], reasoning, is_parallel=is_parallel)
+            for is_parallel, allowed in ((True, None), (False, None), (True, ("list_files",))):
+                settings: dict[str, Any] = {"is_parallel": is_parallel, "allowed": allowed}
+                whole = parse(family, [text], reasoning, **settings)
                 numbers = [part.call for part in whole if part.kind == "call"]
                 assert numbers == list(range(len(numbers)))
                 assert is_parallel or len(numbers) < 2
                 for pieces in cuts(text, 3):
-                    found = parse(family, pieces, reasoning, is_parallel=is_parallel)
+                    found = parse(family, pieces, reasoning, **settings)
                     assert found == whole, (text, pieces)
 
 
@@ -353,6 +355,25 @@ def test_without_parallel_calls_the_answer_ends_after_the_first(
     assert calls_in(merged(parts + parser.finish())) == calls[:1]
     if len(calls) > 1:
         assert parser.is_done
+
+
+@pytest.mark.parametrize(("family", "text", "shown", "calls"), CASES)
+def test_a_call_that_may_not_be_made_is_text(
+    family: str,
+    text: str,
+    shown: str,  # noqa: ARG001
+    calls: Calls,
+) -> None:
+    parts = parse(family, [text], allowed=("list_files",))
+    found = calls_in(parts)
+    assert all(call in calls and call[0] == "list_files" for call in found)
+    is_told = ("read" in joined(parts, "text")) == any(name == "read" for name, _ in calls)
+    assert is_told or family == "harmony"
+    for pieces in cuts(text, 3):
+        assert parse(family, pieces, allowed=("list_files",)) == parts
+        none = parse(family, pieces, allowed=())
+        assert joined(none, "text") == text or family == "harmony"
+        assert calls_in(none) == []
 
 
 def test_a_call_ends_reasoning_whose_closing_mark_is_missing() -> None:

@@ -101,7 +101,7 @@ class AnswerParser:
         self._calls: Parser | None = None
         self._reasoning: Splitter | None = None
         interrupts: tuple[str, ...] = ()
-        if tools is not None:
+        if tools is not None and tools.names:
             family = FAMILIES[tools.family]
             self._calls, interrupts = family.parser(tools), family.interrupts
         self._shows_reasoning = reasoning is None

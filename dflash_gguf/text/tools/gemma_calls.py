@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import ClassVar
 
 from ..stream import first_mark
-from .head_calls import name_in
 from .parser import MAX_NAME, CallParser, Reads
 from .values import escaped, parsed, quoted
 
@@ -26,7 +25,7 @@ class Gemma4(CallParser):
         if not (yield from self._one_of(("call:",))):
             return
         head = yield from self._until(("{",), MAX_NAME)
-        name = None if head is None else name_in(head)
+        name = self._name_in(head)
         if name is None:
             return
         yield self._begin(name)

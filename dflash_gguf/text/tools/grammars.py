@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from .formats import special_texts
 from .gemma_grammar import GemmaWriter
@@ -86,7 +86,6 @@ def is_marked(tools: ToolFormat) -> bool:
 
 def call_grammar(
     tools: ToolFormat,
-    names: Iterable[str] | None = None,
     *,
     answer: str | None = None,
     is_free: bool = False,
@@ -94,11 +93,10 @@ def call_grammar(
 ) -> str:
     """Returns a grammar of answers that are calls of tools, one at least.
 
-    names: tools that may be called; None for all. answer: Lark term of what the answer may be
-    instead; None for nothing. is_free: True for any text around the calls, which need not come; for
-    families that `is_marked`. mark: returns the term of a mark, which a model may write as a
-    control token. Arguments in tags come in the order of the schema; raw values of several types
-    are any text.
+    answer: Lark term of what the answer may be instead; None for nothing. is_free: True for any
+    text around the calls, which need not come; for families that `is_marked`. mark: returns the
+    term of a mark, which a model may write as a control token. Arguments in tags come in the order
+    of the schema; raw values of several types are any text.
     Errors: ValueError for a family without a form.
     """
     form = FORMS.get(tools.family)
@@ -114,8 +112,7 @@ def call_grammar(
         form = form._replace(call=form.call[len(opening) :], between=form.between + opening)
     writer_of = GemmaWriter if tools.family == "gemma4" else CallWriter
     writer = writer_of(form, special_texts(None, tools), mark, tools.strict)
-    chosen = list(tools.parameters if names is None else names)
-    calls = [writer.call(n, name, tools.parameters[name]) for n, name in enumerate(chosen)]
+    calls = [writer.call(n, name, tools.parameters[name]) for n, name in enumerate(tools.names)]
     is_single = form.is_single or not tools.is_parallel
     more = "" if is_single else f" ({writer.terms(form.between)} call)*"
     start = f"{writer.terms(form.before)} call{more} {writer.terms(form.after)}"

@@ -28,7 +28,7 @@ class HarmonyCalls(Harmony):
         found = _RECIPIENT.search(header)
         if self.is_done:
             self._kind = "text"
-        elif found is None:
+        elif found is None or not self._tools.allows(found[1]):
             yield from super()._begin(header)
         else:
             self._call, self._kind = self._call + 1, "arguments"

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from typing import ClassVar
 
 from .json_calls import JsonCalls
 from .parser import MAX_NAME, Reads
-
-_NAME = re.compile(r"[^\s<>\[\]{}\"]+")
-
-
-def name_in(text: str) -> str | None:
-    """Returns the name of a function, None for a text that can be none."""
-    found = _NAME.fullmatch(text.strip())
-    return None if found is None else found[0]
 
 
 class HeadCalls(JsonCalls):
@@ -24,7 +15,7 @@ class HeadCalls(JsonCalls):
         head = yield from self._until((*self.INNER, *self.CLOSINGS), MAX_NAME)
         if head is None or not (yield from self._one_of(self.INNER)):
             return
-        name = name_in((yield from self._name(head)))
+        name = self._name_in((yield from self._name(head)))
         if name is None:
             return
         yield self._begin(name)
@@ -58,7 +49,7 @@ class Mistral(HeadCalls):
             yield from self._objects()
             return
         head = yield from self._until((self.ID, self.ARGUMENTS, "{"), MAX_NAME)
-        name = None if head is None else name_in(head)
+        name = self._name_in(head)
         if name is None:
             return
         yield self._begin(name)

@@ -70,7 +70,8 @@ class JsonCalls(CallParser):
                 has_arguments = True
             elif key in NAMES and not self._has_begun():
                 name = decoded((yield from self._value()))
-                if not name or (is_bare and name not in self._tools.parameters):
+                is_known = not is_bare or name in self._tools.parameters
+                if not name or not is_known or not self._tools.allows(name):
                     return False
                 yield self._begin(name)
                 if early is not None:

@@ -79,14 +79,19 @@ def tool_format(
     *,
     is_parallel: bool,
     strict: Sequence[str] = (),
+    allowed: Sequence[str] | None = None,
 ) -> ToolFormat:
-    """Returns the form of calls in answers to a template's prompt. strict: names of tools."""
+    """Returns the form of calls in answers to a template's prompt.
+
+    strict, allowed: names of tools, see `ToolFormat`.
+    """
     family = family_of(template)
     if not shows_tools(template) and family not in EXAMPLES:
         family = GENERIC
     parameters = {one["function"]["name"]: one["function"]["parameters"] for one in tools}
     n_earlier = sum(len(message.get("tool_calls") or ()) for message in messages)
-    return ToolFormat(family, parameters, is_parallel, n_earlier, tuple(strict))
+    may_call = None if allowed is None else tuple(allowed)
+    return ToolFormat(family, parameters, is_parallel, n_earlier, tuple(strict), may_call)
 
 
 def described(

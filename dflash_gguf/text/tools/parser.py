@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Generator, Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -13,6 +14,8 @@ T = TypeVar("T")
 Reads = Generator[OutputPart | None, None, T]
 """A part of a parser: yields parts of the output, and None to wait for more text."""
 
+_NAME = re.compile(r"[^\s<>\[\]{}\"]+")
+
 MAX_NAME = 256
 """Longest name of a function in characters; longer text without an end is no call."""
 
@@ -23,7 +26,8 @@ class ToolFormat(NamedTuple):
     family: name of the form, a key of `formats.FAMILIES`. parameters: JSON schema of the arguments,
     by tool name. is_parallel: False to end the answer after its first call. n_earlier: number of
     calls in the conversation before. strict: names of the tools whose arguments must fit their
-    schema, in all keywords.
+    schema, in all keywords. allowed: names of the tools that may be called, None for any name; a
+    call of another tool is text.
     """
 
     family: str
@@ -31,6 +35,16 @@ class ToolFormat(NamedTuple):
     is_parallel: bool = True
     n_earlier: int = 0
     strict: tuple[str, ...] = ()
+    allowed: tuple[str, ...] | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the tools that may be called."""
+        return tuple(self.parameters) if self.allowed is None else self.allowed
+
+    def allows(self, name: str) -> bool:
+        """True if a function may be called, offered or not."""
+        return self.allowed is None or name in self.allowed
 
 
 class CallParser:
@@ -117,6 +131,11 @@ class CallParser:
                 self._skips_space = True
             elif not (yield from self._more()):
                 return None
+
+    def _name_in(self, text: str | None) -> str | None:
+        """Returns the name of a function that may be called; None for any other text."""
+        found = None if text is None else _NAME.fullmatch(text.strip())
+        return found[0] if found and self._tools.allows(found[0]) else None
 
     def _begin(self, name: str) -> OutputPart:
         self._raw = None

@@ -23,7 +23,10 @@ class Lfm2(JsonCalls):
     def _call(self, mark: str) -> Reads[None]:  # noqa: ARG002
         text = yield from self._until(self.CLOSINGS)
         yield from self._one_of(self.CLOSINGS)
-        for name, arguments in _calls_in(text or ""):
+        calls = _calls_in(text or "")
+        if not all(self._tools.allows(name) for name, _ in calls):
+            return
+        for name, arguments in calls:
             yield self._begin(name)
             yield self._arguments(arguments)
             self._end()

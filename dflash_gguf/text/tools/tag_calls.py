@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from .head_calls import name_in
 from .parser import MAX_NAME, CallParser, Reads
 from .values import escaped, json_of, quoted, types_of
 
@@ -41,7 +40,7 @@ class TagCalls(CallParser):
             if not (yield from self._one_of((self.HEAD,))):
                 return
         head = yield from self._until(self.NAME_ENDS, MAX_NAME)
-        name = None if head is None else name_in(head)
+        name = self._name_in(head)
         if name is None:
             return
         yield self._begin(name)
