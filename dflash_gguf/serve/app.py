@@ -81,17 +81,21 @@ class App:
 
     async def input_tokens(self, request: Request) -> Response:
         """Answers POST /chat/completions/input_tokens with the token count of a conversation."""
+        scope = request.scope["tenant"]
         async with self._bodies.read(request, ChatBody) as (body, _):
             model, _, prompt_builder = await self._take(request, body.model)
-            prompt = await model.in_thread(lambda: prompt_builder.chat(body))
+            prompt = await model.in_thread(lambda: prompt_builder.chat(body, scope=scope))
         return json_answer({"object": "response.input_tokens", "input_tokens": len(prompt)})
 
     async def count_tokens(self, request: Request) -> Response:
         """Answers POST /v1/messages/count_tokens with the token count of a conversation."""
+        scope = request.scope["tenant"]
         async with self._bodies.read(request, MessagesBody) as (body, _):
             model, _, prompt_builder = await self._take(request, body.model)
             prompt = await model.in_thread(
-                lambda: prompt_builder.chat(chat_from_messages(body), deferred=body.deferred_tools)
+                lambda: prompt_builder.chat(
+                    chat_from_messages(body), deferred=body.deferred_tools, scope=scope
+                )
             )
         return json_answer({"input_tokens": len(prompt)})
 

@@ -47,7 +47,7 @@ from .serializers import (
     ResponseContext,
 )
 from .settings import Settings
-from .sse import STREAM_HEADERS, GenerationResponse
+from .sse import STREAM_HEADERS, GenerationResponse, OnEnd
 from .threads import aside
 from .wire_format import WireFormat
 
@@ -58,7 +58,8 @@ CHATS = (ChatBody, MessagesBody, ResponsesBody)
 BodyT = TypeVar("BodyT", bound=Body)
 Prepared = tuple[Sequence[list[int]], DecodeConfig, Callable[[ResponseContext], WireFormat]]
 """Prepared request: token ids of each prompt, sampling settings, response format constructor."""
-Prepare = Callable[[BodyT, EngineClient, PromptBuilder], Prepared]
+Prepare = Callable[[BodyT, EngineClient, PromptBuilder, str], Prepared]
+"""Prepares the request of a body; the last argument is the scope of its texts."""
 
 
 class Generation:
@@ -105,8 +106,8 @@ class Generation:
             with engine.held():
                 engine.check_room(client)
 
-                def prepared() -> tuple[Ask, list[CompletionChoice], WireFormat]:
-                    prompts, config, format_of = prepare(body, engine, prompt_builder)
+                def prepared() -> tuple[Ask, list[CompletionChoice], WireFormat, OnEnd]:
+                    prompts, config, format_of = prepare(body, engine, prompt_builder, scope)
                     ask = self._ask(body, engine, prompts, config, scope, client)
                     choices = [
                         CompletionChoice(
@@ -115,14 +116,15 @@ class Generation:
                         for i, run in enumerate(ask.runs)
                     ]
                     context = self._context(body, model, prompt_builder, prompts[0])
-                    return ask, choices, format_of(context)
+                    on_end = _on_end(prompt_builder, prompts[0], config, scope)
+                    return ask, choices, format_of(context), on_end
 
                 request.scope["ignored"] = listed([*request.scope["ignored"], *body.left_out])
                 try:
                     if kind in CHATS:
-                        ask, choices, wire_format = await model.in_thread(prepared)
+                        ask, choices, wire_format, on_end = await model.in_thread(prepared)
                     else:
-                        ask, choices, wire_format = await aside(prepared, n_bytes)
+                        ask, choices, wire_format, on_end = await aside(prepared, n_bytes)
                 except BadRequestError as error:
                     if too_long is None or error.kind != TOO_LONG:
                         raise
@@ -136,6 +138,7 @@ class Generation:
             wants_progress=bool(body.return_progress),
             timeout_s=self._settings.timeout_s,
             keep_alive_s=keep_alive_s(body, self._settings.keep_alive_s),
+            on_end=on_end,
         )
 
     def _chat(
@@ -143,6 +146,7 @@ class Generation:
         body: ChatBody,
         engine: EngineClient,
         prompt_builder: PromptBuilder,
+        scope: str,
         deferred: Collection[str] = (),
     ) -> Prepared:
         n_probs = chat_n_probs(body)
@@ -152,28 +156,28 @@ class Generation:
         )
         chat_format = partial(ChatFormat, has_meta_info=bool(body.return_meta_info))
         is_required = tool_choice(body).is_required
-        prompt = prompt_builder.chat(body, engine.require_ready().n_ctx, deferred)
+        prompt = prompt_builder.chat(body, engine.require_ready().n_ctx, deferred, scope)
         if prompt.tools is not None:
             tokenizer = prompt_builder.require_tokenizer()
             config = tokenizer.with_calls(config, prompt.tools, is_required=is_required)
         return [prompt], config, chat_format
 
     def _messages(
-        self, body: MessagesBody, engine: EngineClient, prompt_builder: PromptBuilder
+        self, body: MessagesBody, engine: EngineClient, prompt_builder: PromptBuilder, scope: str
     ) -> Prepared:
         prompts, config, _ = self._chat(
-            chat_from_messages(body), engine, prompt_builder, body.deferred_tools
+            chat_from_messages(body), engine, prompt_builder, scope, body.deferred_tools
         )
         return prompts, config, MessagesFormat
 
     def _responses(
-        self, body: ResponsesBody, engine: EngineClient, prompt_builder: PromptBuilder
+        self, body: ResponsesBody, engine: EngineClient, prompt_builder: PromptBuilder, scope: str
     ) -> Prepared:
-        prompts, config, _ = self._chat(chat_from_responses(body), engine, prompt_builder)
+        prompts, config, _ = self._chat(chat_from_responses(body), engine, prompt_builder, scope)
         return prompts, config, partial(ResponsesFormat, body=body)
 
     def _openai_completion(
-        self, body: CompletionBody, engine: EngineClient, prompt_builder: PromptBuilder
+        self, body: CompletionBody, engine: EngineClient, prompt_builder: PromptBuilder, _: str
     ) -> Prepared:
         if body.echo and body.logprobs is not None and body.stream:
             raise BadRequestError(
@@ -193,7 +197,7 @@ class Generation:
         return prompts, config, partial(CompletionFormat, echoes=echoes)
 
     def _completion(
-        self, body: LlamaServerBody, engine: EngineClient, prompt_builder: PromptBuilder
+        self, body: LlamaServerBody, engine: EngineClient, prompt_builder: PromptBuilder, _: str
     ) -> Prepared:
         n_probs = body.n_probs if body.n_probs is not None else body.logprobs
         config = self._config(body, engine, prompt_builder, n_probs or None)
@@ -290,6 +294,15 @@ class Generation:
             return_tokens=bool(body.return_tokens),
             verbose={"__verbose": {"prompt": prompt}} if is_verbose else {},
         )
+
+
+def _on_end(
+    prompt_builder: PromptBuilder, prompt: list[int], config: DecodeConfig, scope: str
+) -> OnEnd:
+    """Returns the function that is called with each answer that has ended."""
+    if isinstance(prompt, ChatPrompt) and config.cache_prompt:
+        return partial(prompt_builder.answers.add, scope, prompt.asked)
+    return lambda _: None
 
 
 def _too_long_message(_: MessagesBody, __: ServedModel, error: BadRequestError) -> Response:

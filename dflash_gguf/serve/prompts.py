@@ -12,6 +12,7 @@ from ..text.chat import ChatPrompt, conversation, last_asked
 from ..text.reasoning import Format
 from ..text.tokenizer import Tokenizer
 from ..text.tools.offer import strict_names, tools_of
+from .answer_memory import AnswerMemory
 from .schemas import (
     MAX_CHOICES,
     BadRequestError,
@@ -42,6 +43,7 @@ class PromptBuilder:
         self.template = template
         self._think = think
         self._variables = dict(variables or {})
+        self.answers = AnswerMemory()
 
     def require_tokenizer(self) -> Tokenizer:
         """Returns the tokenizer. Raises BadRequestError if the model has none."""
@@ -195,7 +197,11 @@ class PromptBuilder:
         return text + marks.opening + marks.closing if has_no_switch else text
 
     def chat(
-        self, body: ChatBody, n_ctx: int | None = None, deferred: Collection[str] = ()
+        self,
+        body: ChatBody,
+        n_ctx: int | None = None,
+        deferred: Collection[str] = (),
+        scope: str = "",
     ) -> ChatPrompt:
         """Returns the prompt of a conversation: token ids, and the form of the answer.
 
@@ -205,14 +211,12 @@ class PromptBuilder:
         which sends the answer as parts: `Stepped.parts` of a round, `CompletionChoice.parts` of
         all.
         n_ctx: tokens of the context, None if the conversation may be longer. deferred: names of
-        tools that can be called but are not shown, as the conversation tells of them.
+        tools that can be called but are not shown, as the conversation tells of them. scope: whose
+        earlier answers are put back as the model wrote them.
         Raises BadRequestError or ValueError for a request that cannot be answered.
         """
-        tokenizer, messages, tools = (
-            self.require_tokenizer(),
-            conversation(body.messages),
-            tools_of(body.tools or ()),
-        )
+        tokenizer, tools = self.require_tokenizer(), tools_of(body.tools or ())
+        messages = self.answers.restored(scope, conversation(body.messages))
         choice = tool_choice(body)
         shown = [one for one in tools if one["function"]["name"] not in deferred]
         text = self._text(body, messages, shown)

@@ -80,7 +80,7 @@ class Slots:
                 501, "/slots/N is switched off: start the server with --slot-save-path FOLDER"
             )
         async with self._bodies.read(request, SlotBody) as (body, _):
-            _, engine, _ = await self._models.take(
+            _, engine, prompt_builder = await self._models.take(
                 body.model, client=request.scope["asker"], gone=partial(left, request)
             )
         if slot >= engine.require_ready().n_parallel:
@@ -101,6 +101,7 @@ class Slots:
         ms = 1e3 * done.seconds
         report: dict[str, Any] = {"id_slot": slot}
         if action == "erase":
+            prompt_builder.answers.forget(scope)
             return json_answer(report | {"n_erased": done.n_tokens})
         if action == "save":
             report |= {"filename": name, "n_saved": done.n_tokens, "n_written": done.n_bytes}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from starlette.responses import Response
@@ -26,6 +26,7 @@ from .messages import Ask, Ended, Failed, Prefilled, Scored, Started, Stepped
 from .threads import INLINE, aside
 from .wire_format import WireFormat, encode
 
+OnEnd = Callable[[CompletionChoice], None]
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream"),
     (b"cache-control", b"no-cache"),
@@ -57,7 +58,9 @@ class GenerationResponse(Response):
         wants_progress: bool,
         timeout_s: float,
         keep_alive_s: float,
+        on_end: OnEnd,
     ) -> None:
+        """on_end: called with each answer that has ended."""
         self.background = None
         self.raw_headers = []
         self._engine = engine
@@ -68,6 +71,7 @@ class GenerationResponse(Response):
         self._wants_progress = wants_progress
         self._timeout_s = timeout_s
         self._keep_alive_s = keep_alive_s
+        self._on_end = on_end
         self._heard = self._sending_since = 0.0
         self._is_begun = False
 
@@ -188,6 +192,7 @@ class GenerationResponse(Response):
             choice.add(event, is_stream=self._is_stream)
         elif isinstance(event, Ended):
             choice.stats = event.stats
+            self._on_end(choice)
         return choice
 
     async def _begin(self, send: Send) -> None:

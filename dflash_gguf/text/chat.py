@@ -30,23 +30,26 @@ class ChatPrompt(list[int]):
         reasoning: Format | None,
         turn_boundaries: Iterable[int] = (),
         tools: ToolFormat | None = None,
+        asked: str = "",
     ) -> None:
         """turn_boundaries: positions where a later prompt of the conversation may diverge.
 
         reasoning, tools: how the answer marks reasoning and tool calls; None for no such parts.
+        asked: text of the last user turn.
         """
         super().__init__(tokens)
         self.reasoning = reasoning
         self.turn_boundaries = tuple(turn_boundaries)
         self.tools = tools
+        self.asked = asked
 
     def __add__(self, tokens: list[int]) -> ChatPrompt:  # type: ignore[override]
         """Returns the prompt with the tokens of a text that begins the answer."""
         joined = super().__add__(tokens)
-        return ChatPrompt(joined, self.reasoning, self.turn_boundaries, self.tools)
+        return ChatPrompt(joined, self.reasoning, self.turn_boundaries, self.tools, self.asked)
 
 
-class _Arguments(dict[str, Any]):
+class Arguments(dict[str, Any]):
     """Arguments of a tool call: an object, and JSON where a template prints it as a text."""
 
     def __init__(self, values: Mapping[str, Any], text: str | None = None) -> None:
@@ -61,6 +64,10 @@ class _Arguments(dict[str, Any]):
 
     def __radd__(self, other: str) -> str:
         return other + str(self)
+
+
+class WrittenArguments(Arguments):
+    """Arguments as a model wrote them: the same JSON wherever a template prints them."""
 
 
 def conversation(messages: object) -> list[dict[str, Any]]:
@@ -127,15 +134,20 @@ def _tool_calls(calls: object, name: str) -> list[dict[str, Any]]:
         function = call.get("function", call) if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise ValueError(f"{name}: tool_calls[{place}] must have a function with a name")
-        arguments = _arguments(function.get("arguments"), f"{name}: tool_calls[{place}]")
+        arguments = call_arguments(function.get("arguments"), f"{name}: tool_calls[{place}]")
         function = {**function, "arguments": arguments}
         normalised.append({**call, "function": function} if "function" in call else function)
     return normalised
 
 
-def _arguments(given: object, name: str) -> _Arguments | str:
+def call_arguments(given: object, name: str = "call") -> Arguments | str:
+    """Returns the arguments of a call: an object, or a text that is not the JSON of one.
+
+    name: of the call, for errors.
+    Errors: ValueError for a value that is neither text nor object.
+    """
     if isinstance(given, Mapping):
-        return given if isinstance(given, _Arguments) else _Arguments(given)
+        return given if isinstance(given, Arguments) else Arguments(given)
     if given is not None and not isinstance(given, str):
         raise ValueError(f"{name}: arguments must be a JSON text, not {type(given).__name__}")
     text = given if given and not given.isspace() else "{}"
@@ -143,7 +155,7 @@ def _arguments(given: object, name: str) -> _Arguments | str:
         values = json.loads(text)
     except (ValueError, RecursionError):
         values = None
-    return _Arguments(values, text) if isinstance(values, dict) else text
+    return Arguments(values, text) if isinstance(values, dict) else text
 
 
 def template_values(given: object, name: str) -> dict[str, Any]:
@@ -292,6 +304,8 @@ def _strftime_now(pattern: str) -> str:
 
 
 def _to_json(value: Any, indent: int | None = None, **settings: Any) -> str:
+    if isinstance(value, WrittenArguments):
+        return str(value)
     return json.dumps(value, **{"ensure_ascii": False, "indent": indent} | settings)
 
 

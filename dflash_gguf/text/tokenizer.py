@@ -310,7 +310,7 @@ class Tokenizer:
                 before = self.tokenize(text[:end], add_special=add_special)
                 turn_boundaries.append(n_common(before, tokens))
         reasoning = self.chat_format(text, template=template, has_tools=tools is not None)
-        return ChatPrompt(tokens, reasoning, turn_boundaries, tools)
+        return ChatPrompt(tokens, reasoning, turn_boundaries, tools, asked)
 
     def chat_format(
         self, text: str, *, template: str | None = None, has_tools: bool = False

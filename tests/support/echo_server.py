@@ -54,7 +54,9 @@ SCRIPTED = (
 
 def model_file(folder: Path) -> Path:
     """Writes a model's file, which has a vocabulary and no weights."""
-    return write(folder / "echo.gguf", byte_level(add_bos_token=False, chat_template=TEMPLATE))
+    # Tokens of answers are bytes, as are those of a prompt that tells of them.
+    changes = {"add_bos_token": False, "chat_template": TEMPLATE, "merges": ["\u0120 w"]}
+    return write(folder / "echo.gguf", byte_level(**changes))
 
 
 class Echo(FakeSequence):

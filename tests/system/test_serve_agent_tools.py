@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
-from echo_server import FAILS, PAUSE
+from echo_server import FAILS, MARK, PAUSE, SCRIPTED
 from serving import Served, call, scripted
 
 SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
@@ -171,3 +173,62 @@ def test_a_malformed_call_reaches_the_client(served: Served) -> None:
     whole, events = answer_of(served, "/v1/responses", 4)
     assert whole.json()["output"][0]["arguments"] == given
     assert "".join(event.get("delta", "") for event in events) == given
+
+
+ODD = '{"path":"a.py",   "line": 1}'
+REWRITTEN = {"line": 1, "all": False, "path": "a.py"}
+
+
+def turns_of(path: str, served: Served) -> tuple[int, dict[str, Any]]:
+    """Returns the tokens of a turn with reasoning and a call, and the usage of the next turn.
+
+    The client of the next turn has rewritten the call and dropped the reasoning.
+    """
+    if path == "/v1/messages":
+        body = asked(path)
+        first = served.answer(path, **body)
+        use = next(block for block in first["content"] if block["type"] == "tool_use")
+        result = {"type": "tool_result", "tool_use_id": use["id"], "content": "x"}
+        blocks = ("assistant", {**use, "input": REWRITTEN}), ("user", result)
+        body["messages"] += [{"role": role, "content": [block]} for role, block in blocks]
+    elif path == "/v1/responses":
+        body = asked(path)
+        first = served.answer(path, **body)
+        item = next(item for item in first["output"] if item["type"] == "function_call")
+        output = {"type": "function_call_output", "call_id": item["call_id"], "output": "x"}
+        body["input"] += [{**item, "arguments": json.dumps(REWRITTEN)}, output]
+    else:
+        tool = {"type": "function", "function": {"name": "read", "parameters": SCHEMA}}
+        body = {"messages": [{"role": "user", "content": "Change a.py"}], "tools": [tool]}
+        first = served.answer(path, **body)
+        (called,) = first["choices"][0]["message"]["tool_calls"]
+        function = {"name": "read", "arguments": json.dumps(REWRITTEN)}
+        body["messages"] += [
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{**called, "function": function}],
+            },
+            {"role": "tool", "tool_call_id": called["id"], "content": "x"},
+        ]
+    usage = first["usage"]
+    n_before = sum(n for name, n in usage.items() if isinstance(n, int) and name != "total_tokens")
+    return n_before, served.answer(path, **body)["usage"]
+
+
+@pytest.mark.parametrize("path", [*TOOLS, "/v1/chat/completions"])
+def test_a_turn_is_cached_whose_call_the_client_has_rewritten(tmp_path: Path, path: str) -> None:
+    answer = f'<think>\nI look.\n</think>\n<tool_call>\n{{"name": "read", "arguments": {ODD}}}'
+    template = SCRIPTED.replace(
+        "{{ m.role }}: ",
+        f"{{% if m.role != 'assistant' %}}{{{{ m.role }}}}: {{% else %}}{MARK}{{% endif %}}",
+    )
+    flags = ("--chat-template", template)
+    served = scripted(tmp_path, [answer + "\n</tool_call>", "Done."], *flags)
+    try:
+        n_before, usage = turns_of(path, served)
+        details = usage.get("input_tokens_details") or usage.get("prompt_tokens_details") or {}
+        n_cached = details.get("cached_tokens", usage.get("cache_read_input_tokens"))
+        assert n_cached >= n_before - 1  # the last token of an answer is not computed
+    finally:
+        assert served.close() == 0

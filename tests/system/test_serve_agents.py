@@ -126,6 +126,23 @@ def test_a_second_turn_is_cached_though_cache_marks_have_moved(served: Served) -
     )
 
 
+@pytest.mark.parametrize("n_title", [100, 350], ids=["beside", "instead"])
+def test_a_title_between_two_turns_evicts_nothing(n_title: int) -> None:
+    def chat(*texts: str) -> dict[str, Any]:
+        turns = [("user", "assistant")[i % 2] for i in range(len(texts))]
+        said = [{"role": role, "content": text} for role, text in zip(turns, texts, strict=True)]
+        found: dict[str, Any] = served.answer("/v1/messages", **messages(messages=said))
+        return found
+
+    with closing(tiny("-c", "512", "-np", "1")) as served:
+        asked = "one two three " * 20
+        first = chat(asked)
+        n_before = first["usage"]["input_tokens"] + first["usage"]["output_tokens"]
+        chat("title " * (n_title // 2))
+        usage = chat(asked, first["content"][0]["text"], "four")["usage"]
+        assert usage["cache_read_input_tokens"] >= n_before - 4
+
+
 def test_a_stream_begins_at_once_and_shows_signs_of_life_while_others_run() -> None:
     with (
         closing(tiny("-c", "1024")) as served,

@@ -87,6 +87,24 @@ def test_a_hybrid_computes_only_what_is_new_of_a_turn(tmp_path: Path) -> None:
         assert served.close() == 0
 
 
+def test_a_hybrid_keeps_what_it_computed_for_a_client_that_left(tmp_path: Path) -> None:
+    pair = make_pair(tmp_path, "qwen35")
+    flags = ("-t", "1", "-c", "8192", "-ub", "16", "-b", "16", "--temp", "0")
+    served = Served("-m", str(pair.target), "-md", str(pair.drafter), *flags)
+    try:
+        prompt = [(7 * i + i // 9) % 250 for i in range(6000)]
+        settings = {"n_predict": 1, "stream": True, "return_progress": True}
+        seen = b""
+        with served.raw("/completion", prompt=prompt, **settings) as connection:
+            while b'"processed":256,' not in seen:
+                seen += connection.recv(4096)
+        time.sleep(1)
+        found = served.answer("/completion", prompt=prompt, n_predict=1)
+        assert found["timings"]["cache_n"] >= 256
+    finally:
+        assert served.close() == 0
+
+
 @pytest.mark.parametrize("draft", ["none", "chain", "tree"])
 def test_a_stop_text_or_end_inside_a_draft_leaves_nothing_behind(
     served: Served, draft: str
