@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
@@ -139,10 +138,18 @@ def build_for_tests(
     which: a key of SETS. jobs: parallel compilers, 0: one per core. tell: called with a message
     before compiling. Error for a missing or failed tool.
     """
-    ggml = fetch(cache) / "ggml"
-    backend = ggml / "src" / "ggml-cuda"
+    import fcntl  # Windows has no such module
+
     folder = cache / f"backend-cuda-{installed_version()}-for-tests"
     folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "lock", "w") as lock:  # workers of tests would compile every file twice
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _built(which, cache, folder, jobs, tell)
+
+
+def _built(which: str, cache: Path, folder: Path, jobs: int, tell: Callable[[str], None]) -> Path:
+    ggml = fetch(cache) / "ggml"
+    backend = ggml / "src" / "ggml-cuda"
     nvcc = str(toolkit(cache) / "bin" / "nvcc")
     headers = [backend, ggml / "include", ggml / "src", CUBLAS, kernel_folder()]
     kinds = {f"-DGGML_CUDA_FA_{k}_{v}={int(k == v)}" for k in KV_TYPES for v in KV_TYPES}
@@ -163,7 +170,7 @@ def build_for_tests(
     tell(f"compiling {len(missing)} files of {module} (interrupted, the same command goes on)")
 
     def compile_one(made: Path, source: Path) -> None:
-        part = made.with_suffix(f".{os.getpid()}.part")
+        part = made.with_suffix(".part")
         run([*command, "-c", str(source), "-o", str(part)])
         part.replace(made)
 
@@ -189,18 +196,15 @@ def _link(module: Path, objects: Sequence[Path]) -> None:
     """Links objects, CUDA's libraries by their names, and stubs for kernels that were left out."""
     compiler = [os.environ.get("CXX", "c++"), "-shared", "-fPIC"]
     module.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(dir=module.parent))  # another process may link the same module
-    libraries = [folder / name for name in LIBRARIES]
+    libraries = [module.parent / name for name in LIBRARIES]
     for library in libraries:
         run([*compiler, f"-Wl,-soname,{library.name}", "-x", "c", os.devnull, "-o", str(library)])
-    stubs = folder / "stubs.cpp"
+    stubs = module.parent / "stubs.cpp"
     stubs.write_text(_stubs(objects), encoding="utf-8")
-    part = folder / module.name
+    part = module.with_suffix(".part")
     linked = [*map(str, objects), str(stubs), *map(str, libraries)]
     run([*compiler, "-Wl,--no-as-needed", *linked, "-o", str(part)])
-    for made in (*libraries, part):
-        made.replace(module.parent / made.name)
-    shutil.rmtree(folder)
+    part.replace(module)
 
 
 def _stubs(objects: Sequence[Path]) -> str:

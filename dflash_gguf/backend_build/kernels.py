@@ -32,9 +32,7 @@ def write_patched(ggml: Path, folder: Path) -> Path:
     """
     text = (ggml / "src" / "ggml-cuda" / PATCHED).read_text(encoding="utf-8")
     path = folder / PATCHED
-    text = patched(text, installed_file(PATCH).read_text(encoding="utf-8"))
-    if not path.is_file() or path.read_text(encoding="utf-8") != text:
-        path.write_text(text, encoding="utf-8")  # not again while another process compiles it
+    path.write_text(patched(text, installed_file(PATCH).read_text(encoding="utf-8")), "utf-8")
     return path
 
 
