@@ -227,15 +227,10 @@ bool Sequence::sample(int64_t row, const Sampler & sampler, TokenHistory history
     }
     const int64_t n_vocab = engine_->model().hparams().n_vocab;
     float * logits = whole_row(row);
-    std::vector<float> masked;
     if (mask != nullptr) {
-        masked.assign(logits, logits + n_vocab);
-        logits = masked.data();
-        for (int64_t i = 0; i < n_vocab; ++i) {
-            if (!is_allowed(mask, i)) {
-                logits[i] = -INFINITY;
-            }
-        }
+        masked_.resize(n_vocab);
+        mask_row(logits, mask, n_vocab, masked_.data());
+        logits = masked_.data();
     }
     if (sampler.sample(logits, n_vocab, history, position, sampled)) {
         return false;

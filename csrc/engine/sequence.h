@@ -100,6 +100,7 @@ class Sequence {
     CachedGraph * last_ = nullptr; // graph with the readable logits; NULL: none
     int64_t first_out_ = 0;        // index of the first readable row in the graph's logits
     std::vector<float> fetched_;   // logits that were read from a device, [n_fetched_][n_vocab]
+    std::vector<float> masked_;    // copy of a row without forbidden tokens, [n_vocab]
     int64_t first_fetched_ = 0, n_fetched_ = 0;
     std::vector<bool> finite_; // True for each readable row whose logits are finite
     int64_t first_row_ = 0;

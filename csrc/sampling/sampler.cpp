@@ -148,6 +148,20 @@ bool Sampler::has_cutoffs(int64_t n) const {
     return (params_.top_k > 0 && params_.top_k < n) || params_.min_p > 0.0 || params_.top_p < 1.0;
 }
 
+void mask_row(const float * row, const uint32_t * mask, int64_t n, float * masked) {
+    for (int64_t first = 0; first < n; first += 32) {
+        const int64_t end = std::min<int64_t>(n, first + 32);
+        const uint32_t bits = mask[first / 32];
+        if (bits == 0) { // most words of most masks
+            std::fill(masked + first, masked + end, -INFINITY);
+            continue;
+        }
+        for (int64_t i = first; i < end; ++i) {
+            masked[i] = bits >> (i - first) & 1 ? row[i] : -INFINITY;
+        }
+    }
+}
+
 uint64_t Sampler::noise_state(int64_t position) const {
     uint64_t state = 0;
     for (const uint64_t a : {params_.seed, params_.sequence, static_cast<uint64_t>(position)}) {

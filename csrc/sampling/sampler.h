@@ -42,6 +42,9 @@ inline bool is_allowed(const uint32_t * mask, int64_t token) {
     return mask == nullptr || (mask[token / 32] >> (token % 32) & 1) != 0;
 }
 
+// Copies a row of n logits with -INFINITY for the tokens that a mask forbids.
+void mask_row(const float * row, const uint32_t * mask, int64_t n, float * masked);
+
 struct SampledToken {
     int32_t token;
     double margin; // best score minus second best score; infinite for one candidate

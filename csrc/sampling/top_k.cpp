@@ -3,6 +3,7 @@
 #include "cpu/rows/row_kernel.h"
 
 #include <algorithm>
+#include <cfloat>
 #include <functional>
 
 namespace dfl {
@@ -47,15 +48,21 @@ void append_from(const float * x, int64_t n, float bound, const Maxima & maxima,
 
 void append_best(const float * x, int64_t n, int64_t k, const Maxima & maxima,
                  std::vector<Candidate> & out) {
-    // The k-th largest block maximum is a lower bound of the k best values.
-    float bound = -INFINITY;
+    // The k-th largest block maximum is a lower bound of the k best values. Rows under a mask may
+    // have fewer than k finite values: the others are -inf, of which the first are the best.
+    float bound = -FLT_MAX;
     if (k < static_cast<int64_t>(maxima.of_blocks.size())) {
         std::vector<float> ranked = maxima.of_blocks;
         std::nth_element(ranked.begin(), ranked.begin() + (k - 1), ranked.end(), std::greater<>());
-        bound = ranked[k - 1];
+        bound = std::max(bound, ranked[k - 1]);
     }
     const auto first = static_cast<std::ptrdiff_t>(out.size());
     append_unordered(x, n, bound, maxima, out);
+    for (int64_t i = 0; static_cast<int64_t>(out.size()) < first + k; ++i) {
+        if (x[i] == -INFINITY) {
+            out.push_back({static_cast<int32_t>(i), x[i]});
+        }
+    }
     std::partial_sort(out.begin() + first, out.begin() + first + k, out.end(), is_better);
     out.resize(first + k);
 }

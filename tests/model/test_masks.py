@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -150,3 +151,18 @@ def test_masks_that_allow_nothing_sample_nothing_and_other_sizes_are_refused(
     assert engine.sample([request._replace(masks=np.zeros((1, 14), dtype=np.uint32))]) == [[]]
     assert engine.sample([request])[0]
     engine.close()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_rows_with_one_token_left_cost_what_others_cost(temperature: float) -> None:
+    """All tokens of a row with one token left, as under a constraint, had been sorted."""
+    sampler = Sampler(DecodeConfig(temperature=temperature))
+    whole = np.random.default_rng(1).standard_normal(256_000).astype(np.float32)
+    alone = np.where(np.arange(256_000) == 7, whole, np.float32(-np.inf))
+
+    def seconds(row: NDArray[np.float32]) -> float:
+        started = time.perf_counter()
+        sampler.sample(row, [], 3)
+        return time.perf_counter() - started
+
+    assert min(seconds(alone) for _ in range(20)) < 10 * min(seconds(whole) for _ in range(20))
