@@ -4,8 +4,9 @@
     scripts/bench/synthetic_gguf.py qwen35-27b-dflash DRAFTER.gguf --target TARGET.gguf
 
 Quantised blocks are valid, and their scales keep activations finite. A target has an invented
-vocabulary, a drafter its target's; llama.cpp loads both. --header-only leaves out the weights: the
-file has its full length but takes no disk space, which is enough for `dflash-run --plan`.
+vocabulary or that of --vocabulary, a drafter its target's; llama.cpp loads both. --header-only
+leaves out the weights: the file has its full length but takes no disk space, which is enough for
+`dflash-run --plan`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pathlib import Path
 
 import numpy as np
 from dflash_gguf.convert.plan import TensorPlan
+from dflash_gguf.convert.schema import Key
 from dflash_gguf.convert.types import FILE_TYPES, choose_types
 from dflash_gguf.convert.write import ALIGNMENT, header_bytes, tensor_bytes
 from numpy.typing import NDArray
@@ -33,6 +35,7 @@ from synthetic_vocabulary import copied_vocabulary, invented_vocabulary
 from synthetic_weights import Pools, is_small, small_values
 
 from dflash_gguf._files import replacing
+from dflash_gguf.text.gguf_metadata import GgufMetadata
 
 Piece = tuple[int, NDArray[np.uint8]]
 """A byte offset in the file, and the bytes to write there: a tensor or a part of it."""
@@ -44,15 +47,15 @@ def write_model(
     name: str,
     outtype: str,
     seed: int,
-    target: Path | None = None,
+    vocabulary: Path | None = None,
     header_only: bool = False,
 ) -> None:
-    """Writes a complete file or none. target: for a drafter, the file of its target."""
+    """Writes a complete file or none. vocabulary: file to copy it from; None to invent one."""
     meta = metadata(shape, name, outtype)
-    if target is None:
+    if vocabulary is None:
         invented_vocabulary(meta, shape.n_vocab)
     else:
-        copied_vocabulary(meta, target)
+        copied_vocabulary(meta, vocabulary)
     plans = [
         # Only type and size of a TensorPlan are used, so a view of one zero replaces its values.
         TensorPlan(n, s, (np.broadcast_to(np.float32(0), (math.prod(s[:-1]), s[-1])),))
@@ -120,6 +123,9 @@ def main() -> None:
         "--target", type=Path, metavar="TARGET.gguf", help="target of a drafter preset"
     )
     parser.add_argument(
+        "--vocabulary", type=Path, metavar="VOCAB.gguf", help="file of a target's vocabulary"
+    )
+    parser.add_argument(
         "--layers",
         type=int,
         metavar="N",
@@ -143,13 +149,16 @@ def main() -> None:
             shape = shape.cut(args.layers)
     try:
         started = time.perf_counter()
+        if args.vocabulary is not None:
+            with GgufMetadata(args.vocabulary) as file:
+                shape = replace(shape, n_vocab=file.entries[Key.TOKENIZER_TOKENS].count)
         write_model(
             args.outfile,
             shape,
             args.preset,
             args.outtype,
             args.seed,
-            args.target,
+            args.target or args.vocabulary,
             args.header_only,
         )
         seconds, size = time.perf_counter() - started, args.outfile.stat().st_size
