@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fakes import END, FakeModel, FakeSequence
+from fakes import END, FakeModel, FakeSequence, n_since
 from vocabularies import byte_level, write
 
 from dflash_gguf.native import Error
@@ -64,16 +64,20 @@ class Echo(FakeSequence):
 
     def __init__(self) -> None:
         super().__init__(FakeModel(), b"", ord(MARK), N_CTX, block_size=8)
-        file = os.environ.get("DFLASH_SCRIPT")
-        self._answers: list[str] = json.loads(Path(file).read_text()) if file else []
+        self._file = os.environ.get("DFLASH_SCRIPT")
+        self._answers: list[str] = []
 
     def append(self, tokens: Sequence[int]) -> None:
         time.sleep(PAUSE_S * (ord(PAUSE) in tokens))
+        if self._file and ord(MARK) in tokens:  # a test may change the file between requests
+            self._answers = json.loads(Path(self._file).read_text())
         super().append(tokens)
 
     def _script(self, prompt: Sequence[int]) -> Sequence[int]:
-        text = bytes(token for token in prompt if token < 256)
+        if len(self._answers) == 1:
+            return self._answers[0].encode()
         if self._answers:
+            text = bytes(token for token in prompt if token < 256)
             n_results, n_last = text.count(RESULT.encode()), len(self._answers) - 1
             is_title = TOOLS.encode() not in text
             return self._answers[n_last if is_title else min(n_results, n_last)].encode()
@@ -81,9 +85,8 @@ class Echo(FakeSequence):
         return prompt[ends[0] + 1 : ends[1]] if len(ends) == 2 else []
 
     def _next(self, tokens: Sequence[int]) -> tuple[int, int]:
-        mark = max((i for i, token in enumerate(tokens) if token == self.mark), default=-1)
-        script = self._script(tokens[: mark + 1])
-        since = len(tokens) - 1 - mark
+        since = n_since(tokens, self.mark)
+        script = self._script(tokens[: len(tokens) - since])
         said = script[since] if since < len(script) else END
         if said == FAILS:
             raise Error("the device is gone")

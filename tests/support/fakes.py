@@ -14,6 +14,11 @@ N_VOCAB = 263
 END = 260
 
 
+def n_since(tokens: Sequence[int], mark: int) -> int:
+    """Returns the number of tokens behind the last mark, or of all if there is none."""
+    return next((n for n, token in enumerate(reversed(tokens)) if token == mark), len(tokens))
+
+
 class FakeModel:
     def __init__(self, n_vocab: int = N_VOCAB) -> None:
         self.path = "/models/fake.gguf"
@@ -53,8 +58,7 @@ class FakeSequence(Scripted):
 
     def _next(self, tokens: Sequence[int]) -> tuple[int, int]:
         """Returns the byte after these tokens and its index in the script."""
-        mark = max((i for i, token in enumerate(tokens) if token == self.mark), default=-1)
-        since = len(tokens) - 1 - mark
+        since = n_since(tokens, self.mark)
         return (self.script[since] if since < len(self.script) else END), since
 
     def row(self, path: Sequence[int]) -> Floats:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from recorded_agents import Exchange, exchanges
+from recorded_agents import CONVERSATIONS, Exchange, exchanges
 from vocabularies import byte_level, write
 
 from dflash_gguf.serve.anthropic_request import MessagesBody, chat_from_messages
@@ -24,18 +24,6 @@ ROUTES: dict[str, tuple[type[Any], Callable[[Any], ChatBody]]] = {
     "/v1/messages/count_tokens": (MessagesBody, chat_from_messages),
     "/v1/responses": (ResponsesBody, chat_from_responses),
 }
-CONVERSATIONS = {
-    "claude-code-2.1.197": ("base",),
-    "claude-code-2.1.328": (
-        *("base", "two-turns", "parallel", "thinking", "toolsearch", "simple", "badargs"),
-        "no-tool-search",
-    ),
-    "codex-0.169": ("base", "two-turns", "parallel", "thinking", "nscall"),
-    "codex-0.169-catalog": ("base", "lean"),
-    "opencode-1.18.33": ("base", "two-turns", "anthropic-sdk", "responses-sdk"),
-    "pi-0.73.1": ("base", "parallel", "thinking", "anthropic-messages", "openai-responses"),
-}
-"""Scenarios in which each request but a title's extends the one before."""
 STRICT = (
     "{% for tool in tools or [] %}tool:{{ tool | tojson }};{% endfor %}"
     "{% for m in messages %}"
