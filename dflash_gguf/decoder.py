@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from . import native
 from ._validate import choice, integer, known_names
-from .config import RETIRED_FIELDS, DecodeConfig
+from .config import RETIRED_FIELDS, Constraint, DecodeConfig
 from .engine.request import Request, RequestState, check_prompt
 from .engine.scheduler import Scheduler
 from .kv_cache import prefix_file
@@ -32,6 +32,7 @@ from .stream import Stream
 from .text.chat import ChatPrompt, Message, template_values
 from .text.tokenizer import Tokenizer
 from .text.tools.offer import tools_of
+from .text.tools.parser import ToolFormat
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -268,9 +269,10 @@ class Decoder:
         for name in ("logit_bias", "stop_token_ids"):
             for token in getattr(config, name):
                 integer(f"a token of {name}", token, 0, self.model.n_vocab - 1)
-        if isinstance(prompt, ChatPrompt) and prompt.tools is not None:
-            config = self._need_tokenizer().with_calls(config, prompt.tools)
-        constraint = self.compile_constraint(config)
+        tools = prompt.tools if isinstance(prompt, ChatPrompt) else None
+        if tools is not None:
+            config, tools = self._need_tokenizer().with_calls(config, tools)
+        constraint = self.compile_constraint(config, tools)
         if isinstance(prompt, ChatPrompt):
             return Request(
                 tokens,
@@ -279,7 +281,7 @@ class Decoder:
                 prompt.turn_boundaries,
                 scope,
                 client,
-                prompt.tools,
+                tools,
                 constraint,
             )
         return Request(tokens, config, scope=scope, client=client, constraint=constraint)
@@ -293,14 +295,19 @@ class Decoder:
             return DecodeConfig(**given)
         return dataclasses.replace(config, **settings) if settings else config
 
-    def compile_constraint(self, config: DecodeConfig) -> CompiledConstraint | None:
-        """Returns the compiled constraint of a config, None if its answers are free.
+    def compile_constraint(
+        self, config: DecodeConfig, tools: ToolFormat | None = None
+    ) -> CompiledConstraint | None:
+        """Returns the compiled constraint of a config or of tools, None if answers are free.
 
         The latest constraints are kept. The first one of a decoder takes a second for a large
         vocabulary.
         Errors: ValueError for a constraint that is malformed or too large.
         """
-        if (constraint := config.constraint) is None:
+        constraint = config.constraint
+        if tools is not None and tools.grammar:
+            constraint = Constraint("grammar", tools.grammar, True, "tools")
+        if constraint is None:
             return None
         if self.tokenizer is None:
             raise ValueError(f"{constraint.field}: the model file has no tokenizer")
@@ -501,7 +508,7 @@ class Decoder:
         if prompt.tools is not None:
             prompt.tools = prompt.tools._replace(allowed=allowed)
             tokenizer = self._need_tokenizer()
-            config = tokenizer.with_calls(config, prompt.tools, is_required=is_forced)
+            config, prompt.tools = tokenizer.with_calls(config, prompt.tools, is_required=is_forced)
         return prompt, config
 
     def chat_prompt(

@@ -97,7 +97,9 @@ class RequestState(SpeculativeState):
         super().__init__(None, list(request.prompt), self.sampler.scorer)
         self.request = request
         if request.constraint is not None:
-            self.constraint = AnswerConstraint(request.constraint, request.reasoning)
+            binds_all = request.tools is not None and request.tools.binds_reasoning
+            reasoning = None if binds_all else request.reasoning
+            self.constraint = AnswerConstraint(request.constraint, reasoning)
         # A request without cache_prompt has a scope of its own, which its end forgets.
         self.scope = request.scope if config.cache_prompt else object()
         self.output = OutputProcessor(

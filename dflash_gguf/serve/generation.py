@@ -159,7 +159,9 @@ class Generation:
         prompt = prompt_builder.chat(body, engine.require_ready().n_ctx, deferred, scope)
         if prompt.tools is not None:
             tokenizer = prompt_builder.require_tokenizer()
-            config = tokenizer.with_calls(config, prompt.tools, is_required=is_required)
+            config, prompt.tools = tokenizer.with_calls(
+                config, prompt.tools, is_required=is_required
+            )
         return [prompt], config, chat_format
 
     def _messages(

@@ -156,7 +156,8 @@ class Worker:
                     config = DecodeConfig(**{**message.config, "seed": message.runs[0].seed})
                     jobs = [Job(message, run, config) for run in message.runs]
                     self._jobs |= {job.run.id: job for job in jobs}
-                    if config.constraint is None:
+                    tools = [one.tools for one in message.prompts if one.tools is not None]
+                    if config.constraint is None and not any(one.grammar for one in tools):
                         self._new += jobs
                     else:
                         threading.Thread(target=self._compile, args=(jobs,), daemon=True).start()
@@ -176,7 +177,7 @@ class Worker:
     def _compile(self, jobs: list[Job]) -> None:
         """Compiles the constraint of an `Ask` beside the rounds of other answers."""
         try:
-            self._decoder.compile_constraint(jobs[0].config)
+            self._decoder.compile_constraint(jobs[0].config, jobs[0].prompt.tools)
         except Exception as error:
             for job in jobs:
                 job.error = error

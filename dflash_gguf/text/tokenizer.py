@@ -31,7 +31,7 @@ from .template_process import TemplateProcess
 from .tools.calls import FAMILIES_WITH_IDS, with_known_ids
 from .tools.formats import family_of
 from .tools.grammar_writer import json_rule, literal
-from .tools.grammars import FORMS, call_grammar, is_marked
+from .tools.grammars import call_grammar, is_marked
 from .tools.offer import described, shows_tools, strict_names, tool_format, tools_of, without_calls
 from .tools.parser import ToolFormat
 from .vocabulary import GPT2, NORMAL, Vocabulary, read_vocabulary
@@ -250,27 +250,32 @@ class Tokenizer:
 
     def with_calls(
         self, config: DecodeConfig, tools: ToolFormat, *, is_required: bool = False
-    ) -> DecodeConfig:
-        """Returns the settings of an answer to a conversation with tools.
+    ) -> tuple[DecodeConfig, ToolFormat]:
+        """Returns the settings of an answer to a conversation, and its tools with their grammar.
 
         is_required: True if the answer must be a call; else it may be JSON by the schema in the
         settings instead. Calls of strict tools fit their schema.
-        Errors: ValueError if calls in the form of the template cannot be required.
+        Errors: ValueError if ignore_eos is set, as the grammar decides where the answer ends.
         """
         free = config.constraint
-        if not tools.names:
-            return config
+        if tools.grammar or not tools.names:
+            return config, tools
         if is_required:
             grammar = self.call_grammar(tools)
-        elif free is not None and free.kind == "json_schema" and tools.family in FORMS:
+        elif free is not None and free.kind == "json_schema":
             schema = json.loads(free.text)
             answer = json_rule(schema if isinstance(schema, dict) else {}, is_strict=free.is_strict)
             grammar = self.call_grammar(tools, answer)
-        elif free is None and tools.strict and is_marked(tools):
+        elif free is None and is_marked(tools) and not set(tools.strict).isdisjoint(tools.names):
             grammar = self.call_grammar(tools, is_free=True)
         else:
-            return config
-        return replace(config, response_format=None, json_schema=None, regex=None, grammar=grammar)
+            return config, tools
+        if config.ignore_eos:
+            raise ValueError(
+                "ignore_eos is true, but calls of tools decide where the answer ends: leave one out"
+            )
+        bare = replace(config, response_format=None, json_schema=None, regex=None, grammar=None)
+        return bare, tools._replace(grammar=grammar)
 
     def call_grammar(
         self,

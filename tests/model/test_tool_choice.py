@@ -40,11 +40,13 @@ MARKS = {
     "glm": "<arg_key><arg_value>",
     "gemma4": "<|tool_call><tool_call|>",
     "kimi": "<|tool_calls_section_begin|>",
+    "lfm2": "List of tools: <|im_start|>",
 }
 
 
 def template(family: str) -> str:
-    return "{{ tools | tojson }}# {{ messages[-1].content }}\ndef {#" + MARKS[family] + "#}"
+    marks = MARKS.get(family, "<|channel|><|message|>")
+    return "{{ tools | tojson }}# {{ messages[-1].content }}\ndef {#" + marks + "#}"
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +81,38 @@ def test_required_calls_are_the_same_with_and_without_drafts(family: str, decode
         else:
             assert (name, arguments) == ("stop", {})
     assert len(tokens) == 1
+
+
+@pytest.mark.parametrize("tool_choice", ["required", "auto"])
+def test_calls_of_gpt_oss_are_bound_and_its_reasoning_is_not(
+    tool_choice: str, decoder: Decoder
+) -> None:
+    strict = [{**one, "function": {**one["function"], "strict": True}} for one in TOOLS]
+    calls, n_cut = [], 0
+    for seed in range(5):
+        results = [
+            decoder.chat(
+                "Go",
+                template=template("harmony"),
+                tools=strict,
+                tool_choice=tool_choice,
+                max_tokens=80,
+                temperature=3.0,
+                seed=seed,
+                draft=draft,
+            )
+            for draft in ("none", "tree", "auto")
+        ]
+        assert len({result.tokens for result in results}) == 1
+        calls += results[0].tool_calls
+        n_cut += results[0].stop_reason == "length"
+        assert tool_choice == "auto" or results[0].text == ""
+    assert calls or tool_choice == "auto"
+    assert n_cut
+    for call in calls:
+        assert call["function"]["name"] in ("set_mode", "stop")
+        arguments = json.loads(call["function"]["arguments"])
+        assert arguments.keys() == ({"mode", "n"} if arguments else set())
 
 
 def test_a_named_tool_is_called_once(decoder: Decoder) -> None:
@@ -125,6 +159,17 @@ def test_a_choice_that_cannot_be_met_is_one_sentence(decoder: Decoder) -> None:
         decoder.chat("Go", template=template("hermes"), tools=TOOLS, tool_choice="go")
     with pytest.raises(ValueError, match="tool_choice is 'required', but tools is empty"):
         decoder.chat("Go", template=template("hermes"), tool_choice="required")
-    harmony = "{{ tools }}{{ messages }}{# <|channel|> <|message|> #}"
-    with pytest.raises(ValueError, match=r"of this model \(harmony\) cannot be required"):
-        decoder.chat("Go", template=harmony, tools=TOOLS, tool_choice="required")
+    with pytest.raises(ValueError, match="ignore_eos is true, but calls of tools decide"):
+        settings: dict[str, Any] = {"template": template("hermes"), "tools": TOOLS}
+        decoder.chat("Go", tool_choice="required", ignore_eos=True, **settings)
+
+
+def test_no_call_is_made_if_none_may_be(decoder: Decoder) -> None:
+    prompts = [
+        decoder.chat_turn("Go", None, {}, template=template("hermes"), tools=TOOLS, tool_choice=x)[
+            0
+        ]
+        for x in ("auto", "none")
+    ]
+    assert prompts[0] == prompts[1]
+    assert decoder.generate(prompts[1], max_tokens=20).tool_calls == ()

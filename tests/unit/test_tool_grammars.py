@@ -13,10 +13,13 @@ from vocabularies import byte_level, write
 
 from dflash_gguf.config import Constraint
 from dflash_gguf.constraints.compiler import ConstraintCompiler
+from dflash_gguf.constraints.matcher import AnswerConstraint
+from dflash_gguf.speculative.tree import Tree
 from dflash_gguf.text.reasoning import joined, merged
 from dflash_gguf.text.tokenizer import Tokenizer
 from dflash_gguf.text.tools.calls import calls_in
 from dflash_gguf.text.tools.formats import FAMILIES, AnswerParser
+from dflash_gguf.text.tools.grammar_writer import json_rule
 from dflash_gguf.text.tools.grammars import FORMS, call_grammar, is_marked, opening_of
 from dflash_gguf.text.tools.offer import strict_names
 from dflash_gguf.text.tools.parser import ToolFormat
@@ -32,10 +35,10 @@ READ: dict[str, Any] = {
     "additionalProperties": False,
     "$defs": {"Small": {"type": "integer", "minimum": 0, "maximum": 9}},
 }
-TOOLS = {
-    "read": READ,
-    "list_files": {"type": "object", "properties": {}, "additionalProperties": False},
-}
+NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
+TOOLS = {"read": READ, "list_files": NOTHING}
+BEGUN = b"<|channel|>commentary to="
+"""Beginning of a call of gpt-oss, which could write other messages for ever."""
 CLOSERS = b'"}]</>\n'
 VALUE_ENDS = {name: form.value_end for name, form in FORMS.items()} | {"gemma4": '<|"|>'}
 
@@ -51,6 +54,10 @@ def matcher(tools: ToolFormat, *, is_free: bool = False) -> Any:
 def walk(found: Any, generator: random.Random, value_end: str) -> str:
     """Returns a random text that the grammar allows, whose values end before long."""
     said, end = bytearray(), list(value_end.encode())
+    if found.try_consume_tokens(list(BEGUN)) == len(BEGUN):
+        said += BEGUN
+    else:
+        found.reset()
     for _ in range(4000):
         if found.is_accepting() and generator.random() < 0.5:
             break
@@ -92,7 +99,7 @@ def test_calls_that_a_grammar_allows_are_read(family: str) -> None:
                     assert arguments.keys() >= {"path", "mode"}
                     assert arguments["mode"] in ("r", "w")
                     assert isinstance(n := arguments.get("n", 0), int)
-                    assert family == "gemma4" or 0 <= n <= 9
+                    assert 0 <= n <= 9
                 else:
                     assert (name, arguments) == ("list_files", {})
 
@@ -106,7 +113,7 @@ def test_only_the_named_tools_may_be_called(family: str) -> None:
         assert {name for name, _ in read(tools, text)} == {"list_files"}
 
 
-@pytest.mark.parametrize("family", [name for name in FORMS if is_marked(ToolFormat(name, {}))])
+@pytest.mark.parametrize("family", [name for name in FORMS if opening_of(ToolFormat(name, {}))])
 def test_text_around_calls_is_free_and_calls_are_not(family: str) -> None:
     generator, tools = random.Random(family), ToolFormat(family, TOOLS, strict=("read",))
     for names in (("read",), ("read", "list_files")):
@@ -139,9 +146,14 @@ def test_strict_tools_have_schemas_that_can_be_enforced() -> None:
     assert strict_names(offered) == ("f", "g")
 
 
+LISTED = "<|tool_call_start|>[read(path='a\\n', mode='r'), list_files()]<|tool_call_end|>"
+
+
 @pytest.mark.parametrize(
     ("family", "marks", "text"),
     [
+        ("lfm2", ("<|tool_call_start|>", "<|tool_call_end|>"), LISTED),
+        ("lfm2", ("<|tool_call_start|>", "<|tool_call_end|>"), LISTED.replace("'", '"')),
         ("mistral", ("[TOOL_CALLS]", "[ARGS]"), "[TOOL_CALLS]list_files[ARGS]{}"),
         (
             "gemma4",
@@ -170,7 +182,91 @@ def test_marks_may_be_control_tokens(
     assert found.try_consume_tokens(plain) == 0
 
 
-def test_families_without_a_form_are_refused() -> None:
-    assert set(FORMS) < set(FAMILIES)
-    with pytest.raises(ValueError, match=r"of this model \(harmony\) cannot be required"):
-        call_grammar(ToolFormat("harmony", TOOLS))
+def test_every_family_has_a_form() -> None:
+    assert set(FORMS) == set(FAMILIES)
+    unmarked = {name for name in FORMS if not is_marked(ToolFormat(name, {}))}
+    assert unmarked == {"functools", "llama3"}
+
+
+CHANNEL, MESSAGE, NEXT = "<|channel|>", "<|message|>", "<|end|><|start|>assistant"
+CALL = f"{CHANNEL}commentary to=functions.list_files <|constrain|>json{MESSAGE}{{}}<|call|>"
+THOUGHT = f"{CHANNEL}analysis{MESSAGE}Hm, <|end of it.\n{NEXT}"
+TOLD = f"{CHANNEL}commentary{MESSAGE}I look.{NEXT}"
+FINAL = f"{CHANNEL}final{MESSAGE}Done."
+
+
+@pytest.mark.parametrize(
+    ("text", "required", "free", "by_schema"),
+    [
+        (CALL, True, True, True),
+        (THOUGHT + CALL, True, True, True),
+        (THOUGHT + THOUGHT + CALL, True, True, True),
+        (THOUGHT + TOLD + THOUGHT + CALL, False, True, True),
+        (THOUGHT + FINAL, False, True, False),
+        (FINAL, False, True, False),
+        (THOUGHT + FINAL.replace("Done.", '{"a": 1}'), False, True, True),
+        (
+            THOUGHT
+            + FINAL.replace(f"final{MESSAGE}Done.", f"final <|constrain|>json{MESSAGE}{{}}"),
+            False,
+            False,
+            True,
+        ),
+        (THOUGHT.removesuffix(NEXT), False, False, False),
+        (THOUGHT + CALL.replace("list_files", "list"), False, False, False),
+        (THOUGHT + CALL.replace("{}", '{"a": 1}'), False, False, False),
+        (THOUGHT.replace("Hm", f"Hm<|start|>assistant{FINAL}") + CALL, False, False, False),
+        (CALL + THOUGHT + CALL, False, False, False),
+    ],
+)
+def test_messages_of_gpt_oss(text: str, required: bool, free: bool, by_schema: bool) -> None:
+    tools = ToolFormat("harmony", TOOLS)
+    answer = json_rule({"type": "object"}, is_strict=True)
+    grammars = (
+        call_grammar(tools),
+        call_grammar(tools, is_free=True),
+        call_grammar(tools, answer=answer),
+    )
+    for grammar, is_allowed in zip(grammars, (required, free, by_schema), strict=True):
+        lark = llguidance.LLMatcher.grammar_from_lark(grammar)
+        found = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), lark)
+        tokens = list(text.encode())
+        is_whole = found.try_consume_tokens(tokens) == len(tokens)
+        assert (is_whole and found.is_accepting()) == is_allowed
+
+
+def test_names_that_are_no_names_in_python_are_read() -> None:
+    parameters = {"-n": {"type": "boolean"}, "in": {"type": "string"}, "b.c": {"type": "null"}}
+    schema = {"type": "object", "properties": parameters, "required": list(parameters)}
+    tools = ToolFormat("lfm2", {"ns.read-file": schema, "class": NOTHING})
+    generator = random.Random(3)
+    for _ in range(8):
+        for name, arguments in read(tools, walk(matcher(tools), generator, "")):
+            assert name in tools.parameters
+            assert list(arguments) == (list(parameters) if name == "ns.read-file" else [])
+
+
+def test_control_tokens_end_messages_of_gpt_oss(tmp_path: Path) -> None:
+    """llama.cpp makes texts of the other marks of gpt-oss."""
+    values = byte_level(add_bos_token=False, bos_token_id=None)
+    tokens, types = values["tokenizer.ggml.tokens"], values["tokenizer.ggml.token_type"]
+    tokens[-3:] = ["<|end|>", "<|call|>", "<|channel|>"]
+    types[-1] = 4
+    values["tokenizer.ggml.eos_token_id"] = tokens.index("<|call|>")
+    tokenizer = Tokenizer.from_file(write(tmp_path / "a.gguf", values))
+    assert tokenizer is not None
+    grammar = tokenizer.call_grammar(ToolFormat("harmony", TOOLS))
+    constraint = AnswerConstraint(
+        ConstraintCompiler(tokenizer, tokenizer.n_tokens).compile(
+            Constraint("grammar", grammar, True, "tools")
+        )
+    )
+    call = tokens.index("<|call|>")
+    said = tokenizer.tokenize(THOUGHT + CALL, add_special=False)
+    assert said[-1] == call
+    for n in range(len(said)):
+        constraint.advance(said[:n])
+        (mask,) = constraint.masks(Tree.of([-1]))
+        allowed = {t for t in range(len(tokens)) if mask[t >> 5] >> (t & 31) & 1}
+        assert said[n] in allowed
+        assert (call in allowed) == (n == len(said) - 1)

@@ -103,7 +103,9 @@ class AnswerParser:
         interrupts: tuple[str, ...] = ()
         if tools is not None and tools.names:
             family = FAMILIES[tools.family]
-            self._calls, interrupts = family.parser(tools), family.interrupts
+            self._calls = family.parser(tools)
+            # A grammar binds no call within reasoning, so that a mark there begins none.
+            interrupts = () if tools.grammar else family.interrupts
         self._shows_reasoning = reasoning is None
         if reasoning is not None and not isinstance(self._calls, HarmonyCalls):
             self._reasoning = reasoning.splitter(interrupts)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from .formats import special_texts
-from .gemma_grammar import GemmaWriter
 from .grammar_writer import ARGUMENTS, KEY, NAME, NUMBER, CallForm, CallWriter, literal
+from .harmony_calls import HarmonyCalls
+from .notation_grammar import GemmaWriter, PythonWriter
 from .parser import ToolFormat
 
 _JSON = f'{{"name": "{NAME}", "arguments": {ARGUMENTS}}}'
@@ -63,13 +64,28 @@ FORMS = {
         after="\n]<|END_ACTION|>",
     ),
     "functionary": CallForm(f"<function={NAME}>{ARGUMENTS}</function>"),
+    "lfm2": CallForm(
+        f"{NAME}{ARGUMENTS}",
+        before="<|tool_call_start|>[",
+        between=", ",
+        after="]<|tool_call_end|>",
+    ),
+    "harmony": CallForm(
+        f"<|channel|>commentary to=functions.{NAME} <|constrain|>json<|message|>"
+        f"{ARGUMENTS}<|call|>",
+        is_single=True,
+    ),
     "functools": CallForm(_JSON, before=" functools[", between=", ", after="]"),
     "gigachat": CallForm(_JSON, before="<|function_call|>", is_single=True),
     "granite3": CallForm(_JSON, before="<|tool_call|>[", between=", ", after="]"),
     "nemotron": CallForm(_JSON, before="<TOOLCALL>[", between=", ", after="]</TOOLCALL>"),
     "tool_calls": CallForm(_JSON, before="<tool_calls>[", between=", ", after="]</tool_calls>"),
 }
-"""Forms by family. gpt-oss has none, as its calls begin in headers of messages; nor has LFM2."""
+"""Forms by family."""
+HARMONY = "harmony"
+"""Family whose answers, reasoning too, are messages with headers, which the grammar binds."""
+WRITERS = {"gemma4": GemmaWriter, "lfm2": PythonWriter}
+"""Writers of families whose arguments are in a notation of their own."""
 
 
 def opening_of(tools: ToolFormat) -> str:
@@ -81,7 +97,7 @@ def opening_of(tools: ToolFormat) -> str:
 
 def is_marked(tools: ToolFormat) -> bool:
     """True if text and calls can be told apart while they are written, by a mark before calls."""
-    return tools.family in FORMS and bool(opening_of(tools))
+    return tools.family == HARMONY or bool(opening_of(tools))
 
 
 def call_grammar(
@@ -97,27 +113,27 @@ def call_grammar(
     text around the calls, which need not come; for families that `is_marked`. mark: returns the
     term of a mark, which a model may write as a control token. Arguments in tags come in the order
     of the schema; raw values of several types are any text.
-    Errors: ValueError for a family without a form.
     """
-    form = FORMS.get(tools.family)
-    if form is None:
-        raise ValueError(
-            f"tool_choice: calls in the form of this model ({tools.family}) cannot be required, "
-            "leave it out"
-        )
+    form, is_harmony = FORMS[tools.family], tools.family == HARMONY
     opening = opening_of(tools) if is_free else ""
     if opening and form.before:
         form = form._replace(before=form.before[len(opening) :])
     elif opening:
         form = form._replace(call=form.call[len(opening) :], between=form.between + opening)
-    writer_of = GemmaWriter if tools.family == "gemma4" else CallWriter
-    writer = writer_of(form, special_texts(None, tools), mark, tools.strict)
+    writer_of = WRITERS.get(tools.family, CallWriter)
+    marks = HarmonyCalls.MARKS if is_harmony else special_texts(None, tools)
+    writer = writer_of(form, marks, mark, tools.strict)
     calls = [writer.call(n, name, tools.parameters[name]) for n, name in enumerate(tools.names)]
     is_single = form.is_single or not tools.is_parallel
     more = "" if is_single else f" ({writer.terms(form.between)} call)*"
     start = f"{writer.terms(form.before)} call{more} {writer.terms(form.after)}"
     rules = [f"call: {' | '.join(calls)}", *writer.rules, "INDEX: /[0-9]{1,3}/"]
-    if opening:
+    if is_harmony:
+        is_bound = answer is None and not is_free
+        rules += _messages(writer, mark, '"analysis"' if is_bound else _TOLD, answer)
+        start = f"message* (call{'' if is_bound else ' | last'})"
+        answer = None
+    elif opening:
         rules += _text_around(mark(opening), opening, is_text=mark(opening) == literal(opening))
         start = f"(before {start})* after"
     return "\n".join([f"start: {start}" + ("" if answer is None else f" | {answer}"), *rules, ""])
@@ -130,9 +146,40 @@ def _text_around(term: str, opening: str, *, is_text: bool) -> list[str]:
     """
     if not is_text:
         return [f"before: /(.|\\n)*/ {term}", "after: /(.|\\n)*/"]
-    held = re.sub(r"([\[\]|/.*+?(){}^$\\])", r"\\\1", opening)
     return [
         f"before[suffix={term}]: /(.|\\n)*/",
         'after: AFTER | ""',
-        f"AFTER: /(.|\\n)*/ & ~/(.|\\n)*{held}(.|\\n)*/",
+        f"AFTER: {_text_without([opening])}",
     ]
+
+
+_TOLD = '("analysis" | "commentary")'
+
+
+def _messages(
+    writer: CallWriter, mark: Callable[[str], str], channels: str, answer: str | None
+) -> list[str]:
+    """Returns the rules of gpt-oss's messages before a call, and of one that ends the answer.
+
+    channels: term of the channels of the former. answer: term of the latter's text, None for any.
+    """
+    end = mark("<|end|>")
+    texts = [one for one in HarmonyCalls.MARKS if mark(one) == literal(one)]
+    opening, header_end = writer.terms("<|channel|>"), writer.terms("<|message|>")
+    json_type = writer.terms(" <|constrain|>json")
+    last = f'"final" ({json_type})? {header_end} {answer}'
+    if answer is None:
+        last = f'("final" | "commentary") {header_end} (LAST | "")'
+    return [
+        f"message: {opening} {channels} {header_end} said {writer.terms('<|start|>assistant')}",
+        f"said[suffix={end}]: SAID" if "<|end|>" in texts else f"said: SAID {end}",
+        f"SAID: {_text_without([one for one in texts if one != '<|end|>'])}",
+        f"last: {opening} {last}",
+        f"LAST: {_text_without(texts)}",
+    ]
+
+
+def _text_without(marks: Sequence[str]) -> str:
+    """Returns the term of any text that does not hold a mark."""
+    held = "|".join(re.sub(r"([\[\]|/.*+?(){}^$\\])", r"\\\1", mark) for mark in marks)
+    return "/(.|\\n)*/" + (f" & ~/(.|\\n)*({held})(.|\\n)*/" if marks else "")

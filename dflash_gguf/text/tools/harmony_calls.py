@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import ClassVar
 
 from ..reasoning import Harmony, OutputPart
 from .parser import ToolFormat
@@ -13,6 +14,10 @@ _RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 
 class HarmonyCalls(Harmony):
     """Parser for reasoning, text and calls of gpt-oss."""
+
+    MARKS: ClassVar[tuple[str, ...]] = (
+        *("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>"),
+    )
 
     def __init__(self, tools: ToolFormat) -> None:
         super().__init__()

@@ -27,7 +27,7 @@ class ToolFormat(NamedTuple):
     by tool name. is_parallel: False to end the answer after its first call. n_earlier: number of
     calls in the conversation before. strict: names of the tools whose arguments must fit their
     schema, in all keywords. allowed: names of the tools that may be called, None for any name; a
-    call of another tool is text.
+    call of another tool is text. grammar: Lark grammar that binds the answer, "" for none.
     """
 
     family: str
@@ -36,6 +36,12 @@ class ToolFormat(NamedTuple):
     n_earlier: int = 0
     strict: tuple[str, ...] = ()
     allowed: tuple[str, ...] | None = None
+    grammar: str = ""
+
+    @property
+    def binds_reasoning(self) -> bool:
+        """True if the grammar binds the answer from its first token, reasoning included."""
+        return bool(self.grammar) and self.family == "harmony"
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import ast
 import json
 import re
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 from .json_calls import JsonCalls
 from .parser import Reads
 from .values import python_tree
 
-_TEXT = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
+_TEXT = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
+_TEXT_OR_WORD = re.compile(rf"{_TEXT}|[^\s()\[\]{{}},='\"]+", re.DOTALL)
+_NAME_END = re.compile(r"\s*[(=]")
 
 
 class Lfm2(JsonCalls):
@@ -37,23 +41,30 @@ class Lfm2(JsonCalls):
 def _calls_in(text: str) -> list[tuple[str, str]]:
     """Returns name and arguments of each call in a Python list; none for another text."""
     try:
-        expression = python_tree(_TEXT.sub(_escape_lines, text))
+        names: list[str] = []
+        expression = python_tree(_TEXT_OR_WORD.sub(partial(_readable, names), text))
         calls = expression.elts if isinstance(expression, ast.List) else [expression]
-        return [_call_of(call) for call in calls]
+        return [_call_of(call, names) for call in calls]
     except (ValueError, TypeError, RecursionError):
         return []
 
 
-def _escape_lines(quoted: re.Match[str]) -> str:
-    return quoted[0].replace("\n", "\\n")
+def _readable(names: list[str], found: re.Match[str]) -> str:
+    """Returns a text without line breaks, or another name for one that may be none in Python."""
+    if found[0].startswith(("'", '"')):
+        return found[0].replace("\n", "\\n")
+    if _NAME_END.match(found.string, found.end()) is None:
+        return found[0]
+    names.append(found[0])
+    return f"_{len(names) - 1}"
 
 
-def _call_of(call: ast.expr) -> tuple[str, str]:
-    if not isinstance(call, ast.Call) or call.args:
+def _call_of(call: ast.expr, names: Sequence[str]) -> tuple[str, str]:
+    if not isinstance(call, ast.Call) or call.args or not isinstance(call.func, ast.Name):
         raise ValueError
     values: dict[str, Any] = {}
     for keyword in call.keywords:
         if keyword.arg is None:
             raise ValueError
-        values[keyword.arg] = ast.literal_eval(keyword.value)
-    return ast.unparse(call.func), json.dumps(values, ensure_ascii=False)
+        values[names[int(keyword.arg[1:])]] = ast.literal_eval(keyword.value)
+    return names[int(call.func.id[1:])], json.dumps(values, ensure_ascii=False)
