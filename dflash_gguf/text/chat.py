@@ -17,6 +17,8 @@ from .tools.parser import ToolFormat
 
 Message = Mapping[str, Any]
 
+REASONING_NAMES = ("thinking", "thought", "reasoning")
+"""Names of reasoning in messages, besides reasoning_content, that chat templates read."""
 TEXT_PARTS = ("text", "input_text", "output_text")
 SET_BY_CONVERSATION = ("messages", "tools", "documents", "add_generation_prompt")
 
@@ -156,6 +158,23 @@ def call_arguments(given: object, name: str = "call") -> Arguments | str:
     except (ValueError, RecursionError):
         values = None
     return Arguments(values, text) if isinstance(values, dict) else text
+
+
+def with_reasoning_names(messages: Sequence[Message], template: str) -> list[dict[str, Any]]:
+    """Returns messages with reasoning_content under the name that a template reads it by, too.
+
+    Of an answer with text and calls gpt-oss's template refuses the reasoning, which is left out.
+    """
+    names = [name for name in REASONING_NAMES if f".{name}" in template]
+    if "reasoning_content" in template or not names:
+        return [dict(message) for message in messages]
+    refuses = "Cannot pass both content and thinking" in template
+    found = []
+    for message in messages:
+        text = message.get("reasoning_content")
+        is_refused = refuses and message.get("content") and message.get("tool_calls")
+        found.append({**dict.fromkeys(names if text and not is_refused else (), text), **message})
+    return found
 
 
 def template_values(given: object, name: str) -> dict[str, Any]:

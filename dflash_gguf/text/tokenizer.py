@@ -23,7 +23,14 @@ from .._stack import run_with_stack
 from .._validate import flag
 from ..config import DecodeConfig
 from ..convert.schema import Key
-from .chat import ChatPrompt, Message, check_tools_shown, conversation, last_asked
+from .chat import (
+    ChatPrompt,
+    Message,
+    check_tools_shown,
+    conversation,
+    last_asked,
+    with_reasoning_names,
+)
 from .gguf_metadata import GgufMetadata
 from .reasoning import Format, format_of
 from .stream import n_common
@@ -352,6 +359,7 @@ class Tokenizer:
             messages, tools = described(messages, tools, family), None
         if (family := family_of(source or "")) in FAMILIES_WITH_IDS:
             messages = with_known_ids(messages, family)
+        messages = with_reasoning_names(messages, source or "")
         specials = {
             name: text
             for name, key in (

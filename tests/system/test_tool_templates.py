@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from templates import templates
 
-from dflash_gguf.text.chat import conversation, render
+from dflash_gguf.text.chat import conversation, render, with_reasoning_names
 from dflash_gguf.text.reasoning import OutputPart, format_of, joined, merged
 from dflash_gguf.text.stream import n_common
 from dflash_gguf.text.tools.calls import calls_in, message_call
@@ -174,3 +174,27 @@ def test_any_arguments_are_read_as_they_were_written(name: str) -> None:
 def parsed(parser: AnswerParser, pieces: list[str]) -> list[OutputPart]:
     parts = [part for piece in pieces for part in parser.push(piece)]
     return merged(parts + parser.finish())
+
+
+@pytest.mark.parametrize("content", ["", "I call."])
+@pytest.mark.parametrize(
+    "name",
+    ["openai-gpt-oss-120b", "upstage-Solar-Open-100B", "LFM2.5-8B-A1B"],
+)
+def test_reasoning_before_a_call_is_shown_under_any_name(name: str, content: str) -> None:
+    call = message_call("read", '{"path": "a"}', "call_1")
+    turn = {
+        "role": "assistant",
+        "content": content,
+        "reasoning_content": "Because",
+        "tool_calls": [call],
+    }
+    given = conversation([*USER, turn, {"role": "tool", "content": "x", "tool_call_id": "call_1"}])
+    template = templates()[name]
+    text = render(
+        template,
+        with_reasoning_names(given, template),
+        special_tokens={"bos_token": "", "eos_token": ""},
+        tools=TOOLS,
+    )
+    assert ("Because" in text) == (not content or "gpt-oss" not in name)
