@@ -7,6 +7,8 @@ import re
 import threading
 import warnings
 from collections import OrderedDict
+from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 
 import llguidance
@@ -21,8 +23,12 @@ MAX_BYTES = {"json_schema": 1 << 20, "grammar": 1 << 17, "regex": 1 << 16}
 """Most bytes of a constraint, by kind; a constraint that long compiles in about a second."""
 MAX_RULES = 500
 """Most rules of a grammar in GBNF: the time of llguidance's converter grows with their square."""
-MAX_OBJECTS = 5000
-"""Most objects in a schema: the time of llguidance grows with the square of the properties."""
+MAX_PARTS = 5000
+"""Most parts of a schema: the time of llguidance grows with their square. A part is an object, a
+list, a boolean, or an element of a list that is not an `enum`."""
+MAX_MULTIPLES = 50_000
+"""Largest sum of the digits of each `multipleOf` in a schema, read as a number: the time of
+llguidance grows with its square."""
 LIMITS = llguidance.LLParserLimits(step_max_items=20_000, verbose_errors=False)
 """Limits of llguidance; a mask that needs more items takes more than 100 ms."""
 UNENFORCED = re.compile("Unimplemented keys|Unknown format|oneOf")
@@ -123,15 +129,17 @@ def _grammar(constraint: Constraint, *, is_lenient: bool) -> str:
         return llguidance.LLMatcher.grammar_from_regex(text)
     if kind == "grammar":
         is_gbnf = "::=" in text and not is_lark_syntax(text)
-        _check_objects(text.count("{"))  # at least those of schemas within the grammar
+        _check_parts(text.count("{"))  # at least the objects of schemas within the grammar
         return llguidance.LLMatcher.grammar_from_lark(_lark(text) if is_gbnf else text)
     try:
         schema = json.loads(text)
     except ValueError as error:
         raise ValueError(f"is not valid JSON: {error}") from None
-    _check_objects(_n_objects(schema))
     if schema is False or not isinstance(schema, (dict, bool)):
         raise ValueError("must be an object" if schema is not False else "no text satisfies it")
+    _check_parts(_n_parts(schema))
+    if (n := sum(_multiples(schema))) > MAX_MULTIPLES:
+        raise ValueError(f"its multipleOf add up to {n} (digits), the limit is {MAX_MULTIPLES}")
     return llguidance.LLMatcher.grammar_from_json_schema(
         {} if schema is True else text,
         defaults={"whitespace_pattern": WHITESPACE},
@@ -139,16 +147,33 @@ def _grammar(constraint: Constraint, *, is_lenient: bool) -> str:
     )
 
 
-def _check_objects(n: int) -> None:
-    if n > MAX_OBJECTS:
-        raise ValueError(f"it has {n} objects, the limit is {MAX_OBJECTS}")
+def _check_parts(n: int) -> None:
+    if n > MAX_PARTS:
+        raise ValueError(
+            f"it has {n} parts (objects, lists and list elements), the limit is {MAX_PARTS}"
+        )
 
 
-def _n_objects(value: Any) -> int:
-    """Returns the number of objects in a value of JSON."""
+def _n_parts(value: Any, *, is_enum: bool = False) -> int:
+    """Returns the number of parts of a schema, for which MAX_PARTS says what counts."""
+    if isinstance(value, dict):
+        return 1 + sum(_n_parts(one, is_enum=name == "enum") for name, one in value.items())
     if isinstance(value, list):
-        return sum(_n_objects(one) for one in value if isinstance(one, (dict, list)))
-    return 1 + sum(map(_n_objects, value.values())) if isinstance(value, dict) else 0
+        n_scalars = sum(not isinstance(one, (dict, list)) for one in value)
+        inner = sum(_n_parts(one) for one in value if isinstance(one, (dict, list)))
+        return 1 + inner + (0 if is_enum else n_scalars)
+    return int(isinstance(value, bool))
+
+
+def _multiples(value: Any) -> Iterator[int]:
+    """Yields the digits of every `multipleOf` in a schema as a number."""
+    if isinstance(value, list):
+        value = dict(enumerate(value))
+    for name, one in value.items() if isinstance(value, dict) else ():
+        if isinstance(one, (dict, list)):
+            yield from _multiples(one)
+        elif name == "multipleOf" and isinstance(one, (int, float)):
+            yield int("".join(map(str, Decimal(str(one)).normalize().as_tuple().digits)))
 
 
 def _lark(gbnf: str) -> str:

@@ -9,6 +9,7 @@ path to the node, and then takes them back.
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:  # llguidance is loaded with the first constraint, which takes
     from .compiler import CompiledConstraint
     from .vocabulary import Words
 
+MAX_MASK_S = 0.1
+"""Most seconds of the processor for a mask, which takes 20 us. Nothing else bounds the masks of an
+ambiguous grammar, whose time grows with the square of the answer's length."""
 MAX_SPACES = 2
 """Tokens of white space, which are no part of the answer, that may follow reasoning."""
 
@@ -227,11 +231,15 @@ class AnswerConstraint:
 
     def _answer_mask(self) -> Words:
         """Returns the mask of the matcher; all zeros if it has failed."""
-        row, vocabulary = self._row, self._vocabulary
+        row, vocabulary, started = self._row, self._vocabulary, time.thread_time()
         self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         if self._matcher.is_error():
             # A failed matcher stays so and allows the end of the answer alone.
             self.error = sentence(self._matcher.get_error())
+            row[:] = 0
+        elif (seconds := time.thread_time() - started) > MAX_MASK_S:
+            self.error = f"a mask took {seconds:.2f} s, the limit is {MAX_MASK_S} s; is the grammar"
+            self.error += " ambiguous?"
             row[:] = 0
         mask = row[: vocabulary.n_words] & vocabulary.all
         return mask | vocabulary.stops if _has(row, vocabulary.end) else mask

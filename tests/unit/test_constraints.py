@@ -17,6 +17,7 @@ from vocabularies import byte_level, gemma, sentence_piece
 
 from dflash_gguf.config import Constraint, DecodeConfig
 from dflash_gguf.constraints import compiler as compiler_module
+from dflash_gguf.constraints import matcher as matcher_module
 from dflash_gguf.constraints.compiler import CompiledConstraint, ConstraintCompiler
 from dflash_gguf.constraints.errors import ConstraintError
 from dflash_gguf.constraints.matcher import AnswerConstraint
@@ -277,10 +278,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"regex": "a("}, "regex: .*unclosed group"),
     ({"regex": "a" * 70000}, "regex has 70000 bytes, the limit is 65536"),
     ({"grammar": 'start: "' + "a" * 140000 + '"'}, "grammar has 140009 bytes, the limit is 131072"),
-    ({"grammar": "start: %json " + '{"a": ' * 5001}, "grammar: it has 5001 objects"),
+    ({"grammar": "start: %json " + '{"a": ' * 5001}, "grammar: it has 5001 parts"),
     (
         {"json_schema": {"properties": {f"p{i}": {} for i in range(5000)}}},
-        "json_schema: it has 5002 objects, the limit is 5000",
+        "json_schema: it has 5002 parts .*, the limit is 5000",
     ),
     ({"grammar": 'root ::= "a"\n' * 501}, "grammar: it has 501 rules, the limit is 500 in GBNF"),
     *(
@@ -329,6 +330,11 @@ def bombs() -> dict[str, dict[str, Any]]:
         "properties": {"json_schema": {"properties": {f"p{i}": {} for i in range(20000)}}},
         "repeats": {"regex": "(((a|b)*c){0,1000}d){0,1000}"},
         "multiple": {"json_schema": {"type": "integer", "multipleOf": 1234567, "minimum": 3}},
+        "multiples": {"json_schema": {"items": {"multipleOf": 99991, "type": "integer"}}},
+        "names": {"json_schema": {"required": [f"p{i}" for i in range(60000)]}},
+        "booleans": {"json_schema": {"properties": {f"p{i}": True for i in range(40000)}}},
+        "values": {"json_schema": {"const": list(range(100000))}},
+        "lists": {"json_schema": {"enum": [[i] for i in range(100000)]}},
     }
 
 
@@ -368,6 +374,21 @@ def test_a_failed_matcher_says_why_and_does_not_spoil_other_nodes(
     assert constraint.error is None
     with pytest.raises(ConstraintError):
         constraint.advance([c])
+
+
+def test_masks_of_ambiguous_grammars_end_with_an_error(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time of their masks grows with the square of the answer's length."""
+    monkeypatch.setattr(matcher_module, "MAX_MASK_S", 0.005)
+    made = compiled(tokenizer, grammar='root ::= s\ns ::= s s | s s s | "a"')
+    constraint, (a,) = AnswerConstraint(made), tokenizer.tokenize("a", add_special=False)
+    assert one_mask(constraint)
+    answer: list[int] = []
+    while one_mask(constraint):
+        answer.append(a)
+        constraint.advance(answer)
+    assert "a mask took" in str(constraint.error)
 
 
 def test_constraints_are_compiled_once(tokenizer: Tokenizer) -> None:
