@@ -99,6 +99,10 @@ class ConstraintCompiler:
                 raise ValueError(f"{field}: {error}") from None
             why = sentence("; ".join(matcher.get_grammar_warnings()) or str(error))
             warnings.warn(f"{field} is not enforced in full: {why}", stacklevel=2)
+        if kind == "grammar" and (lost := matcher.get_grammar_warnings()):
+            warnings.warn(
+                f"{field} is not enforced in full: {sentence('; '.join(lost))}", stacklevel=2
+            )
         return CompiledConstraint(vocabulary, matcher)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from ..text.chat import ChatPrompt, conversation, last_asked
 from ..text.reasoning import Format
 from ..text.tokenizer import Tokenizer
+from ..text.tools.input_grammar import input_grammars
 from ..text.tools.offer import strict_names, tools_of
 from .answer_memory import AnswerMemory
 from .schemas import (
@@ -229,6 +230,7 @@ class PromptBuilder:
             is_parallel=body.parallel_tool_calls is not False and not choice.is_single,
             strict=strict_names(body.tools or ()),
             allowed=choice.allowed,
+            inputs=input_grammars(body.tools or ()),
         )
         asked = last_asked(messages)
         return tokenizer.chat_tokens(text, template=self.template, asked=asked, tools=form)

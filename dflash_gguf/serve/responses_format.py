@@ -10,7 +10,7 @@ from .blocks import BlockFormat, ContentBlock, new_id
 from .completion_choice import CompletionChoice, Event, timings_of
 from .messages import Stepped
 from .responses_request import Reasoning, ResponsesBody
-from .responses_tools import ResponsesTools
+from .responses_tools import CustomInput, ResponsesTools
 from .serializers import ResponseContext
 
 CONTEXT_EXCEEDED = "context_length_exceeded"
@@ -24,6 +24,9 @@ DELTAS = {
 """Names of the events that add to an item, by the kind of its block."""
 
 
+CUSTOM = "response.custom_tool_call_input"
+
+
 class ResponsesFormat(BlockFormat):
     """Format of OpenAI's Responses; blocks are its items."""
 
@@ -35,6 +38,9 @@ class ResponsesFormat(BlockFormat):
         self._id = f"resp_{new_id()}"
         self._created = int(time.time())
         self._n_events = 0
+        self._input: CustomInput | None = None
+        """Reader of the open item's input, if the item calls a custom tool."""
+        self._n_sent = 0
 
     def whole(self, choices: Sequence[CompletionChoice]) -> Event:
         """Returns the whole response."""
@@ -136,12 +142,11 @@ class ResponsesFormat(BlockFormat):
         status = "in_progress" if is_begun else "completed" if block.is_whole else "incomplete"
         if block.kind == "call":
             item = self._tools.item(block.name, "" if is_begun else block.text or "{}")
-            prefix = "ctc" if "input" in item else "fc"
-            ids = {"id": f"{prefix}_{block.id}", "call_id": block.call_id}
+            ids = {"id": self._item_id(block), "call_id": block.call_id}
             return {**ids, **item, "status": status}
         if block.kind == "reasoning":
             return {
-                "id": f"rs_{block.id}",
+                "id": self._item_id(block),
                 "type": "reasoning",
                 "summary": [],
                 "content": [] if is_begun else [{"type": "reasoning_text", "text": block.text}],
@@ -149,19 +154,26 @@ class ResponsesFormat(BlockFormat):
                 "status": status,
             }
         return {
-            "id": f"msg_{block.id}",
+            "id": self._item_id(block),
             "type": "message",
             "role": "assistant",
             "status": status,
             "content": [] if is_begun else [_text_part(block.text)],
         }
 
+    def _item_id(self, block: ContentBlock) -> str:
+        prefix = {"text": "msg", "reasoning": "rs", "call": "fc"}[block.kind]
+        is_custom = block.kind == "call" and self._tools.is_custom(block.name)
+        return f"{'ctc' if is_custom else prefix}_{block.id}"
+
     def _at(self, block: ContentBlock) -> Event:
         """Returns the fields that say to which item and content an event belongs."""
-        place = {"item_id": self._item(block)["id"], "output_index": block.index}
+        place = {"item_id": self._item_id(block), "output_index": block.index}
         return place if block.kind == "call" else place | {"content_index": 0}
 
     def _opened(self, block: ContentBlock) -> Iterator[Event]:
+        is_custom = block.kind == "call" and self._tools.is_custom(block.name)
+        self._input, self._n_sent = CustomInput() if is_custom else None, 0
         yield self._event(
             "response.output_item.added",
             output_index=block.index,
@@ -172,9 +184,12 @@ class ResponsesFormat(BlockFormat):
             yield self._event("response.content_part.added", **self._at(block), part=part)
 
     def _grown(self, block: ContentBlock, text: str) -> Iterator[Event]:
-        if block.kind == "call" and "input" in self._item(block):
-            return  # the JSON around a raw text is decoded at its end
         at = self._at(block)
+        if self._input is not None:
+            if delta := self._input.push(text):
+                self._n_sent += len(delta)
+                yield self._event(f"{CUSTOM}.delta", **at, delta=delta)
+            return
         if block.kind == "text":
             at |= {"logprobs": []}
         yield self._event(f"response.{DELTAS[block.kind]}.delta", **at, delta=text)
@@ -182,9 +197,9 @@ class ResponsesFormat(BlockFormat):
     def _closed(self, block: ContentBlock) -> Iterator[Event]:
         item, at = self._item(block), self._at(block)
         if "input" in item:
-            kind = "response.custom_tool_call_input"
-            yield self._event(f"{kind}.delta", **at, delta=item["input"])
-            yield self._event(f"{kind}.done", **at, input=item["input"])
+            if delta := item["input"][self._n_sent :]:
+                yield self._event(f"{CUSTOM}.delta", **at, delta=delta)
+            yield self._event(f"{CUSTOM}.done", **at, input=item["input"])
         elif block.kind == "call":
             done = {"name": block.name, "arguments": item["arguments"]}
             yield self._event("response.function_call_arguments.done", **at, **done)

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, Literal, NamedTuple, TypeGuard
 
 import msgspec
 
 from .schemas import ALLOWED_TOOLS, BadRequestError
+
+SYNTAXES = ("lark", "regex")
+"""Syntaxes of the grammars that custom tools may have."""
+_HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*"')
+_UNITS = re.compile(
+    r"""(?:[^"\\]+|\\["\\/bfnrt]|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4}
+    |\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})*""",
+    re.VERBOSE,
+)
+_BEGUN = re.compile(
+    r"\\(?:u[0-9a-fA-F]{0,3})?|\\u[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u[0-9a-fA-F]{0,3})?)?"
+)
 
 
 class ResponsesTool(NamedTuple):
@@ -68,13 +82,18 @@ class ResponsesTools:
         function = self.function_of(name, given.get("namespace"))
         return {"type": "function", "function": {"name": function}}
 
+    def is_custom(self, function: str) -> bool:
+        """True if a function stands for a custom tool."""
+        tool = self._by_function.get(function)
+        return tool is not None and tool.is_custom
+
     def item(self, function: str, arguments: str) -> dict[str, Any]:
         """Returns a call as an item, without ids and status. arguments: JSON, as generated."""
         tool = self._by_function.get(function)
         if tool is None:
             return {"type": "function_call", "name": function, "arguments": arguments}
         if tool.is_custom:
-            text = _input(arguments)
+            text = input_of(arguments)
             return {"type": "custom_tool_call", "name": tool.name, "input": text}
         item = {"type": "function_call", "name": tool.name, "arguments": arguments}
         return item if tool.namespace is None else item | {"namespace": tool.namespace}
@@ -116,7 +135,7 @@ def _are_objects(given: Any) -> TypeGuard[list[dict[str, Any]]]:
 
 def _function(tool: ResponsesTool) -> dict[str, Any]:
     given = tool.definition
-    function = {"description": given.get("description")}
+    function: dict[str, Any] = {"description": given.get("description")}
     if not tool.is_custom:
         return function | {"parameters": given.get("parameters"), "strict": given.get("strict")}
     text: dict[str, Any] = {"type": "string"}
@@ -125,13 +144,58 @@ def _function(tool: ResponsesTool) -> dict[str, Any]:
         text["description"] = (
             f"Text of this grammar in the syntax {form.get('syntax')}:\n{form.get('definition')}"
         )
+        if form.get("syntax") not in SYNTAXES or not isinstance(form.get("definition"), str):
+            raise BadRequestError(
+                f"tools: the format of {tool.name!r:.80} is a grammar, which must have a syntax, "
+                f"{' or '.join(SYNTAXES)}, and a definition"
+            )
+        function["grammar"] = [form["syntax"], form["definition"]]
     schema = {"type": "object", "properties": {"input": text}, "required": ["input"]}
     return function | {"parameters": schema}
 
 
-def _input(arguments: str) -> str:
+class CustomInput:
+    """Reads the input of a custom tool from its arguments, JSON with one text, while they come."""
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._place: Literal["before", "within", "behind"] = "before"
+
+    def push(self, arguments: str) -> str:
+        """Adds a piece of the arguments. Returns the next piece of the input."""
+        self._held += arguments
+        if self._place == "before" and (head := _HEAD.match(self._held)):
+            self._place, self._held = "within", self._held[head.end() :]
+        if self._place != "within":
+            return ""
+        texts: list[str] = []
+        while self._place == "within" and self._held:
+            units = _UNITS.match(self._held)
+            assert units is not None
+            texts.append(json.loads(f'"{units[0]}"', strict=False))
+            self._held = self._held[units.end() :]
+            if self._held.startswith('"'):
+                self._place = "behind"
+            elif self._held and _BEGUN.fullmatch(self._held):
+                break
+            else:  # a malformed escape stays as it is
+                texts.append(self._held[:1])
+                self._held = self._held[1:]
+        return "".join(texts)
+
+    def finish(self) -> str:
+        """Returns the rest of the input at the end; all arguments if they have another form."""
+        if self._place == "behind":
+            return ""
+        if self._place == "within":
+            return self._held
+        try:
+            return str(msgspec.json.decode(self._held, type=dict[str, str])["input"])
+        except (msgspec.DecodeError, KeyError, RecursionError):
+            return self._held
+
+
+def input_of(arguments: str) -> str:
     """Returns the text that a custom tool is called with; the arguments if they are malformed."""
-    try:
-        return str(msgspec.json.decode(arguments, type=dict[str, str])["input"])
-    except (msgspec.DecodeError, KeyError, RecursionError):
-        return arguments
+    reader = CustomInput()
+    return reader.push(arguments) + reader.finish()

@@ -38,7 +38,8 @@ from .template_process import TemplateProcess
 from .tools.calls import FAMILIES_WITH_IDS, with_known_ids
 from .tools.formats import family_of
 from .tools.grammar_writer import json_rule, literal
-from .tools.grammars import call_grammar, is_marked
+from .tools.grammars import binds_inputs, call_grammar, is_marked
+from .tools.input_grammar import InputGrammar
 from .tools.offer import described, shows_tools, strict_names, tool_format, tools_of, without_calls
 from .tools.parser import ToolFormat
 from .vocabulary import GPT2, NORMAL, Vocabulary, read_vocabulary
@@ -242,17 +243,24 @@ class Tokenizer:
         is_parallel: bool = True,
         strict: Sequence[str] = (),
         allowed: Sequence[str] | None = None,
+        inputs: Mapping[str, InputGrammar] | None = None,
     ) -> ToolFormat | None:
         """Returns the form of calls in an answer to a conversation; None without tools.
 
         tools: as `tools_of` returns them. messages: as `conversation` returns them. strict,
-        allowed: names of tools, see `ToolFormat`.
+        allowed, inputs: see `ToolFormat`.
         """
         if not tools:
             return None
         source = self.jinja(template, has_tools=True) or ""
         return tool_format(
-            source, tools, messages, is_parallel=is_parallel, strict=strict, allowed=allowed
+            source,
+            tools,
+            messages,
+            is_parallel=is_parallel,
+            strict=strict,
+            allowed=allowed,
+            inputs=inputs,
         )
 
     def with_calls(
@@ -265,6 +273,7 @@ class Tokenizer:
         Errors: ValueError if ignore_eos is set, as the grammar decides where the answer ends.
         """
         free = config.constraint
+        bound = {*tools.strict, *(tools.inputs if binds_inputs(tools) else ())}
         if tools.grammar or not tools.names:
             return config, tools
         if is_required:
@@ -273,7 +282,7 @@ class Tokenizer:
             schema = json.loads(free.text)
             answer = json_rule(schema if isinstance(schema, dict) else {}, is_strict=free.is_strict)
             grammar = self.call_grammar(tools, answer)
-        elif free is None and is_marked(tools) and not set(tools.strict).isdisjoint(tools.names):
+        elif free is None and is_marked(tools) and not bound.isdisjoint(tools.names):
             grammar = self.call_grammar(tools, is_free=True)
         else:
             return config, tools

@@ -313,6 +313,9 @@ def test_keywords_that_cannot_be_enforced_are_named(tokenizer: Tokenizer) -> Non
     with pytest.warns(UserWarning, match="json_schema is not enforced in full: .*uniqueItems"):
         made = compiled(tokenizer, json_schema={"type": "array", "uniqueItems": True})
     assert {tokenizer.piece(t) for t in one_mask(AnswerConstraint(made))} == {b"["}
+    lenient = '{"type": "array", "uniqueItems": true, "x-guidance": {"lenient": true}}'
+    with pytest.warns(UserWarning, match="grammar is not enforced in full: .*uniqueItems"):
+        compiled(tokenizer, grammar=f"start: %json {lenient}")
 
 
 def bombs() -> dict[str, dict[str, Any]]:

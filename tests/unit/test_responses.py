@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from dflash_gguf.serve.completion_choice import CompletionChoice
 from dflash_gguf.serve.responses_format import ResponsesFormat
 from dflash_gguf.serve.responses_request import ResponsesBody, chat_from_responses
+from dflash_gguf.serve.responses_tools import CustomInput, input_of
 from dflash_gguf.serve.schemas import BadRequestError, ChatBody, read, tool_choice
 from dflash_gguf.serve.serializers import ResponseContext
 from dflash_gguf.serve.wire_format import encode
 from dflash_gguf.text.reasoning import OutputPart
+from dflash_gguf.text.tools.input_grammar import input_grammars
 
 USER = {"role": "user", "content": "hi"}
 
@@ -167,6 +169,10 @@ def test_a_custom_tool_is_shown_as_a_function_of_one_text() -> None:
     assert schema["required"] == ["input"]
     assert schema["properties"]["input"]["type"] == "string"
     assert 'start: "x"' in schema["properties"]["input"]["description"]
+    assert input_grammars([tool]) == {"patch": ("lark", 'start: "x"')}
+    assert (
+        input_grammars(chat(tools=[ADD, {**PATCH, "format": {"type": "text"}}]).tools or ()) == {}
+    )
 
 
 @pytest.mark.parametrize(
@@ -203,6 +209,10 @@ def test_the_choice_of_a_tool(choice: Any, wanted: str | list[str]) -> None:
             {"tool_choice": {"type": "web_search"}},
             "tool_choice must be auto, requ",
         ),
+        (
+            {"tools": [{**PATCH, "format": {"type": "grammar"}}]},
+            "of 'patch' is a grammar, which mu",
+        ),
         ({"tool_choice": {"type": "allowed_tools"}}, "or with type allowed_tools and a list of"),
         ({"tool_choice": allowed("add")}, "tool_choice must be auto, requ"),
     ],
@@ -220,7 +230,9 @@ def test_malformed_tools_are_refused_by_a_sentence(fields: Any, sentence: str) -
         ("add", "{}", {"type": "function_call", "name": "add"}),
         ("unknown", "{}", {"type": "function_call", "name": "unknown"}),
         ("patch", '{"input": "+\\"x\\"\\n"}', {"type": "custom_tool_call", "input": '+"x"\n'}),
-        ("patch", '{"input": "+x', {"type": "custom_tool_call", "input": '{"input": "+x'}),
+        ("patch", '{"input": "+x', {"type": "custom_tool_call", "input": "+x"}),
+        ("patch", '{"a": "b", "input": "+x"}', {"type": "custom_tool_call", "input": "+x"}),
+        ("patch", '{"input": "\\x\\ud83d"}', {"type": "custom_tool_call", "input": "\\x\\ud83d"}),
         ("patch", '{"patch": "x"}', {"type": "custom_tool_call", "input": '{"patch": "x"}'}),
     ],
 )
@@ -242,6 +254,37 @@ def test_calls_come_back_as_the_client_gave_the_tool(
         "custom_tool_call_input" if "input" in found else "function_call_arguments"
     }
     assert events[-2]["item"]["call_id"] == events[2]["item"]["call_id"]
+
+
+@given(text=st.text(), is_ascii=st.booleans(), pieces=st.integers(1, 9))
+def test_the_input_of_a_custom_tool_comes_while_it_is_written(
+    text: str, is_ascii: bool, pieces: int
+) -> None:
+    arguments = json.dumps({"input": text}, ensure_ascii=is_ascii)
+    size = -(-len(arguments) // pieces)
+    cut = [arguments[at : at + size] for at in range(0, len(arguments), size)]
+    reader = CustomInput()
+    assert "".join(map(reader.push, cut)) == text
+    assert reader.finish() == ""
+    for n in range(len(arguments)):
+        reader = CustomInput()
+        said = reader.push(arguments[:n])
+        assert text.startswith(said)
+        assert said + reader.finish() == input_of(arguments[:n])
+    events = streamed(format_of(tools=TOOLS), answer(call(0, "patch", cut)), 1)
+    deltas = [event["delta"] for event in events if "delta" in event]
+    assert "".join(deltas) == text
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    kinds = [event["type"].removeprefix("response.") for event in events[2:-1]]
+    assert kinds[0] == "output_item.added"
+    assert kinds[-2:] == ["custom_tool_call_input.done", "output_item.done"]
+    assert events[-3]["input"] == events[-2]["item"]["input"] == text
+
+
+def test_the_input_of_a_custom_tool_is_not_held_back() -> None:
+    parts = call(0, "patch", ['{"input": "', "+a\\n", "+b", '"}'])
+    events = streamed(format_of(tools=TOOLS), answer(parts), 1)
+    assert [event["delta"] for event in events if "delta" in event] == ["+a\n", "+b"]
 
 
 def format_of(**fields: Any) -> ResponsesFormat:

@@ -37,7 +37,7 @@ class Family(NamedTuple):
     """Chat templates with calls of one form.
 
     marks: texts that all these templates hold. interrupts: beginnings of a call that end reasoning
-        without the closing mark of it.
+        without the closing mark of it, where NAME stands for the name of each tool.
     """
 
     marks: tuple[str, ...]
@@ -49,13 +49,15 @@ GENERIC = "generic"
 """Name of the family of templates that show no tools: the prompt asks for JSON between marks."""
 FAMILIES = {
     "harmony": Family(("<|channel|>", "<|message|>"), HarmonyCalls),
-    "gemma4": Family(("<|tool_call>", "<tool_call|>"), Gemma4),
+    "gemma4": Family(("<|tool_call>", "<tool_call|>"), Gemma4, ("<|tool_call>call:",)),
     "deepseek": Family(("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>"), DeepSeek, DeepSeek.SILENT[:1]),
     "kimi": Family(("<|tool_calls_section_begin|>",), KimiK2, KimiK2.SILENT[:1]),
     "minimax": Family(("<minimax:tool_call>",), MiniMax, ("<minimax:tool_call>\n<invoke",)),
-    "lfm2": Family(("List of tools: ", "<|im_start|>"), Lfm2),
-    "glm": Family(("<arg_key>", "<arg_value>"), Glm),
-    "seed": Family(("<seed:tool_call>", "<parameter="), SeedTags),
+    "lfm2": Family(("List of tools: ", "<|im_start|>"), Lfm2, ("<|tool_call_start|>[",)),
+    "glm": Family(("<arg_key>", "<arg_value>"), Glm, ("<tool_call>NAME",)),
+    "seed": Family(
+        ("<seed:tool_call>", "<parameter="), SeedTags, ("<seed:tool_call>\n<function=",)
+    ),
     "qwen": Family(
         ("<function=", "<parameter="),
         QwenTags,
@@ -64,15 +66,15 @@ FAMILIES = {
     "functionary": Family(("<function=", "</function>"), Functionary),
     "tool_calls": Family(("<tool_calls>",), ToolCalls),
     "hermes": Family(("<tool_call>",), Hermes, ('<tool_call>\n{"name"', '<tool_call>{"name"')),
-    "mistral": Family(("[TOOL_CALLS]", "[ARGS]"), Mistral),
-    "mistral_list": Family(("[TOOL_CALLS]",), Mistral),
-    "cohere": Family(("<|START_ACTION|>",), Cohere),
+    "mistral": Family(("[TOOL_CALLS]", "[ARGS]"), Mistral, ("[TOOL_CALLS]NAME",)),
+    "mistral_list": Family(("[TOOL_CALLS]",), Mistral, ("[TOOL_CALLS][{",)),
+    "cohere": Family(("<|START_ACTION|>",), Cohere, ("<|START_ACTION|>[",)),
     "granite3": Family(("<|tool_call|>",), Granite3),
-    "nemotron": Family(("<TOOLCALL>",), NemotronV2),
+    "nemotron": Family(("<TOOLCALL>",), NemotronV2, ("<TOOLCALL>[{",)),
     "functools": Family((" functools[",), Functools),
     "gigachat": Family(("<|function_call|>",), GigaChat),
     "llama3": Family(("<|start_header_id|>", "ipython"), Llama3),
-    GENERIC: Family((), BareJson),
+    GENERIC: Family((), BareJson, ('<tool_call>\n{"name"', '<tool_call>{"name"')),
 }
 """Families by name; a template belongs to the first whose marks it holds."""
 
@@ -105,7 +107,9 @@ class AnswerParser:
             family = FAMILIES[tools.family]
             self._calls = family.parser(tools)
             # A grammar binds no call within reasoning, so that a mark there begins none.
-            interrupts = () if tools.grammar else family.interrupts
+            given = () if tools.grammar else family.interrupts
+            known = {x.replace("NAME", name) for x in given for name in tools.names}
+            interrupts = tuple(sorted(known))
         self._shows_reasoning = reasoning is None
         if reasoning is not None and not isinstance(self._calls, HarmonyCalls):
             self._reasoning = reasoning.splitter(interrupts)

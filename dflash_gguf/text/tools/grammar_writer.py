@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from .input_grammar import InputGrammar
 from .values import types_of
 
 NAME, ARGUMENTS, KEY, NUMBER = "\0N", "\0A", "\0K", "\0I"
@@ -75,16 +76,21 @@ class CallWriter:
         marks: Iterable[str],
         mark: Callable[[str], str],
         strict: Collection[str] = (),
+        inputs: Mapping[str, InputGrammar] | None = None,
     ) -> None:
-        """strict: names of the functions whose schemas must be enforced in all keywords."""
+        """strict: names of the functions whose schemas must be enforced in all keywords.
+
+        inputs: grammars of raw texts, the only arguments of functions, by function name.
+        """
         self._form, self._mark, self._strict = form, mark, strict
+        self._inputs = inputs or {}
         self._split = re.compile("(" + "|".join(map(re.escape, [*marks, ARGUMENTS, NUMBER])) + ")")
         self.rules: list[str] = []
 
     def call(self, number: int, name: str, schema: Mapping[str, Any]) -> str:
         """Adds the rules of a function's call. Returns the name of the rule."""
         rule = f"arguments_{number}"
-        self._is_strict = name in self._strict
+        self._is_strict, self._input = name in self._strict, self._inputs.get(name)
         self.rules.append(f"{rule}: {self.arguments(rule, schema)}")
         self.rules.append(f"call_{number}: {self.terms(self._form.call, name, rule)}")
         return f"call_{number}"
@@ -119,6 +125,9 @@ class CallWriter:
         end, types = literal(self._form.value_end), types_of(schema, root)
         if choices := texts_of(schema):
             return f"{rule}: ({' | '.join(map(literal, choices))}) {end}"
+        if self._input is not None:
+            self.rules.append(f"{rule}_input: {self._input.term}")
+            return f"{rule}: {rule}_input {end}"
         if types and "string" not in types:
             shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
             return f"{rule}: {json_rule({**schema, **shared}, is_strict=self._is_strict)} {end}"

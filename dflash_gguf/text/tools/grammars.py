@@ -100,6 +100,11 @@ def is_marked(tools: ToolFormat) -> bool:
     return tools.family == HARMONY or bool(opening_of(tools))
 
 
+def binds_inputs(tools: ToolFormat) -> bool:
+    """True if inputs of custom tools are raw texts in calls, which a grammar can bind."""
+    return bool(FORMS[tools.family].parameter) or tools.family == "gemma4"
+
+
 def call_grammar(
     tools: ToolFormat,
     *,
@@ -122,7 +127,7 @@ def call_grammar(
         form = form._replace(call=form.call[len(opening) :], between=form.between + opening)
     writer_of = WRITERS.get(tools.family, CallWriter)
     marks = HarmonyCalls.MARKS if is_harmony else special_texts(None, tools)
-    writer = writer_of(form, marks, mark, tools.strict)
+    writer = writer_of(form, marks, mark, tools.strict, tools.inputs)
     calls = [writer.call(n, name, tools.parameters[name]) for n, name in enumerate(tools.names)]
     is_single = form.is_single or not tools.is_parallel
     more = "" if is_single else f" ({writer.terms(form.between)} call)*"

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .formats import GENERIC, family_of
+from .input_grammar import InputGrammar
 from .parser import ToolFormat
 
 Message = Mapping[str, Any]
@@ -80,10 +81,11 @@ def tool_format(
     is_parallel: bool,
     strict: Sequence[str] = (),
     allowed: Sequence[str] | None = None,
+    inputs: Mapping[str, InputGrammar] | None = None,
 ) -> ToolFormat:
     """Returns the form of calls in answers to a template's prompt.
 
-    strict, allowed: names of tools, see `ToolFormat`.
+    strict, allowed, inputs: see `ToolFormat`.
     """
     family = family_of(template)
     if not shows_tools(template) and family not in EXAMPLES:
@@ -91,7 +93,9 @@ def tool_format(
     parameters = {one["function"]["name"]: one["function"]["parameters"] for one in tools}
     n_earlier = sum(len(message.get("tool_calls") or ()) for message in messages)
     may_call = None if allowed is None else tuple(allowed)
-    return ToolFormat(family, parameters, is_parallel, n_earlier, tuple(strict), may_call)
+    return ToolFormat(
+        family, parameters, is_parallel, n_earlier, tuple(strict), may_call, inputs=inputs or {}
+    )
 
 
 def described(

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from ..reasoning import OutputPart, merged
 from ..stream import first_mark, n_certain
+from .input_grammar import InputGrammar
 from .values import JsonScan
 
 T = TypeVar("T")
@@ -27,7 +28,8 @@ class ToolFormat(NamedTuple):
     by tool name. is_parallel: False to end the answer after its first call. n_earlier: number of
     calls in the conversation before. strict: names of the tools whose arguments must fit their
     schema, in all keywords. allowed: names of the tools that may be called, None for any name; a
-    call of another tool is text. grammar: Lark grammar that binds the answer, "" for none.
+    call of another tool is text. grammar: Lark grammar that binds the answer, "" for none. inputs:
+    grammars of the only argument, a text, by tool name.
     """
 
     family: str
@@ -37,6 +39,7 @@ class ToolFormat(NamedTuple):
     strict: tuple[str, ...] = ()
     allowed: tuple[str, ...] | None = None
     grammar: str = ""
+    inputs: Mapping[str, InputGrammar] = {}
 
     @property
     def binds_reasoning(self) -> bool:
