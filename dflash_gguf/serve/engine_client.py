@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 import signal
 import socket
 import subprocess
@@ -67,7 +68,14 @@ class BusyError(Exception):
 
 
 class NotReadyError(Exception):
-    """Raised while the model is not loaded, or if loading failed."""
+    """Raised while the model is not loaded, or if loading failed.
+
+    retry_s: seconds for the Retry-After header.
+    """
+
+    def __init__(self, sentence: str, retry_s: int = 1) -> None:
+        super().__init__(sentence)
+        self.retry_s = retry_s
 
 
 def has_room(n_waiting: int, limit: int, n_of_client: Counter[str], client: str) -> bool:
@@ -170,7 +178,7 @@ class EngineClient:
         self.process: subprocess.Popen[bytes] | None = None
         self._prepare: Callable[[], Awaitable[None]] | None = None
         self._is_checked = False
-        self._touched = time.monotonic()
+        self._touched = self._began = time.monotonic()
         self._max_waiting = max_waiting
         self._log = log
         self._on_stats = on_stats
@@ -204,8 +212,18 @@ class EngineClient:
     def require_ready(self) -> Ready:
         """Returns the description of the loaded model. Raises NotReadyError if it is not loaded."""
         if self.state != "ready" or self.ready is None:
-            raise NotReadyError("the model is being loaded")
+            raise NotReadyError("the model is being loaded", self.loading_s)
         return self.ready
+
+    @property
+    def loading_s(self) -> int:
+        """Estimated seconds until the model is loaded, from 1 to MAX_RETRY_S.
+
+        Without progress, loading is expected to take as long again: clients ask about five times.
+        """
+        passed, done = time.monotonic() - self._began, self.progress
+        left = passed * (1 - done) / done if 0 < done < 1 else passed
+        return min(max(math.ceil(left), 1), MAX_RETRY_S)
 
     @property
     def idle_s(self) -> float:
@@ -329,6 +347,7 @@ class EngineClient:
         pause = MIN_PAUSE_S
         while True:
             self.state, self.refusal, self.progress = "loading", None, 0.0
+            self._began = time.monotonic()
             self._is_checked = False
             assert self._prepare is not None
             try:
@@ -385,7 +404,7 @@ class EngineClient:
         if refused is not None:
             return refused
         sentence = _why(code)
-        self._forget(f"the engine process ended: {sentence}")
+        self._forget(f"the engine process ended: {sentence}", 503)  # a new process is started
         return f"the process ended: {sentence}"
 
     async def _take(self, message: FromEngine) -> None:

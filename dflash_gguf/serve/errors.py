@@ -58,5 +58,5 @@ def error_response(error: Exception, status: int = 400) -> Response:
     if isinstance(error, BusyError):
         return error_answer(429, str(error), headers={"Retry-After": str(error.retry_s)})
     if isinstance(error, NotReadyError):
-        return error_answer(503, str(error))
+        return error_answer(503, str(error), headers={"Retry-After": str(error.retry_s)})
     return error_answer(status, str(error))

@@ -168,7 +168,8 @@ class ModelRegistry:
         model = self.find(name)
         while model.state != "ready" or (generates and model.is_leaving):
             if self.is_one and not model.is_asleep:
-                raise NotReadyError("the model is being loaded")
+                seconds = model.engine.loading_s if model.engine else 1
+                raise NotReadyError("the model is being loaded", seconds)
             try:
                 await self._queue.wait(model, client, gone)
             finally:

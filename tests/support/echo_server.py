@@ -1,10 +1,11 @@
 """dflash-serve with a fake core: scheduler, drafts, engine process and HTTP are real.
 
 The model answers with the text between the last two SAY characters of the prompt, which ends with
-MARK. With DFLASH_SCRIPT it answers by the JSON file of this name, a list of texts: with the one
-behind as many as the prompt has results of tools, in the form of SCRIPTED; with the last one if the
-request has no tools. As a script, this file is the server if --port is an argument, else the engine
-process.
+MARK. With DFLASH_SCRIPT it answers by the JSON file of this name, a list: with the entry behind as
+many as the prompt has results of tools, in the form of SCRIPTED; with the last one if the request
+has no tools. An entry is a text, or a list of texts for the first request, the second and so on;
+the last one serves all later requests. As a script, this file is the server if --port is an
+argument, else the engine process.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,11 +29,13 @@ from dflash_gguf.text.tokenizer import Tokenizer
 
 SAY, MARK = "\x02", "\x01"
 N_CTX = 1 << 17
-FAILS = 0
-"""Byte at which an answer fails."""
+FAILS, DIES = 0, 4
+"""Bytes at which an answer fails, and at which the engine process ends."""
 PAUSE = "\x03"
 """Character of a prompt that takes PAUSE_S seconds to compute."""
 PAUSE_S = 2.5
+LOAD_S, PREFILL_S = (float(os.environ.get(f"DFLASH_{x}_S", "0")) for x in ("LOAD", "PREFILL"))
+"""Seconds that loading takes, and the first prompt with tools."""
 SHOWN = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% for c in m.tool_calls or [] %}"
     "{{ c.id }}={{ c.function.name }}:{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
@@ -65,22 +69,35 @@ class Echo(FakeSequence):
     def __init__(self) -> None:
         super().__init__(FakeModel(), b"", ord(MARK), N_CTX, block_size=8)
         self._file = os.environ.get("DFLASH_SCRIPT")
-        self._answers: list[str] = []
+        self._answers: list[Any] = []
+        self._asked: Counter[str] = Counter()
+        if self._file and Path(f"{self._file}.asked").exists():  # of an engine process before
+            self._asked.update(Path(f"{self._file}.asked").read_text().split())
 
     def append(self, tokens: Sequence[int]) -> None:
         time.sleep(PAUSE_S * (ord(PAUSE) in tokens))
+        super().append(tokens)
         if self._file and ord(MARK) in tokens:  # a test may change the file between requests
             self._answers = json.loads(Path(self._file).read_text())
-        super().append(tokens)
+            place = str(self._place(self.tokens))
+            self._asked[place] += 1
+            with open(f"{self._file}.asked", "a") as file:
+                file.write(f"{place}\n")
+            time.sleep(PREFILL_S * (place == "0" and self._asked[place] == 1))
+
+    def _place(self, prompt: Sequence[int]) -> int:
+        """Returns the index of the script's entry for a prompt; -1: the last one, without tools."""
+        text = bytes(token for token in prompt if token < 256)
+        if TOOLS.encode() not in text:
+            return -1
+        return min(text.count(RESULT.encode()), len(self._answers) - 1)
 
     def _script(self, prompt: Sequence[int]) -> Sequence[int]:
-        if len(self._answers) == 1:
-            return self._answers[0].encode()
         if self._answers:
-            text = bytes(token for token in prompt if token < 256)
-            n_results, n_last = text.count(RESULT.encode()), len(self._answers) - 1
-            is_title = TOOLS.encode() not in text
-            return self._answers[n_last if is_title else min(n_results, n_last)].encode()
+            place = self._place(prompt)
+            answer = self._answers[place]
+            texts = [answer] if isinstance(answer, str) else answer
+            return texts[min(self._asked[str(place)], len(texts)) - 1].encode()
         ends = [i for i, token in enumerate(prompt) if token == ord(SAY)][-2:]
         return prompt[ends[0] + 1 : ends[1]] if len(ends) == 2 else []
 
@@ -90,10 +107,13 @@ class Echo(FakeSequence):
         said = script[since] if since < len(script) else END
         if said == FAILS:
             raise Error("the device is gone")
+        if said == DIES:
+            os._exit(1)
         return said, since
 
 
 def open_decoder(request: Any, progress: object) -> tuple[worker.Decoder, list[str]]:  # noqa: ARG001
+    time.sleep(LOAD_S)
     tokenizer = Tokenizer.from_file(request.model)
     sequence: Any = Echo()
     return worker.Decoder(sequence, tokenizer), []

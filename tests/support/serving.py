@@ -158,13 +158,20 @@ def echoing(folder: Path, *flags: str) -> Served:
     return Served("-m", str(model), *flags, command=(echo_server.__file__,))
 
 
-def scripted(folder: Path, answers: Sequence[str], *flags: str) -> Served:
+def scripted(
+    folder: Path,
+    answers: Sequence[str | Sequence[str]],
+    *flags: str,
+    env: dict[str, str] | None = None,
+    wait: bool = True,
+) -> Served:
     """Starts a server whose answers to requests with tools are given; see echo_server."""
     script = folder / "script.json"
     script.write_text(json.dumps(answers))
     model = echo_server.model_file(folder)
     command = ("-m", str(model), "--chat-template", echo_server.SCRIPTED, *flags)
-    return Served(*command, env={"DFLASH_SCRIPT": str(script)}, command=(echo_server.__file__,))
+    env = {"DFLASH_SCRIPT": str(script)} | (env or {})
+    return Served(*command, env=env, wait=wait, command=(echo_server.__file__,))
 
 
 def call(name: str, **arguments: Any) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -232,3 +234,13 @@ def test_a_turn_is_cached_whose_call_the_client_has_rewritten(tmp_path: Path, pa
         assert n_cached >= n_before - 1  # the last token of an answer is not computed
     finally:
         assert served.close() == 0
+
+
+def test_retry_after_grows_with_the_time_that_a_model_has_been_loading(tmp_path: Path) -> None:
+    slow = scripted(tmp_path, ["x"], env={"DFLASH_LOAD_S": "6"}, wait=False)
+    with closing(slow) as served:
+        first = served.post("/v1/messages", asked("/v1/messages"))
+        time.sleep(3)
+        second = served.post("/v1/messages", asked("/v1/messages"))
+        assert first.status_code == second.status_code == 503
+        assert int(second.headers["Retry-After"]) >= int(first.headers["Retry-After"]) + 2

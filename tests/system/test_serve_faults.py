@@ -250,8 +250,8 @@ def test_a_dead_engine_is_started_again(served: Served) -> None:
             error = json.loads(found.text.splitlines()[-2].removeprefix("data: "))
         else:
             error = found.json()
-            assert found.status_code == 500
-        assert error["error"]["code"] == 500
+            assert found.status_code == 503
+        assert error["error"]["code"] == 503
         assert "SIGABRT" in error["error"]["message"]
     codes = set()
     deadline = time.monotonic() + START_S
