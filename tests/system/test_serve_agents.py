@@ -17,9 +17,10 @@ from serving import Served, tiny
 
 from dflash_gguf.serve.anthropic_request import MessagesBody
 from dflash_gguf.serve.responses_request import ResponsesBody
+from dflash_gguf.serve.schemas import ChatBody
 
 FUZZ = os.environ.get("DFLASH_FUZZ")
-"""Number of random requests a route with --hypothesis-seed=N, instead of 200 fixed ones."""
+"""Number of random requests a route with --hypothesis-seed=N, instead of fixed ones."""
 USER = {"role": "user", "content": "add two numbers"}
 
 
@@ -229,6 +230,10 @@ JUNK = st.one_of(
     st.dictionaries(st.sampled_from(["type", "name", "text", "effort"]), st.just("x"), max_size=2),
 )
 TYPES = {
+    "/v1/chat/completions": (
+        *("text", "image_url", "input_audio", "refusal", "function", "custom", "allowed_tools"),
+        *("json_schema", "json_object", "grammar", "regex", "auto", "required", "none"),
+    ),
     "/v1/messages": (
         *("text", "image", "tool_use", "tool_result", "thinking", "redacted_thinking", "document"),
         *("tool_reference", "custom", "web_search_20250305", "tool", "any", "none", "adaptive"),
@@ -240,6 +245,15 @@ TYPES = {
     ),
 }
 SOUND: dict[str, list[Any]] = {
+    "/v1/chat/completions": [
+        USER,
+        {"role": "system", "content": [{"type": "text", "text": "inner"}]},
+        {
+            "role": "assistant",
+            "tool_calls": [{"id": "t", "function": {"name": "f", "arguments": '{"a": 1}'}}],
+        },
+        {"role": "tool", "tool_call_id": "t", "content": [{"type": "text", "text": "x"}]},
+    ],
     "/v1/messages": [
         USER,
         {"role": "system", "content": [{"type": "text", "text": "inner"}]},
@@ -260,9 +274,11 @@ SOUND: dict[str, list[Any]] = {
 NAMES = (
     *("text", "content", "thinking", "name", "id", "input", "tool_use_id", "call_id", "arguments"),
     *("output", "summary", "namespace", "tools", "parameters", "input_schema", "description"),
+    *("function", "tool_calls", "tool_call_id", "schema", "json_schema"),
     *("source", "data", "format", "definition", "strict", "defer_loading", "tool_name", "cache"),
 )
 FIELDS = {
+    "/v1/chat/completions": ChatBody.__struct_fields__,
     "/v1/messages": MessagesBody.__struct_fields__,
     "/v1/responses": ResponsesBody.__struct_fields__,
 }
@@ -286,15 +302,19 @@ def blocks(path: str) -> st.SearchStrategy[Any]:
     return st.recursive(block(JUNK), block, max_leaves=4)
 
 
+LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")
+
+
+@pytest.mark.parametrize("n", [200, pytest.param(2000, marks=pytest.mark.full)])
 @pytest.mark.parametrize("path", list(TYPES))
-def test_no_request_makes_the_server_fail(served: Served, path: str) -> None:
+def test_no_request_makes_the_server_fail(served: Served, path: str, n: int) -> None:
     many = st.one_of(st.lists(blocks(path), max_size=3), JUNK)
     sound = st.lists(st.sampled_from(SOUND[path]), min_size=1, max_size=4)
-    conversation = "messages" if path == "/v1/messages" else "input"
+    conversation = "input" if path == "/v1/responses" else "messages"
     count = f"{path}/count_tokens" if path == "/v1/messages" else path
 
     @settings(
-        max_examples=int(FUZZ or 200),
+        max_examples=int(FUZZ or n),
         deadline=None,
         suppress_health_check=list(HealthCheck),
         derandomize=FUZZ is None,
@@ -306,7 +326,7 @@ def test_no_request_makes_the_server_fail(served: Served, path: str) -> None:
         counts=st.booleans(),
     )
     def asked(fields: dict[str, Any], items: Any, tools: Any, counts: bool) -> None:
-        fields |= {"max_tokens": 2, "max_output_tokens": 2, conversation: items, "tools": tools}
+        fields |= {conversation: items, "tools": tools} | dict.fromkeys(LENGTHS, 2)
         body = json.dumps(fields).encode()
         found = served.post(count if counts else path, body)
         assert found.status_code in (200, 400), f"{found.status_code} {found.text} for {fields}"
