@@ -38,7 +38,7 @@ from .template_process import TemplateProcess
 from .tools.calls import FAMILIES_WITH_IDS, with_known_ids
 from .tools.formats import family_of
 from .tools.grammar_writer import json_rule, literal
-from .tools.grammars import binds_inputs, call_grammar, is_marked
+from .tools.grammars import call_grammar, is_marked
 from .tools.input_grammar import InputGrammar
 from .tools.offer import described, shows_tools, strict_names, tool_format, tools_of, without_calls
 from .tools.parser import ToolFormat
@@ -273,7 +273,7 @@ class Tokenizer:
         Errors: ValueError if ignore_eos is set, as the grammar decides where the answer ends.
         """
         free = config.constraint
-        bound = {*tools.strict, *(tools.inputs if binds_inputs(tools) else ())}
+        bound = {*tools.strict, *tools.inputs}
         if tools.grammar or not tools.names:
             return config, tools
         if is_required:

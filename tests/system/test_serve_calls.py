@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -285,3 +286,28 @@ def test_a_required_call_is_made_on_every_route(
     ((name, arguments),) = found
     assert name == "set_mode"
     assert json.loads(arguments) in ({"mode": "on"}, {"mode": "off"})
+
+
+def test_the_input_of_a_custom_tool_is_of_its_grammar(real: Served) -> None:
+    lines = 'start: ("on" | "off") LF /"[a-c"]"/\n%import common.LF'
+    tool = {
+        "type": "custom",
+        "name": "set",
+        "format": {"type": "grammar", "syntax": "lark", "definition": lines},
+    }
+    fields = {"input": "Go", "tools": [tool], "parallel_tool_calls": False, "temperature": 1.5}
+    found = set()
+    for draft in ("none", "tree", "auto"):
+        asked = {**fields, "draft": draft, "seed": 7, "max_output_tokens": 100}
+        (item,) = real.answer("/v1/responses", **asked, tool_choice="required")["output"]
+        assert (item["type"], item["name"]) == ("custom_tool_call", "set")
+        events = real.events("/v1/responses", **asked, tool_choice="required")
+        assert "".join(event.get("delta", "") for event in events) == item["input"]
+        free = real.answer("/v1/responses", **asked)["output"]
+        found.add((item["input"], json.dumps([x.get("content", x.get("input")) for x in free])))
+    ((said, _),) = found
+    assert re.fullmatch(r'(on|off)\n"[a-c"]"', said)
+    bad = {**tool, "format": {**tool["format"], "definition": "start: ("}}
+    response = real.post("/v1/responses", {**fields, "tools": [bad], "tool_choice": "required"})
+    assert response.status_code == 400
+    assert "tools: " in response.json()["error"]["message"]

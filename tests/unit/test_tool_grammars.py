@@ -20,7 +20,7 @@ from dflash_gguf.text.tokenizer import Tokenizer
 from dflash_gguf.text.tools.calls import calls_in
 from dflash_gguf.text.tools.formats import FAMILIES, AnswerParser
 from dflash_gguf.text.tools.grammar_writer import json_rule
-from dflash_gguf.text.tools.grammars import FORMS, binds_inputs, call_grammar, is_marked, opening_of
+from dflash_gguf.text.tools.grammars import FORMS, call_grammar, is_marked, opening_of
 from dflash_gguf.text.tools.input_grammar import InputGrammar
 from dflash_gguf.text.tools.offer import strict_names
 from dflash_gguf.text.tools.parser import ToolFormat
@@ -283,11 +283,18 @@ name: /(.+)/
 """
 PATCH = '*** Begin Patch\n*** Add File: a "b".py\n+x = "\\n}"\n*** End Patch'
 INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+HEAD = '{"input": "'
+ESCAPED = json.dumps({"input": PATCH}, ensure_ascii=False)
 CALLS_OF_PATCH = {
     "qwen": f"<tool_call>\n<function=patch>\n<parameter=input>\n{PATCH}\n</parameter>\n"
     "</function>\n</tool_call>",
     "glm": f"<tool_call>patch\n<arg_key>input</arg_key>\n<arg_value>{PATCH}</arg_value>\n"
     "</tool_call>",
+    "hermes": f'<tool_call>\n{{"name": "patch", "arguments": {ESCAPED}}}\n</tool_call>',
+    "harmony": "<|channel|>commentary to=functions.patch <|constrain|>json<|message|>"
+    f"{ESCAPED}<|call|>",
+    "llama3": f'{{"name": "patch", "parameters": {ESCAPED}}}',
+    "lfm2": f"<|tool_call_start|>[patch(input={ESCAPED[len(HEAD) - 1 : -1]})]<|tool_call_end|>",
     "gemma4": f'<|tool_call>call:patch{{input:<|"|>{PATCH}<|"|>}}<tool_call|>',
 }
 
@@ -297,16 +304,17 @@ def test_the_input_of_a_custom_tool_is_bound_to_its_grammar(family: str) -> None
     tools = ToolFormat(
         family, {"patch": INPUT, **TOOLS}, inputs={"patch": InputGrammar("lark", PATCHES)}
     )
-    assert binds_inputs(tools)
     text = CALLS_OF_PATCH[family]
     assert read(tools, text) == [("patch", {"input": PATCH})]
     for said, is_allowed in ((text, True), (text.replace("+x", "x"), False)):
-        for is_free in (False, True):
+        for is_free in (False, True)[: 1 + is_marked(tools)]:
             found = matcher(tools, is_free=is_free)
-            tokens = list((f"I patch.\n{said}" if is_free else said).encode())
+            is_told = is_free and family != "harmony"
+            tokens = list((f"I patch.\n{said}" if is_told else said).encode())
             is_whole = found.try_consume_tokens(tokens) == len(tokens)
             assert (is_whole and found.is_accepting()) == is_allowed
     dates = tools._replace(inputs={"patch": InputGrammar("regex", r"[0-9]+/\d\d\/x")})
     for said, is_allowed in (("3/07/x", True), ("3/7/x", False)):
-        tokens = list(text.replace(PATCH, said).encode())
+        patch = PATCH if PATCH in text else ESCAPED[len(HEAD) : -2]
+        tokens = list(text.replace(patch, said).encode())
         assert (matcher(dates).try_consume_tokens(tokens) == len(tokens)) == is_allowed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -90,15 +91,35 @@ class CallWriter:
     def call(self, number: int, name: str, schema: Mapping[str, Any]) -> str:
         """Adds the rules of a function's call. Returns the name of the rule."""
         rule = f"arguments_{number}"
-        self._is_strict, self._input = name in self._strict, self._inputs.get(name)
+        self._is_strict, self._input = name in self._strict, self._input_term(name)
         self.rules.append(f"{rule}: {self.arguments(rule, schema)}")
         self.rules.append(f"call_{number}: {self.terms(self._form.call, name, rule)}")
         return f"call_{number}"
+
+    @property
+    def _escapes_texts(self) -> bool:
+        """True if texts in arguments have escapes, as in JSON."""
+        return not self._form.parameter
+
+    def _input_term(self, name: str) -> str | None:
+        """Returns the term of a custom tool's input; None for other tools."""
+        grammar = self._inputs.get(name)
+        try:
+            return None if grammar is None else grammar.term(is_escaped=self._escapes_texts)
+        except ValueError as error:
+            warnings.warn(
+                f"tools: the grammar of {name!r:.80} is shown to the model, not enforced: {error}",
+                stacklevel=2,
+            )
+            return None
 
     def arguments(self, rule: str, schema: Mapping[str, Any]) -> str:
         """Returns the terms of a function's arguments. rule: their rule, for names of others."""
         if self._form.parameter:
             return " ".join(self._parameters(rule, schema))
+        if self._input is not None:
+            self.rules.append(f"{rule}_input: {self._input}")
+            return f"""{literal('{"input": "')} {rule}_input {literal('"}')}"""
         return json_rule({"type": "object", **schema}, is_strict=self._is_strict)
 
     def terms(self, text: str, name: str = "", arguments: str = "") -> str:
@@ -126,7 +147,7 @@ class CallWriter:
         if choices := texts_of(schema):
             return f"{rule}: ({' | '.join(map(literal, choices))}) {end}"
         if self._input is not None:
-            self.rules.append(f"{rule}_input: {self._input.term}")
+            self.rules.append(f"{rule}_input: {self._input}")
             return f"{rule}: {rule}_input {end}"
         if types and "string" not in types:
             shared = {key: root[key] for key in ("$defs", "definitions") if key in root}

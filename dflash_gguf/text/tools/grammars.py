@@ -100,11 +100,6 @@ def is_marked(tools: ToolFormat) -> bool:
     return tools.family == HARMONY or bool(opening_of(tools))
 
 
-def binds_inputs(tools: ToolFormat) -> bool:
-    """True if inputs of custom tools are raw texts in calls, which a grammar can bind."""
-    return bool(FORMS[tools.family].parameter) or tools.family == "gemma4"
-
-
 def call_grammar(
     tools: ToolFormat,
     *,

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from .escaped_grammar import escaped_lark
+
 
 class InputGrammar(NamedTuple):
     """The grammar of a custom tool's input. syntax: "lark" or "regex"."""
@@ -13,13 +15,15 @@ class InputGrammar(NamedTuple):
     syntax: str
     definition: str
 
-    @property
-    def term(self) -> str:
-        """The Lark term of an input."""
+    def term(self, *, is_escaped: bool) -> str:
+        """Returns the Lark term of an input. is_escaped: True for an input within a JSON text.
+
+        Errors: ValueError for a grammar that cannot be enforced within JSON.
+        """
         grammar = self.definition
         if self.syntax == "regex":
             grammar = "start: /" + re.sub(r"(\\.)|/", lambda x: x[1] or r"\/", grammar) + "/"
-        return f"%lark {{\n{grammar}\n}}"
+        return f"%lark {{\n{escaped_lark(grammar) if is_escaped else grammar}\n}}"
 
 
 def input_grammars(given: Iterable[Mapping[str, Any]]) -> dict[str, InputGrammar]:

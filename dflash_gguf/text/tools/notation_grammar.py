@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 from .gemma_calls import MAX_DEPTH, Gemma4
 from .grammar_writer import CallWriter, json_rule, literal, properties_of, texts_of
-from .input_grammar import InputGrammar
 from .values import referenced, types_of
 
 MAX_NESTED = MAX_DEPTH // 8
@@ -48,11 +47,13 @@ class GemmaWriter(CallWriter):
         quote = self._mark(Gemma4.QUOTE)
         return f"{quote} ({' | '.join(map(literal, texts))}) {quote}"
 
-    def _bound_text(self, rule: str, grammar: InputGrammar) -> str:
-        """Returns the term of a text by a grammar, "" if texts are escaped."""
-        quote = self._mark(Gemma4.QUOTE)
-        self.rules.append(f"{rule}: {grammar.term}")
-        return f"{quote} {rule} {quote}"
+    @property
+    def _escapes_texts(self) -> bool:
+        return False
+
+    def _quote(self) -> str:
+        """Returns the term around texts."""
+        return self._mark(Gemma4.QUOTE)
 
     def _any_text(self) -> list[str]:
         """Returns the rules of `any_text`."""
@@ -99,8 +100,9 @@ class GemmaWriter(CallWriter):
         if isinstance(schema, Mapping) and isinstance(to := schema.get("$ref"), str):
             schema = referenced(to, root)
         types = types_of(schema, root)
-        if self._input is not None and (bound := self._bound_text(rule, self._input)):
-            return bound
+        if self._input is not None:
+            self.rules.append(f"{rule}: {self._input}")
+            return f"{self._quote()} {rule} {self._quote()}"
         if choices := texts_of(schema):
             return self._one_text(choices)
         if len(types) != 1 or not isinstance(schema, Mapping) or depth > MAX_NESTED:
@@ -136,8 +138,12 @@ class PythonWriter(GemmaWriter):
         either = (f"{literal(json.dumps(text))} | {literal(repr(text))}" for text in texts)
         return f"({' | '.join(either)})"
 
-    def _bound_text(self, rule: str, grammar: InputGrammar) -> str:  # noqa: ARG002
-        return ""
+    @property
+    def _escapes_texts(self) -> bool:
+        return True
+
+    def _quote(self) -> str:
+        return literal('"')
 
     def _any_text(self) -> list[str]:
         inner = r"[^{0}\\\x00-\x1f\x7f]|\\[{0}\\nrt]"
