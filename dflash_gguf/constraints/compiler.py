@@ -29,8 +29,12 @@ list, a boolean, or an element of a list that is not an `enum`."""
 MAX_MULTIPLES = 50_000
 """Largest sum of the digits of each `multipleOf` in a schema, read as a number: the time of
 llguidance grows with its square."""
-LIMITS = llguidance.LLParserLimits(step_max_items=20_000, verbose_errors=False)
-"""Limits of llguidance; a mask that needs more items takes more than 100 ms."""
+LIMITS = llguidance.LLParserLimits(
+    step_max_items=2_000_000, max_items_in_row=10_000, verbose_errors=False
+)
+"""Limits of llguidance. A grammar of single letters needs a million items for a mask of 256,000
+tokens, in 20 ms; an object of 2,000 optional properties needs 8,000 in a row. `matcher.MAX_MASK_S`
+bounds the time of grammars whose items cost more."""
 UNENFORCED = re.compile("Unimplemented keys|Unknown format|oneOf")
 """Errors of llguidance about keywords that a schema that is not strict may lose."""
 STACK_BYTES = 1 << 28

@@ -177,13 +177,13 @@ def measured(args: argparse.Namespace, n: int, parse: dict[str, float]) -> Rows:
         json_tokens, call_tokens = (
             decoder.tokenize(text, add_special=False)[: args.tokens] for text in (json_text, call)
         )
-        free = dflash_gguf.DecodeConfig(max_tokens=args.tokens, temperature=args.temperature)
-        with_calls = decoder.tokenizer.with_calls(free, TOOLS, ["record"])  # type: ignore[union-attr]
+        tokenizer = decoder.tokenizer
+        assert tokenizer is not None
         constraints: dict[str, dict[str, Any]] = {
             "free": {},
             "schema": {"json_schema": SCHEMA},
             "grammar": {"grammar": GRAMMAR},
-            "call": {"grammar": with_calls.grammar},
+            "call": {"grammar": tokenizer.call_grammar(TOOLS)},
         }
         random = np.random.default_rng(2)
 

@@ -358,6 +358,28 @@ def test_large_constraints_take_a_second_or_are_refused(tokenizer: Tokenizer, na
     assert seconds < 4.0  # a second of an idle machine
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"grammar": 'start: ("return" | "word7" | /[ -~]/ | /\\n/)+'},
+        {"json_schema": {"properties": {f"p{i}": {"type": "integer"} for i in range(2000)}}},
+        {"grammar": "root ::= " + " | ".join(f'"{i}"' for i in range(4000))},
+    ],
+    ids=["letters", "properties", "alternatives"],
+)
+def test_large_constraints_can_be_used(tokenizer: Tokenizer, settings: dict[str, Any]) -> None:
+    constraint, rng = AnswerConstraint(compiled(tokenizer, **settings)), random.Random(1)
+    answer: list[int] = []
+    for _ in range(5):
+        constraint.advance(answer)
+        found = one_mask(constraint) - tokenizer.stop_tokens
+        assert found or answer
+        if not found:
+            break
+        answer.append(rng.choice(sorted(found)))
+    assert constraint.error is None
+
+
 def test_a_failed_matcher_says_why_and_does_not_spoil_other_nodes(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
