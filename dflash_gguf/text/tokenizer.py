@@ -42,7 +42,7 @@ from .tools.grammars import call_grammar, is_marked
 from .tools.input_grammar import InputGrammar
 from .tools.offer import described, shows_tools, strict_names, tool_format, tools_of, without_calls
 from .tools.parser import ToolFormat
-from .vocabulary import GPT2, NORMAL, Vocabulary, read_vocabulary
+from .vocabulary import BYTE, CONTROL, GPT2, NORMAL, Vocabulary, read_vocabulary
 
 _unopened: Exception | None = None
 try:
@@ -324,14 +324,40 @@ class Tokenizer:
         """
         bos = self.special_text(Key.TOKENIZER_BOS_ID)
         add_special = bos is None or not text.startswith(bos)
-        tokens = self.tokenize(text, add_special=add_special)
+        at = text.rfind(asked) if asked else -1
+        cut = self._cut(text, at)
+        head = self.tokenize(text[:cut], add_special=add_special) if cut else []
+        # Only the text behind the cut is tokenized again for the ends of the turn.
+        rest, add_special = text[cut:], add_special and not cut
+        tail = self.tokenize(rest, add_special=add_special)
         turn_boundaries: list[int] = []
-        if asked and (at := text.rfind(asked)) >= 0:
-            for end in (at, at + len(asked)):
-                before = self.tokenize(text[:end], add_special=add_special)
-                turn_boundaries.append(n_common(before, tokens))
+        for end in (at, at + len(asked)) if at >= 0 else ():
+            before = self.tokenize(rest[: end - cut], add_special=add_special)
+            turn_boundaries.append(len(head) + n_common(before, tail))
         reasoning = self.chat_format(text, template=template, has_tools=tools is not None)
-        return ChatPrompt(tokens, reasoning, turn_boundaries, tools, asked)
+        return ChatPrompt(head + tail, reasoning, turn_boundaries, tools, asked)
+
+    def _cut(self, text: str, end: int) -> int:
+        """Returns the position of the last control token before `end`, 0 if there is none.
+
+        The texts before and behind it have the same tokens as the whole text.
+        """
+        if end < 0 or self._vocabulary.flags.get(Key.TOKENIZER_ADD_EOS):
+            return 0
+        return max(0, 0, *(text.rfind(mark, 0, end) for mark in self._cut_marks))
+
+    @cached_property
+    def _cut_marks(self) -> list[str]:
+        """Texts of control tokens that overlap with no end of another token that is no text."""
+        types = self._vocabulary.types
+        if types is None:
+            return []
+        special = [
+            (self._vocabulary.tokens[i].decode("utf-8", "replace"), types[i])
+            for i in np.flatnonzero((types != NORMAL) & (types != BYTE))
+        ]
+        inner = {character for text, _ in special for character in text[1:]}
+        return [text for text, kind in special if kind == CONTROL and text[:1] not in inner | {""}]
 
     def chat_format(
         self, text: str, *, template: str | None = None, has_tools: bool = False

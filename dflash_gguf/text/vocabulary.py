@@ -36,7 +36,7 @@ PRE_NAMES = frozenset(_PRE_NAMES.split())
 models and those for text that is not byte-level."""
 
 MAX_TOKENS = 1 << 24
-NORMAL, BYTE, MAX_TOKEN_TYPE = 1, 6, 6
+NORMAL, CONTROL, BYTE, MAX_TOKEN_TYPE = 1, 3, 6, 6
 USED_IDS = (
     Key.TOKENIZER_BOS_ID,
     Key.TOKENIZER_EOS_ID,

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 from vocabularies import BOS, END, byte_level, gemma, sentence_piece, write
 
+from dflash_gguf.text.stream import n_common
 from dflash_gguf.text.tokenizer import Tokenizer
 
+BOS_ID = "tokenizer.ggml.bos_token_id"
 HELLO = [{"role": "user", "content": "hello"}]
 HARD_TEXTS = [
     "hello world",
@@ -134,6 +137,42 @@ def test_chat_uses_the_template_of_the_file(tokenizer: Tokenizer) -> None:
     assert "<think>" in tokenizer.chat_text(HELLO, enable_thinking=False)
     begin, end = tokens.turn_boundaries  # a later prompt may diverge at the user's message
     assert tokenizer.detokenize(tokens[begin:end]) == "hello"
+
+
+PIECES = (
+    "<|im_start|>",
+    "<|im_end|>",
+    BOS,
+    "</s>",
+    "<",
+    "|>",
+    "hello",
+    " w",
+    "\n",
+    " ",
+    "é",
+    "a b",
+)
+
+
+@pytest.mark.parametrize(
+    "values", [byte_level(), sentence_piece(), gemma(), byte_level(add_eos_token=True)]
+)
+def test_turns_are_tokenized_as_within_the_whole_text(
+    tmp_path: Path, values: dict[str, Any]
+) -> None:
+    tokenizer, random = tokenizer_of(tmp_path / "a.gguf", values), Random(1)
+    for _ in range(300):
+        before, asked, after = ("".join(random.choices(PIECES, k=n)) for n in (8, 3, 5))
+        text = before + asked + after
+        tokens = tokenizer.chat_tokens(text, template="chatml", asked=asked)
+        add_special = not text.startswith(tokenizer.special_text(BOS_ID) or BOS)
+        assert tokens == tokenizer.tokenize(text, add_special=add_special)
+        at = text.rfind(asked)
+        assert list(tokens.turn_boundaries) == [
+            n_common(tokenizer.tokenize(text[:end], add_special=add_special), tokens)
+            for end in (at, at + len(asked))
+        ]
 
 
 def test_a_template_that_writes_bos_does_not_get_a_second(tokenizer: Tokenizer) -> None:
