@@ -56,7 +56,7 @@ class Running(ServerClient):
 
     def __init__(self, url: str, pid: int) -> None:
         super().__init__(url, None)
-        self.pid = pid
+        self.url, self.pid = url, pid
         self.cpu_s, self.n_tokens = 0.0, 0
         """CPU seconds of the server process in measurements, and tokens that it sent in them."""
 
