@@ -130,6 +130,7 @@ def main() -> None:
     parser.add_argument(
         "--client", nargs="*", default=["codex-0.169", "claude-code-2.1.328", "opencode-1.18.33"]
     )
+    parser.add_argument("--scenario", nargs="*", help="default: all of a client's")
     parser.add_argument("-c", "--ctx", type=int, default=65536)
     parser.add_argument("-t", "--threads", type=int, default=2)
     parser.add_argument("--runs", type=int, default=3, help="runs of the prefill beside a turn")
@@ -147,7 +148,7 @@ def main() -> None:
         commands[THEIRS] += [] if can_repack() else ["--no-repack"]
     report: dict[str, Any] = {**facts(), "model": args.model.name, "conversations": {}}
     for client in args.client:
-        for scenario in CONVERSATIONS[client]:
+        for scenario in args.scenario or CONVERSATIONS[client]:
             turns = turns_of(client, scenario, builder)
             rows = report["conversations"][f"{client} {scenario}"] = {}
             for name, command in commands.items():
