@@ -26,6 +26,17 @@ CONVERSATIONS = {
 """Scenarios in which each request but a title's extends the one before."""
 
 
+PATCH_GRAMMAR = r"""
+start: "*** Begin Patch" LF hunk+ "*** End Patch" LF?
+hunk: "*** Add File: " name LF ("+" /(.*)/ LF)+
+    | "*** Delete File: " name LF
+    | "*** Update File: " name LF ("*** Move to: " name LF)? line* ("*** End of File" LF)?
+line: ("@@" | "@@ " name | ("+" | "-" | " ") /(.*)/) LF
+name: /(.+)/
+%import common.LF
+"""
+
+
 class Exchange(NamedTuple):
     """A request and its recorded answer. path: without the query."""
 
@@ -53,10 +64,19 @@ def exchanges() -> tuple[Exchange, ...]:
                 one = json.load(file)
                 request = one["request"]
                 if isinstance(request.get("body"), dict):
+                    _restore_grammars(request["body"])
                     path = request["path"].split("?")[0]
                     names = one["client"], one["scenario"], one["number"], path
                     found.append(Exchange(*names, request["body"], one["response"]))
     return tuple(found)
+
+
+def _restore_grammars(request: dict[str, Any]) -> None:
+    """Replaces the placeholder of Codex's grammar by one of the same form."""
+    for tool in request.get("tools") or ():
+        form = tool.get("format")
+        if isinstance(form, dict) and tool.get("name") == "apply_patch":
+            form["definition"] = PATCH_GRAMMAR
 
 
 class RecordedCall(NamedTuple):

@@ -215,7 +215,7 @@ FINAL = f"{CHANNEL}final{MESSAGE}Done."
         ),
         (THOUGHT.removesuffix(NEXT), False, False, False),
         (THOUGHT + CALL.replace("list_files", "list"), False, False, False),
-        (THOUGHT + CALL.replace("{}", '{"a": 1}'), False, False, False),
+        (THOUGHT + CALL.replace("{}", '{ "a" :1}'), False, True, False),
         (THOUGHT.replace("Hm", f"Hm<|start|>assistant{FINAL}") + CALL, False, False, False),
         (CALL + THOUGHT + CALL, False, False, False),
     ],
@@ -313,6 +313,10 @@ def test_the_input_of_a_custom_tool_is_bound_to_its_grammar(family: str) -> None
             tokens = list((f"I patch.\n{said}" if is_told else said).encode())
             is_whole = found.try_consume_tokens(tokens) == len(tokens)
             assert (is_whole and found.is_accepting()) == is_allowed
+    other = list(text.replace("patch", "list_files", 1).encode())
+    for is_free in (False, True)[: 1 + is_marked(tools)]:
+        is_whole = matcher(tools, is_free=is_free).try_consume_tokens(other) == len(other)
+        assert is_whole == is_free
     dates = tools._replace(inputs={"patch": InputGrammar("regex", r"[0-9]+/\d\d\/x")})
     for said, is_allowed in (("3/07/x", True), ("3/7/x", False)):
         patch = PATCH if PATCH in text else ESCAPED[len(HEAD) : -2]

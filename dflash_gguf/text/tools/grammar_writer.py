@@ -23,6 +23,10 @@ GUIDANCE = {
 """Options of llguidance for JSON: spaces as templates write them, so that these are forced."""
 
 
+LOOSE = {"type": "object", "x-guidance": {"lenient": True, "whitespace_flexible": True}}
+"""Schema of arguments that are not bound to one of their own."""
+
+
 class CallForm(NamedTuple):
     """The form of written calls. call: one call; before, between, after: texts around calls.
 
@@ -88,9 +92,14 @@ class CallWriter:
         self._split = re.compile("(" + "|".join(map(re.escape, [*marks, ARGUMENTS, NUMBER])) + ")")
         self.rules: list[str] = []
 
-    def call(self, number: int, name: str, schema: Mapping[str, Any]) -> str:
-        """Adds the rules of a function's call. Returns the name of the rule."""
-        rule = f"arguments_{number}"
+    def call(
+        self, number: int, name: str, schema: Mapping[str, Any], *, is_loose: bool = False
+    ) -> str:
+        """Adds the rules of a function's call. Returns the name of the rule.
+
+        is_loose: True for arguments of any names and values, in any order.
+        """
+        rule, self._is_loose = f"arguments_{number}", is_loose
         self._is_strict, self._input = name in self._strict, self._input_term(name)
         self.rules.append(f"{rule}: {self.arguments(rule, schema)}")
         self.rules.append(f"call_{number}: {self.terms(self._form.call, name, rule)}")
@@ -116,10 +125,16 @@ class CallWriter:
     def arguments(self, rule: str, schema: Mapping[str, Any]) -> str:
         """Returns the terms of a function's arguments. rule: their rule, for names of others."""
         if self._form.parameter:
-            return " ".join(self._parameters(rule, schema))
+            return (
+                self._any_parameters()
+                if self._is_loose
+                else " ".join(self._parameters(rule, schema))
+            )
         if self._input is not None:
             self.rules.append(f"{rule}_input: {self._input}")
-            return f"""{literal('{"input": "')} {rule}_input {literal('"}')}"""
+            return rf"""/\{{\s?"input":\s?"/ {rule}_input /"\s?\}}/"""
+        if self._is_loose:
+            return f"%json {json.dumps(LOOSE)}"
         return json_rule({"type": "object", **schema}, is_strict=self._is_strict)
 
     def terms(self, text: str, name: str = "", arguments: str = "") -> str:
@@ -140,6 +155,16 @@ class CallWriter:
             self.rules.append(self._value(f"{rule}_{place}", one, schema))
         if not given:
             yield '""'
+
+    def _any_parameters(self) -> str:
+        if not any(line.startswith("any_parameter:") for line in self.rules):
+            before, after = map(literal, self._form.parameter.split(KEY))
+            end = literal(self._form.value_end)
+            self.rules += [
+                f'any_parameter: {before} /[^<>"\\n]+/ {after} any_raw',
+                f"any_raw[suffix={end}]: /(.|\\n)*/",
+            ]
+        return "any_parameter*"
 
     def _value(self, rule: str, schema: Any, root: Mapping[str, Any]) -> str:
         """Returns the rule of a raw value and the text behind it."""

@@ -110,8 +110,9 @@ def call_grammar(
     """Returns a grammar of answers that are calls of tools, one at least.
 
     answer: Lark term of what the answer may be instead; None for nothing. is_free: True for any
-    text around the calls, which need not come; for families that `is_marked`. mark: returns the
-    term of a mark, which a model may write as a control token. Arguments in tags come in the order
+    text around the calls, which need not come, and for any arguments of tools that are neither
+    strict nor have a grammar; for families that `is_marked`. mark: returns the term of a mark,
+    which a model may write as a control token. Arguments in tags come in the order
     of the schema; raw values of several types are any text.
     """
     form, is_harmony = FORMS[tools.family], tools.family == HARMONY
@@ -123,7 +124,11 @@ def call_grammar(
     writer_of = WRITERS.get(tools.family, CallWriter)
     marks = HarmonyCalls.MARKS if is_harmony else special_texts(None, tools)
     writer = writer_of(form, marks, mark, tools.strict, tools.inputs)
-    calls = [writer.call(n, name, tools.parameters[name]) for n, name in enumerate(tools.names)]
+    bound = {*tools.strict, *tools.inputs} if is_free else tools.names
+    calls = [
+        writer.call(n, name, tools.parameters[name], is_loose=name not in bound)
+        for n, name in enumerate(tools.names)
+    ]
     is_single = form.is_single or not tools.is_parallel
     more = "" if is_single else f" ({writer.terms(form.between)} call)*"
     start = f"{writer.terms(form.before)} call{more} {writer.terms(form.after)}"

@@ -29,6 +29,8 @@ class GemmaWriter(CallWriter):
     """Terms by type, of numbers without further keywords."""
     ANY_KEY: ClassVar[str] = '/[A-Za-z_][A-Za-z0-9_]*/ ":"'
     """Term of a key without a schema, and of the mark behind it."""
+    ANY_PARAMETER: ClassVar[str] = ANY_KEY
+    """Term of the name of a parameter without a schema, and of the mark behind it."""
     IS_SORTED: ClassVar[bool] = True
     """True if keys are in alphabetical order, else in that of the schema."""
 
@@ -36,6 +38,10 @@ class GemmaWriter(CallWriter):
         """Returns the terms of a function's arguments. rule: their rule, for names of others."""
         if not any(line.startswith("any_value:") for line in self.rules):
             self._add_any()
+        if self._is_loose:
+            opening, closing = map(literal, self.ARGUMENTS)
+            one = f"{self.ANY_PARAMETER} any_value"
+            return f"{opening} ({one} ({literal(self.SEPARATOR)} {one})*)? {closing}"
         return self._object(rule, schema, schema, 0)
 
     def _key(self, name: str, depth: int) -> str:  # noqa: ARG002
@@ -129,6 +135,7 @@ class PythonWriter(GemmaWriter):
     SEPARATOR = ", "
     CONSTANTS: ClassVar[Mapping[str, str]] = {"boolean": '("True" | "False")', "null": '"None"'}
     ANY_KEY = 'any_text ": "'
+    ANY_PARAMETER = r'/[^\s=(),"]+/ "="'
     IS_SORTED = False
 
     def _key(self, name: str, depth: int) -> str:
