@@ -6,9 +6,10 @@
 
 A decoder has a random model of any architecture and weight type (or the bundled model in another
 type), K/V types, threads, repacked weights or not, and a drafter. Its prompts are new, continue
-the last answer, or repeat or shorten an earlier prompt. Answers are greedy or sampled with any
-cuts and penalties; drafted as chains, trees, by `auto` or not at all; and end by length, context,
-stop text or cancellation. A second decoder computes the plain answer on one thread.
+the last answer, or repeat or shorten an earlier prompt. Answers are free or constrained, greedy or
+sampled with any cuts and penalties; drafted as chains, trees, by `auto` or not at all; and end by
+length, context, stop text or cancellation. A second decoder computes the plain answer on one
+thread.
 
 With --many a decoder answers up to 16 requests at once in a short context. Threads read streams,
 cancel some, and ask for several answers per call. Timing matters there, so --only may not
@@ -41,6 +42,8 @@ from dflash_gguf.decoder import Decoder
 from dflash_gguf.native import CACHE_TYPES, Drafter, Engine, LoadConfig, Model, Sequence
 from dflash_gguf.outputs import Result
 from dflash_gguf.text.tokenizer import Tokenizer
+from dflash_gguf.text.tools.grammars import call_grammar
+from dflash_gguf.text.tools.parser import ToolFormat
 
 sys.path += [
     str(Path(__file__).resolve().parents[2] / x) for x in ("tests/support", "scripts/bench")
@@ -61,6 +64,22 @@ TRAINED_TYPES = tuple(x for x in WEIGHT_TYPES if x not in (*SLOW, *NEED_IMPORTAN
 ANSWERS_A_DECODER = 12
 LEAVES = ("cancelled", "closed", "progress")
 """Ways to cancel: the `cancelled` callback, closing the stream, an exception in a callback."""
+
+
+RECORD = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "count": {"type": "integer"}, "return": {}},
+    "required": ["name", "return"],
+}
+CONSTRAINTS: tuple[dict[str, Any], ...] = (
+    {"response_format": {"type": "json_object"}},
+    {"json_schema": RECORD},
+    {"json_schema": {"type": "array", "items": {"enum": ["return", "word7", "é", 17, None]}}},
+    {"grammar": 'root ::= "return " value+\nvalue ::= [a-z]+ | "word" [0-9]+ | "(" value ")"'},
+    {"grammar": 'start: ("return" | "word7" | /[ -~]/ | /\\n/)+'},
+    {"regex": r"(return|word[0-9]|[a-z_]{1,9}|[()., :=])*\n"},
+    {"grammar": call_grammar(ToolFormat("hermes", {"word7": RECORD}))},
+)
 
 
 class Left(Exception):
@@ -142,6 +161,9 @@ def drawn_config(random: np.random.Generator, longest: int) -> DecodeConfig:
         drawn["presence_penalty"] = float(random.choice((0.0, 0.5)))
         drawn["frequency_penalty"] = float(random.choice((0.0, -0.3, 0.4)))
         drawn["repeat_last_n"] = int(random.choice((4, 64)))
+    if random.random() < 0.3:
+        drawn |= CONSTRAINTS[random.integers(len(CONSTRAINTS))]
+        drawn["ignore_eos"] = False
     if random.random() < 0.15:
         drawn["stop"] = str(random.choice(("e", "\n", "return", "word7")))
     drawn["draft"] = str(random.choice(("none", "chain", "tree", "auto"), p=(0.1, 0.3, 0.3, 0.3)))
@@ -227,6 +249,7 @@ class Use:
         self.counts["answers"] += 1
         self.counts[config.draft] += 1
         self.counts[found.stop_reason] += 1
+        self.counts["constrained"] += config.constraint is not None
         self.counts["greedy" if config.temperature == 0.0 else "sampled"] += 1
         self.counts["tokens"] += len(found.tokens)
         self.counts["drafted tokens"] += found.n_drafted
