@@ -167,6 +167,7 @@ class Generation:
     def _messages(
         self, body: MessagesBody, engine: EngineClient, prompt_builder: PromptBuilder, scope: str
     ) -> Prepared:
+        _require_one(body)
         prompts, config, _ = self._chat(
             chat_from_messages(body), engine, prompt_builder, scope, body.deferred_tools
         )
@@ -175,6 +176,7 @@ class Generation:
     def _responses(
         self, body: ResponsesBody, engine: EngineClient, prompt_builder: PromptBuilder, scope: str
     ) -> Prepared:
+        _require_one(body)
         prompts, config, _ = self._chat(chat_from_responses(body), engine, prompt_builder, scope)
         return prompts, config, partial(ResponsesFormat, body=body)
 
@@ -321,6 +323,12 @@ def _too_long_response(body: ResponsesBody, model: ServedModel, error: BadReques
     response = Response(ResponsesFormat(context, body).too_long(str(error)))
     response.raw_headers += STREAM_HEADERS
     return response
+
+
+def _require_one(body: Body) -> None:
+    """Raises BadRequestError if a request asks for several answers where a response has one."""
+    if (n := n_choices(body)) > 1:
+        raise BadRequestError(f"n is {n}, must be 1: a message or a response is one answer")
 
 
 def _check_prompt(prompt: Sequence[int], n_ctx: int, n_vocab: int) -> None:

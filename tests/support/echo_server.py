@@ -28,7 +28,7 @@ from dflash_gguf.serve.command import main as serve
 from dflash_gguf.text.tokenizer import Tokenizer
 
 SAY, MARK = "\x02", "\x01"
-N_CTX = 1 << 17
+N_CTX = int(os.environ.get("DFLASH_N_CTX", 1 << 17))
 FAILS, DIES = 0, 4
 """Bytes at which an answer fails, and at which the engine process ends."""
 PAUSE = "\x03"

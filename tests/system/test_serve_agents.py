@@ -84,6 +84,14 @@ def test_a_prompt_that_is_too_long_is_refused_in_the_words_that_clients_understa
     assert found.json()["error"]["message"] == f"prompt is too long: {n} tokens > 1024 maximum"
 
 
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+def test_several_answers_are_refused(served: Served, path: str) -> None:
+    for stream in (False, True):
+        found = served.post(path, {"messages": [USER], "input": "x", "n": 2, "stream": stream})
+        assert found.status_code == 400
+        assert "n is 2, must be 1" in found.json()["error"]["message"]
+
+
 def test_a_compressed_body_is_refused(served: Served) -> None:
     headers = {"Content-Encoding": "zstd"}
     found = served.post("/v1/responses", b"\x28\xb5\x2f\xfd", headers=headers)
