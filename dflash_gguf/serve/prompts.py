@@ -242,9 +242,13 @@ def merged(messages: Sequence[Mapping[str, Any]], role: str) -> dict[str, Any]:
 
 
 def too_long(n_tokens: int, n_ctx: int, count: str = "") -> BadRequestError:
-    """Returns the error for a prompt of more tokens than the context holds."""
+    """Returns the error for a prompt of more tokens than the context holds.
+
+    Clients compact a conversation for the words "exceeds the available context size".
+    """
     return BadRequestError(
-        f"the prompt has {count}{n_tokens} tokens, the context holds {n_ctx}: shorten the prompt",
+        f"the prompt has {count}{n_tokens} tokens, which exceeds the available context size, the "
+        f"maximum of {n_ctx}: shorten the prompt",
         kind=TOO_LONG,
         n_prompt_tokens=n_tokens,
         n_ctx=n_ctx,
