@@ -61,15 +61,29 @@ class AnswerConstraint:
         if self._matcher.is_error():
             raise ConstraintError(sentence(self._matcher.get_error()))
 
-    def forced(self, n_most: int) -> list[int]:
-        """Returns the next tokens, n_most at most, that have no alternative."""
-        found: list[int] = []
-        if self._region is None:
-            for token in self._forced()[: max(0, n_most)]:
+    def forced(self, tree: Tree, depth: int) -> Tree:
+        """Returns a tree with the tokens that have no alternative behind any of its nodes.
+
+        depth: most tokens on a path. The tokens are as probable as the node before them.
+        """
+        tokens, parents = list(tree.tokens), list(tree.parents)
+        depths, log_probs = list(tree.depths), list(tree.log_probs)
+
+        def visit(node: int, children: Sequence[int]) -> Sequence[int]:
+            forced = self._forced() if self._region is None and depths[node] < depth else []
+            # A child of the node is the first forced token, or the constraint forbids it.
+            for token in [] if children else forced[: depth - depths[node]]:
                 if token == self._vocabulary.end:
                     break
-                found.append(token)
-        return found
+                tokens.append(token)
+                parents.append(node)
+                depths.append(depths[node] + 1)
+                log_probs.append(log_probs[node])
+                node = len(tokens) - 1
+            return [x for x in children if tree.tokens[x] not in self._vocabulary.stop_tokens]
+
+        self._walk(tree, visit, with_leaves=True)
+        return Tree(tokens, parents, depths, log_probs)
 
     def allowed(self, tree: Tree) -> Tree:
         """Returns a tree without the nodes that the constraint forbids, else in the same order."""

@@ -17,13 +17,14 @@ from typing import Any
 from .controller import Controller
 from .cost_model import Round
 from .proposers.proposer import TOP1, TREE, Proposer, SpeculativeState
-from .tree import Tree
+from .tree import Tree, merged
 
 Clock = Callable[[str], AbstractContextManager[object]]
 """A function that returns a context manager, which times the phase of the given name."""
 
 FORCED = "forced"
-"""Name under which tokens that a constraint leaves no choice about are proposed."""
+"""Name under which tokens that a constraint leaves no choice about are proposed, with the drafted
+paths to them."""
 MAX_SKIP = 16
 """Maximum consecutive rounds without calling proposers; a suffix match may be found that late."""
 
@@ -142,8 +143,11 @@ class Speculator:
                     proposed[name] = constraint.allowed(tree)
                     if not proposed[name].n_drafted:
                         del proposed[name]
-                if forced := constraint.forced(min(request.limit, request.n_nodes)):
-                    proposed[FORCED] = Tree.of([request.history[-1], *forced])
+                roots = [Tree.of([request.history[-1]])]
+                tree = merged([*roots, *proposed.values()])
+                forced = constraint.forced(tree, min(request.limit, request.n_nodes))
+                if forced.n_drafted > tree.n_drafted:
+                    proposed[FORCED] = merged([*roots, forced])
 
     def _ask(self, proposer: Proposer, requests: Sequence[SpeculativeState]) -> None:
         name = proposer.name

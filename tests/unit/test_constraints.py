@@ -102,7 +102,7 @@ def test_masks_of_finite_languages_are_those_of_brute_force(
                 assert found < right
                 (token,) = found
                 assert all(x.startswith(pieces[token]) for x in behind)
-                assert constraint.forced(1) == [token]
+                assert constraint.forced(Tree.of([-1]), 1).tokens == [-1, token]
                 n_partial += 1
             if len(path) < 4:
                 for token in found - tokenizer.stop_tokens:
@@ -158,6 +158,26 @@ def test_masks_of_trees_are_those_of_their_paths(
         answer.append(rng.choice(found))
         constraint.advance(answer)
     assert answer
+
+
+def test_forced_tokens_follow_every_node(tokenizer: Tokenizer) -> None:
+    made = compiled(tokenizer, regex="[xy](hello|w9{5})z?")
+    x, y, h, w, nine, z = (tokenizer.tokenize(t, add_special=False)[0] for t in "xyhw9z")
+    constraint = AnswerConstraint(made)
+    assert constraint.forced(Tree.of([-1]), 9).tokens == [-1]
+    tree = Tree.of([-1, x, y, w, h, nine], [-1, 0, 0, 1, 2, 3])
+    for depth in range(4, 12):
+        found = constraint.forced(tree, depth)
+        assert found.tokens[: len(tree)] == tree.tokens
+        assert max(found.depths) == min(depth, 7)
+        assert constraint.allowed(found) is found
+        texts = {tokenizer.detokenize(path) for path in paths_of(found)}
+        assert "xw" + "9" * (depth - 2 if depth < 7 else 5) in texts
+    # The answer may end behind a forced path, or at a drafted token that ends answers.
+    stop = min(tokenizer.stop_tokens)
+    path = [-1, y, *tokenizer.tokenize("hello", add_special=False), z, stop]
+    assert constraint.forced(Tree.of(path), 20).tokens == path
+    assert one_mask(constraint)
 
 
 def paths_of(tree: Tree) -> list[list[int]]:

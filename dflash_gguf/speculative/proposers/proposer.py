@@ -38,8 +38,8 @@ class DraftSource(Protocol):
 class TreeConstraint(Protocol):
     """The members of an answer's constraint that drafting uses."""
 
-    def forced(self, n_most: int) -> list[int]:
-        """Returns the next tokens, n_most at most, that have no alternative."""
+    def forced(self, tree: Tree, depth: int) -> Tree:
+        """Returns a tree with the tokens that have no alternative behind any of its nodes."""
 
     def allowed(self, tree: Tree) -> Tree:
         """Returns a tree without the nodes that the constraint forbids, else in the same order."""
