@@ -7,6 +7,7 @@ The prompt of such a conversation would differ from the cached prefix at its fir
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from typing import Any, NamedTuple
 
 from ..text.chat import WrittenArguments, call_arguments
@@ -17,10 +18,11 @@ MAX_BYTES = 1 << 25
 ENTRY_BYTES = 512
 """Bytes of an entry without its texts."""
 
-Key = tuple[str, str, str]
-"""Scope, text of the user turn that the answer belongs to, and id of a call or text of an answer.
+Key = tuple[str, bytes, bytes]
+"""Scope, digest of the user turn that the answer belongs to, and of a call's id or answer's text.
 
-The user turn is there because ids of Kimi K2's calls and short answers recur.
+The user turn is there because ids of Kimi K2's calls and short answers recur. Digests, as the texts
+may be longer than all that is remembered of the answer.
 """
 
 
@@ -36,7 +38,7 @@ class _Entry(NamedTuple):
 
     @property
     def n_bytes(self) -> int:
-        return ENTRY_BYTES + 2 * (len(self.arguments) + len(self.reasoning))
+        return ENTRY_BYTES + 2 * sum(map(len, self))
 
 
 class AnswerMemory:
@@ -52,11 +54,11 @@ class AnswerMemory:
         """Remembers an ended answer. asked: text of the last user turn before the answer."""
         reasoning, calls = choice.reasoning, choice.tool_calls
         if reasoning and not calls:
-            self._put((scope, asked, choice.text.strip()), _Entry("", "", reasoning))
+            self._put(_key(scope, asked, choice.text.strip()), _Entry("", "", reasoning))
         for call in calls:
             function = call["function"]
             entry = _Entry(function["name"], function["arguments"], reasoning)
-            self._put((scope, asked, call["id"]), entry)
+            self._put(_key(scope, asked, call["id"]), entry)
             reasoning = ""
 
     def forget(self, scope: str) -> None:
@@ -81,7 +83,7 @@ class AnswerMemory:
         return found
 
     def _restore(self, message: dict[str, Any], scope: str, asked: str) -> None:
-        entries = [self._entries.get((scope, asked, message["content"].strip()))]
+        entries = [self._entries.get(_key(scope, asked, message["content"].strip()))]
         if calls := message.get("tool_calls"):
             entries = [self._entry_of(call, scope, asked) for call in calls]
             pairs = zip(calls, entries, strict=True)
@@ -90,7 +92,7 @@ class AnswerMemory:
             message["reasoning_content"] = entries[0].reasoning
 
     def _entry_of(self, call: Mapping[str, Any], scope: str, asked: str) -> _Entry | None:
-        entry = self._entries.get((scope, asked, str(call.get("id"))))
+        entry = self._entries.get(_key(scope, asked, str(call.get("id"))))
         function = call.get("function", call)
         given = function["arguments"]
         if entry is None or entry.name != function["name"] or isinstance(given, str):
@@ -110,6 +112,13 @@ class AnswerMemory:
     def _drop(self, key: Key) -> None:
         if (entry := self._entries.pop(key, None)) is not None:
             self._n_bytes -= entry.n_bytes
+
+
+def _key(scope: str, asked: str, text: str) -> Key:
+    asked_digest, digest = (
+        sha256(one.encode(errors="surrogatepass")).digest() for one in (asked, text)
+    )
+    return scope, asked_digest, digest
 
 
 def _as_written(call: Mapping[str, Any], entry: _Entry | None) -> Mapping[str, Any]:

@@ -84,11 +84,12 @@ def chat_from_messages(body: MessagesBody) -> ChatBody:
     Raises BadRequestError or ValueError for malformed messages, and for input that is not text.
     """
     tools = [tool for tool in body.tools or () if tool.is_function]
+    deferred = body.deferred_tools
     messages: list[dict[str, Any]] = []
     if system := _system(body.system):
         messages.append({"role": "system", "content": system})
     for place, message in enumerate(body.messages):
-        messages += _turn(message, f"messages[{place}]", body.deferred_tools)
+        messages += _turn(message, f"messages[{place}]", deferred)
     if not body.messages:
         messages.append({"role": "user", "content": ""})
     choice, output = body.tool_choice or MessagesToolChoice(), body.output_config or OutputConfig()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import msgspec
@@ -105,25 +106,24 @@ def _conversation(body: ResponsesBody, tools: ResponsesTools) -> list[dict[str, 
     """Returns the messages of a chat; the system messages at its beginning become one."""
     messages = [{"role": "system", "content": body.instructions}] if body.instructions else []
     for place, item in enumerate(_items(body)):
-        for message in _messages(item, tools, f"input[{place}]"):
-            last = messages[-1] if messages else {}
-            if message["role"] == last.get("role") == "assistant":
-                messages[-1] = _joined(last, message)
-            else:
-                messages.append(message)
+        messages += _messages(item, tools, f"input[{place}]")
+    runs = [list(run) for _, run in groupby(messages, lambda one: one["role"])]
+    messages = [
+        one for run in runs for one in ([_joined(run)] if run[0]["role"] == "assistant" else run)
+    ]
     n_leading = [*(one["role"] == "system" for one in messages), False].index(False)
     if n_leading > 1:
         messages[:n_leading] = [merged(messages[:n_leading], "system")]
     return messages or [{"role": "user", "content": ""}]
 
 
-def _joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """Returns one assistant message of two: of the items of an answer."""
-    joined = {**first, **second}
+def _joined(messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns one assistant message of several: of the items of an answer."""
+    joined: dict[str, Any] = {"role": "assistant", "content": ""}
     for name in ("content", "reasoning_content"):
-        if text := "\n".join(one[name] for one in (first, second) if one.get(name)):
+        if text := "\n".join(one[name] for one in messages if one.get(name)):
             joined[name] = text
-    if calls := [*first.get("tool_calls", ()), *second.get("tool_calls", ())]:
+    if calls := [call for one in messages for call in one.get("tool_calls", ())]:
         joined["tool_calls"] = calls
     return joined
 

@@ -50,6 +50,8 @@ class ResponsesTools:
             else f"{tool.namespace}__{tool.name}": tool
             for tool in tools
         }
+        named = self._by_function.items()
+        self._function_of = {(tool.name, tool.namespace): name for name, tool in named}
 
     def functions(self) -> list[dict[str, Any]]:
         """Returns the tools in the form of chat requests."""
@@ -60,10 +62,8 @@ class ResponsesTools:
 
     def function_of(self, name: str, namespace: Any = None) -> str:
         """Returns the name of the function that stands for a tool, offered or not."""
-        for function, tool in self._by_function.items():
-            if (tool.name, tool.namespace) == (name, namespace):
-                return function
-        return name
+        is_name = isinstance(namespace, (str, type(None)))
+        return self._function_of.get((name, namespace), name) if is_name else name
 
     def choice(self, given: str | Mapping[str, Any] | None) -> str | dict[str, Any] | None:
         """Returns a field `tool_choice` in the form of chat requests."""

@@ -7,7 +7,7 @@ import contextlib
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -374,7 +374,7 @@ class ToolChoice(NamedTuple):
 def tool_choice(body: ChatBody) -> ToolChoice:
     """Returns the calls that a request asks for. Raises BadRequestError or ValueError."""
     choice = body.tool_choice
-    names = [one["function"]["name"] for one in tools_of(body.tools or ())]
+    names = {one["function"]["name"] for one in tools_of(body.tools or ())}
     if choice in (None, "auto"):
         return ToolChoice()
     if choice == "none":
@@ -393,7 +393,7 @@ def tool_choice(body: ChatBody) -> ToolChoice:
     return ToolChoice([_known(name, names)], is_required=True, is_single=True)
 
 
-def _allowed_tools(given: Any, names: Sequence[str]) -> ToolChoice:
+def _allowed_tools(given: Any, names: Collection[str]) -> ToolChoice:
     mode, tools = (given.get("mode"), given.get("tools")) if isinstance(given, dict) else (0, 0)
     chosen = [_name_of(one) for one in tools] if isinstance(tools, list) else [None]
     if mode not in ("auto", "required") or None in chosen:
@@ -414,7 +414,7 @@ def _name_of(choice: Any) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _known(name: str, names: Sequence[str]) -> str:
+def _known(name: str, names: Collection[str]) -> str:
     if name not in names:
         raise BadRequestError(f"tool_choice names the function {name!r:.80}, which is not in tools")
     return name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -134,3 +135,16 @@ def test_the_oldest_answers_go_first_and_a_scope_can_be_forgotten() -> None:
     assert n_known() == 100_000 // 2526 // 2 + 1
     memory.forget("b")
     assert n_known() == 0
+
+
+def test_long_user_turns_and_answers_take_no_memory() -> None:
+    memory = AnswerMemory()
+    tracemalloc.start()
+    for number in range(200):
+        text = f"{number}" + "x" * 100_000
+        memory.add("a", text, answer(OutputPart("Why", "reasoning"), OutputPart(text, "text")))
+    n_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert n_bytes < 1 << 20
+    last = {"role": "assistant", "content": text}
+    assert prompt(memory, last, asked=text).startswith("Why|")

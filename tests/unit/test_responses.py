@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -386,3 +387,20 @@ def test_signs_of_life_and_failures_are_events() -> None:
     assert (failed["type"], failed["sequence_number"]) == ("response.failed", 3)
     error = {"code": "server_error", "message": "the engine ended"}
     assert (failed["response"]["status"], failed["response"]["error"]) == ("failed", error)
+
+
+@pytest.mark.parametrize("kind", ["calls", "reasoning", "tools", "allowed"])
+def test_the_time_of_a_request_grows_with_its_length(kind: str) -> None:
+    n = 50_000
+    call = {"type": "function_call", "name": "z", "arguments": "{}", "call_id": "c"}
+    names = [{"type": "function", "name": f"f{i}"} for i in range(n)]
+    allowed = {"type": "allowed_tools", "mode": "auto", "tools": names}
+    fields: dict[str, Any] = {
+        "calls": {"input": [call] * n},
+        "reasoning": {"input": [{"type": "reasoning", "content": "a" * 1000}] * n},
+        "tools": {"input": [call] * n, "tools": names},
+        "allowed": {"input": "Hi", "tools": names, "tool_choice": allowed},
+    }
+    began = time.process_time()
+    tool_choice(chat_from_responses(ResponsesBody(**fields[kind])))
+    assert time.process_time() - began < 5  # a minute and more if it grows with the square

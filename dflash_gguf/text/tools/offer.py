@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -32,9 +33,8 @@ def tools_of(given: object, name: str = "tools") -> list[Tool]:
     if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
         raise ValueError(f"{name} is {given!r:.60}, must be a list of tools")
     tools = [_tool(one, f"{name}[{place}]") for place, one in enumerate(given)]
-    names = [one["function"]["name"] for one in tools]
-    for one in names:
-        if names.count(one) > 1:
+    for one, n in Counter(one["function"]["name"] for one in tools).items():
+        if n > 1:
             raise ValueError(f"{name} holds two functions named {one!r:.80}, leave one out")
     return tools
 
