@@ -16,6 +16,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
 
 from .._stack import run_with_stack
 from ..config import Constraint
+from ..text.tools.grammar_writer import TOOL_MARK
 from .errors import sentence
 from .vocabulary import ConstraintVocabulary, TokenizerLike
 
@@ -96,7 +97,7 @@ class ConstraintCompiler:
             matcher = _compiled(vocabulary, constraint, is_lenient=False)
         except ValueError as error:
             if kind != "json_schema" or is_strict or not UNENFORCED.search(str(error)):
-                raise ValueError(f"{field}: {error}") from None
+                raise ValueError(_refusal(constraint, str(error))) from None
             try:
                 matcher = _compiled(vocabulary, constraint, is_lenient=True)
             except ValueError:
@@ -108,6 +109,27 @@ class ConstraintCompiler:
                 f"{field} is not enforced in full: {sentence('; '.join(lost))}", stacklevel=2
             )
         return CompiledConstraint(vocabulary, matcher)
+
+
+def _refusal(constraint: Constraint, error: str) -> str:
+    """Returns the message for a constraint that does not compile.
+
+    Of the grammar of tools, which the client has not written, it names the tool in place of the
+    line and column.
+    """
+    subject = constraint.field
+    if (place := re.match(r"at (\d+)\(\d+\): ", error)) and subject == "tools":
+        lines = constraint.text.split("\n")[: int(place[1])]
+        tools = [line[len(TOOL_MARK) :] for line in lines if line.startswith(TOOL_MARK)]
+        subject = f"tool {tools[-1]:.80}" if tools else "the schema of the answer"
+        error = error[place.end() :]
+    if constraint.kind == "json_schema" or constraint.field == "tools":
+        error = error.removeprefix("failed to compile JSON schema: ")
+        if UNENFORCED.match(error):
+            what = error.replace("Unimplemented keys", "keywords that cannot be enforced")
+            what = what.split(". Enable")[0]
+            error = f"{what}; leave them out or set strict to false"
+    return f"{subject}: {error}"
 
 
 def _compiled(

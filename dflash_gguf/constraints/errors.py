@@ -13,6 +13,6 @@ class ConstraintError(ValueError):
 
 
 def sentence(text: str) -> str:
-    """Returns an error of llguidance in one line, without the state of its parser."""
-    text = re.split(r"\n?<(?:backtrace|state|non-verbose)", text)[0]
+    """Returns an error of llguidance in one line, without its parser's state and excerpts."""
+    text = re.split(r"\n?<(?:backtrace|state|non-verbose)|\n +\d+ \| ", text)[0]
     return " ".join(text.split())[:MAX_MESSAGE]

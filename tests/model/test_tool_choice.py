@@ -162,6 +162,22 @@ def test_a_choice_that_cannot_be_met_is_one_sentence(decoder: Decoder) -> None:
     with pytest.raises(ValueError, match="ignore_eos is true, but calls of tools decide"):
         settings: dict[str, Any] = {"template": template("hermes"), "tools": TOOLS}
         decoder.chat("Go", tool_choice="required", ignore_eos=True, **settings)
+    with pytest.raises(ValueError, match="tool_choice asks for a call, but regex leaves no room"):
+        decoder.chat("Go", tool_choice="required", regex="a", **settings)
+
+
+@pytest.mark.parametrize("family", ["hermes", "qwen", "harmony"])
+def test_a_schema_that_does_not_compile_names_its_tool(decoder: Decoder, family: str) -> None:
+    parameters = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    bad = {"name": "bad", "strict": True, "parameters": parameters}
+    settings: dict[str, Any] = {"template": template(family)}
+    strict = [*TOOLS, {"type": "function", "function": bad}]
+    keyword = r'keywords that cannot be enforced: \["uniqueItems"\]; leave them out'
+    with pytest.raises(ValueError, match=f'^tool "bad": {keyword}'):
+        decoder.chat("Go", tools=strict, **settings)
+    form = {"type": "json_schema", "json_schema": {"strict": True, "schema": parameters}}
+    with pytest.raises(ValueError, match=f"^the schema of the answer: {keyword}"):
+        decoder.chat("Go", tools=TOOLS, response_format=form, **settings)
 
 
 def test_no_call_is_made_if_none_may_be(decoder: Decoder) -> None:

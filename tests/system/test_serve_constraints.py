@@ -92,7 +92,10 @@ def test_streams_of_constrained_answers(served: Served, path: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"response_format": strict({"not": {}})}, 'response_format: Unimplemented keys: ["not"]'),
+        (
+            {"response_format": strict({"not": {}})},
+            'response_format: keywords that cannot be enforced: ["not"]; leave them out',
+        ),
         ({"json_schema": {"type": "thing"}}, "json_schema: Invalid type: thing"),
         ({"grammar": "root ::= x"}, "grammar: Rule 'x' not found"),
         ({"regex": "("}, "regex: "),

@@ -13,6 +13,8 @@ from .values import types_of
 
 NAME, ARGUMENTS, KEY, NUMBER = "\0N", "\0A", "\0K", "\0I"
 """Places in a form: name and arguments of a function, name of a parameter, number of a call."""
+TOOL_MARK = "// tool "
+"""Beginning of a comment before the rules of a tool, by which error messages name the tool."""
 
 GUIDANCE = {
     "lenient": True,
@@ -101,6 +103,7 @@ class CallWriter:
         """
         rule, self._is_loose = f"arguments_{number}", is_loose
         self._is_strict, self._input = name in self._strict, self._input_term(name)
+        self.rules.append(TOOL_MARK + literal(name))
         self.rules.append(f"{rule}: {self.arguments(rule, schema)}")
         self.rules.append(f"call_{number}: {self.terms(self._form.call, name, rule)}")
         return f"call_{number}"

@@ -132,7 +132,7 @@ def call_grammar(
     is_single = form.is_single or not tools.is_parallel
     more = "" if is_single else f" ({writer.terms(form.between)} call)*"
     start = f"{writer.terms(form.before)} call{more} {writer.terms(form.after)}"
-    rules = [f"call: {' | '.join(calls)}", *writer.rules, "INDEX: /[0-9]{1,3}/"]
+    rules = [f"call: {' | '.join(calls)}", "INDEX: /[0-9]{1,3}/"]
     if is_harmony:
         is_bound = answer is None and not is_free
         rules += _messages(writer, mark, '"analysis"' if is_bound else _TOLD, answer)
@@ -141,7 +141,9 @@ def call_grammar(
     elif opening:
         rules += _text_around(mark(opening), opening, is_text=mark(opening) == literal(opening))
         start = f"(before {start})* after"
-    return "\n".join([f"start: {start}" + ("" if answer is None else f" | {answer}"), *rules, ""])
+    if answer is not None:
+        start += f" | {answer}"
+    return "\n".join([f"start: {start}", *rules, *writer.rules, ""])
 
 
 def _text_around(term: str, opening: str, *, is_text: bool) -> list[str]:
