@@ -270,13 +270,19 @@ class Tokenizer:
 
         is_required: True if the answer must be a call; else it may be JSON by the schema in the
         settings instead. Calls of strict tools fit their schema.
-        Errors: ValueError if ignore_eos is set, as the grammar decides where the answer ends.
+        Errors: ValueError if a call is required beside a grammar or a regex, and if ignore_eos is
+            set, as the grammar of calls decides where the answer ends.
         """
         free = config.constraint
         bound = {*tools.strict, *tools.inputs}
         if tools.grammar or not tools.names:
             return config, tools
         if is_required:
+            if free is not None and free.kind != "json_schema":
+                raise ValueError(
+                    f"tool_choice asks for a call, but {free.field} leaves no room for calls: "
+                    "leave one out"
+                )
             grammar = self.call_grammar(tools)
         elif free is not None and free.kind == "json_schema":
             schema = json.loads(free.text)
