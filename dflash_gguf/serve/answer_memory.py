@@ -27,9 +27,9 @@ may be longer than all that is remembered of the answer.
 
 
 class _Entry(NamedTuple):
-    """A call of an answer, or an answer without calls, whose name is "".
+    """A remembered call; with the name "" an answer that consists of text alone.
 
-    reasoning: of the answer; "" with all calls but its first.
+    reasoning: of the whole answer, kept with its first call; "" with the other calls.
     """
 
     name: str
@@ -42,7 +42,7 @@ class _Entry(NamedTuple):
 
 
 class AnswerMemory:
-    """The latest answers of a model, each found by the scope that asked for it alone."""
+    """The latest answers of a model. A scope (an API key) finds its own answers only."""
 
     def __init__(self, limit: int = MAX_BYTES) -> None:
         """limit: bytes; the oldest answers are dropped first."""

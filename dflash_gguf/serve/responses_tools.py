@@ -28,7 +28,8 @@ _BEGUN = re.compile(
 class ResponsesTool(NamedTuple):
     """A tool that a request offers.
 
-    namespace: None outside one. is_custom: True if the tool is called with a raw text, not JSON.
+    namespace: None for a tool outside of namespaces. is_custom: True if the tool is called with raw
+    text, not JSON.
     """
 
     name: str

@@ -81,7 +81,7 @@ FORMS = {
     "nemotron": CallForm(_JSON, before="<TOOLCALL>[", between=", ", after="]</TOOLCALL>"),
     "tool_calls": CallForm(_JSON, before="<tool_calls>[", between=", ", after="]</tool_calls>"),
 }
-"""Forms by family."""
+"""Form in which each family of chat templates writes calls, by name of the family."""
 HARMONY = "harmony"
 """Family whose answers, reasoning too, are messages with headers, which the grammar binds."""
 WRITERS = {"gemma4": GemmaWriter, "lfm2": PythonWriter}

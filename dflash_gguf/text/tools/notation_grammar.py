@@ -26,7 +26,7 @@ class GemmaWriter(CallWriter):
         "integer": "/-?(0|[1-9][0-9]{0,18})/",
         "number": r"/-?(0|[1-9][0-9]{0,18})(\.[0-9]{1,18})?/",
     }
-    """Terms by type, of numbers without further keywords."""
+    """Lark terms of numbers whose schema has no keyword but its type, by type."""
     ANY_KEY: ClassVar[str] = '/[A-Za-z_][A-Za-z0-9_]*/ ":"'
     """Term of a key without a schema, and of the mark behind it."""
     ANY_PARAMETER: ClassVar[str] = ANY_KEY
@@ -49,7 +49,7 @@ class GemmaWriter(CallWriter):
         return literal(f"{name}:")
 
     def _one_text(self, texts: Sequence[str]) -> str:
-        """Returns the term of one of some texts."""
+        """Returns the Lark term that matches any one of some texts."""
         quote = self._mark(Gemma4.QUOTE)
         return f"{quote} ({' | '.join(map(literal, texts))}) {quote}"
 

@@ -243,7 +243,7 @@ class CallParser:
         self._end()
 
     def _n_certain(self, marks: Iterable[str]) -> int:
-        """Returns the length of the held text without its end that may begin a mark."""
+        """Returns the number of held characters before an end that may be an incomplete mark."""
         if self._is_over:
             return len(self._held)
         return min((n_certain(self._held, mark) for mark in marks), default=len(self._held))
