@@ -67,6 +67,11 @@ class MessagesBody(Body, kw_only=True):
     service_tier: Any = None
 
     @property
+    def has_one_answer(self) -> bool:
+        """True: the responses have no list of answers."""
+        return True
+
+    @property
     def left_out(self) -> list[str]:
         """Types of the tools that only Anthropic's own service can run."""
         return [f"tools.{tool.type}" for tool in self.tools or () if not tool.is_function]

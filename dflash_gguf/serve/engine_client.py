@@ -41,6 +41,7 @@ from .messages import (
     from_engine,
     length,
 )
+from .schemas import BadRequestError
 from .settings import Settings
 
 State = Literal["unloaded", "loading", "ready", "closed"]
@@ -316,14 +317,22 @@ class EngineClient:
     def submit(self, ask: Ask) -> Submission:
         """Sends a request to the engine; returns the queue of its answers' events.
 
-        Every run ends with one event Ended or Failed. Raises BusyError or NotReadyError.
+        Every run ends with one event Ended or Failed. Raises BusyError, NotReadyError, and
+        BadRequestError for a whole number that the message cannot hold.
         """
         self.check_room(ask.client)
+        try:
+            data = frame(ask)
+        except OverflowError:
+            raise BadRequestError(
+                "a schema in response_format, json_schema or tools holds a whole number beyond the "
+                "limits, -2^63 to 2^64 - 1"
+            ) from None
         self._n_of_client[ask.client] += len(ask.runs)
         request = Submission(self, ask)
         self._requests.add(request)
         self._by_run |= {run.id: (request, run) for run in ask.runs}
-        self.send(ask)
+        self._write(data)
         return request
 
     async def act(self, slot: int, action: str, path: str, scope: str) -> SlotDone | Failed:
@@ -340,8 +349,11 @@ class EngineClient:
 
     def send(self, message: Message) -> None:
         """Buffers a message for the engine. The queue and the body size limit bound the buffer."""
+        self._write(frame(message))
+
+    def _write(self, data: bytes) -> None:
         if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(frame(message))
+            self._writer.write(data)
 
     async def _live(self) -> None:
         pause = MIN_PAUSE_S

@@ -57,6 +57,11 @@ class ResponsesBody(Body, kw_only=True):
     user: Any = None
 
     @property
+    def has_one_answer(self) -> bool:
+        """True: the responses have no list of answers."""
+        return True
+
+    @property
     def left_out(self) -> list[str]:
         """Names of items that are ignored, as their types are unknown."""
         kinds = {_kind(item) for item in _items(self)}

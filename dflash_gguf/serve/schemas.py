@@ -117,6 +117,11 @@ class Body(msgspec.Struct, kw_only=True):
     tree_budget: int | None = None
 
     @property
+    def has_one_answer(self) -> bool:
+        """True if the route's responses have room for one answer."""
+        return False
+
+    @property
     def left_out(self) -> list[str]:
         """Names of tools and items that are ignored, as nothing here knows them."""
         return []
@@ -245,7 +250,7 @@ def _unfit_text(data: bytes) -> str | None:
 def n_choices(body: Body) -> int:
     """Returns the number of answers to each prompt."""
     n = body.n if body.n is not None else body.n_cmpl
-    return 1 if n is None else _within("n", n, 1, MAX_CHOICES)
+    return 1 if n is None else _within("n", n, 1, 1 if body.has_one_answer else MAX_CHOICES)
 
 
 def config_of(body: Body, defaults: DecodeConfig, n_ctx: int, n_probs: int | None) -> DecodeConfig:
@@ -453,8 +458,9 @@ def reasoning_format(name: str | None, default: str) -> str:
 
 
 def _within(name: str, value: int, low: int, high: int) -> int:
+    bounds = f"{low}" if low == high else f"{low} to {high}"
     if not low <= value <= high:
-        raise BadRequestError(f"{name} is {value}, must be {low} to {high}")
+        raise BadRequestError(f"{name} is {value}, must be {bounds}")
     return value
 
 

@@ -23,6 +23,7 @@ from .engine_client import (
 )
 from .errors import error_response
 from .messages import Ask, Ended, Failed, Prefilled, Scored, Started, Stepped
+from .schemas import BadRequestError
 from .threads import INLINE, aside
 from .wire_format import WireFormat, encode
 
@@ -78,7 +79,7 @@ class GenerationResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             request = self._engine.submit(self._ask)
-        except (BusyError, NotReadyError) as error:
+        except (BadRequestError, BusyError, NotReadyError) as error:
             await error_response(error)(scope, receive, send)
             return
         watch = asyncio.create_task(_watch(receive, request))

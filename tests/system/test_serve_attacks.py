@@ -51,7 +51,7 @@ class Watch:
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    found = tiny("-c", "512", "--queue", "4")
+    found = tiny("-c", "512", "--queue", "4", "--chat-template", "chatml")
     yield found
     found.close()
 
@@ -264,3 +264,34 @@ def wait_until(is_true: Callable[[], bool], seconds: float = 60.0) -> None:
     while not is_true():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+@pytest.mark.parametrize("name", ["json_schema", "response_format", "tools"])
+def test_numbers_beyond_64_bits_are_refused_and_do_not_wait(served: Served, name: str) -> None:
+    schema = {"type": "integer", "maximum": 10**30}
+    fields: dict[str, object] = {
+        "json_schema": schema,
+        "response_format": {"type": "json_schema", "json_schema": {"schema": schema}},
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": schema}}],
+    }
+    body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+    for _ in range(6):  # more than --queue
+        found = served.post("/v1/chat/completions", body | {name: fields[name]})
+        assert found.status_code == 400
+        assert "-2^63 to 2^64 - 1" in found.json()["error"]["message"]
+    assert served.post("/v1/chat/completions", body).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path, body",
+    [
+        ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}),
+        ("/v1/responses", {"input": "a", "max_output_tokens": 1}),
+    ],
+)
+def test_routes_without_a_list_of_answers_refuse_several(
+    served: Served, path: str, body: dict[str, object]
+) -> None:
+    found = served.post(path, body | {"n": 2})
+    assert found.status_code == 400
+    assert "n is 2, must be 1" in found.json()["error"]["message"]
