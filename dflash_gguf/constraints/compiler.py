@@ -115,10 +115,13 @@ def _refusal(constraint: Constraint, error: str) -> str:
     """Returns the message for a constraint that does not compile.
 
     Of the grammar of tools, which the client has not written, it names the tool in place of the
-    line and column.
+    line and column. A regex is given to llguidance within a grammar of one line.
     """
     subject = constraint.field
-    if (place := re.match(r"at (\d+)\(\d+\): ", error)) and subject == "tools":
+    place = re.match(r"line (\d+), column \d+: ", error)
+    if place and constraint.kind == "regex":
+        error = error[place.end() :]
+    elif place and subject == "tools":
         lines = constraint.text.split("\n")[: int(place[1])]
         tools = [line[len(TOOL_MARK) :] for line in lines if line.startswith(TOOL_MARK)]
         subject = f"tool {tools[-1]:.80}" if tools else "the schema of the answer"

@@ -15,4 +15,5 @@ class ConstraintError(ValueError):
 def sentence(text: str) -> str:
     """Returns an error of llguidance in one line, without its parser's state and excerpts."""
     text = re.split(r"\n?<(?:backtrace|state|non-verbose)|\n +\d+ \| ", text)[0]
+    text = re.sub(r"^(?:at )?(\d+)\((\d+)\): ", r"line \1, column \2: ", text)
     return " ".join(text.split())[:MAX_MESSAGE]
