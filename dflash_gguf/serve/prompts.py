@@ -25,6 +25,9 @@ from .schemas import (
 
 USERS = ("user", "system")
 """Roles that become one user's turn if the chat template has no place for inner system messages."""
+MAX_TOOLS = 2000
+"""Most tools of a request. The context bounds those that are shown, not those that are deferred:
+the grammar of 20,000 took 20 s, in which other clients waited."""
 TOO_LONG = "exceed_context_size_error"
 """Type of the error for a prompt that the context cannot hold."""
 
@@ -216,6 +219,8 @@ class PromptBuilder:
         earlier answers are put back as the model wrote them.
         Raises BadRequestError or ValueError for a request that cannot be answered.
         """
+        if (n := len(body.tools or ())) > MAX_TOOLS:
+            raise BadRequestError(f"tools holds {n} tools, the limit is {MAX_TOOLS}")
         tokenizer, tools = self.require_tokenizer(), tools_of(body.tools or ())
         messages = self.answers.restored(scope, conversation(body.messages))
         choice = tool_choice(body)

@@ -295,3 +295,18 @@ def test_routes_without_a_list_of_answers_refuse_several(
     found = served.post(path, body | {"n": 2})
     assert found.status_code == 400
     assert "n is 2, must be 1" in found.json()["error"]["message"]
+
+
+def test_tools_that_are_not_shown_are_bounded(served: Served) -> None:
+    tool = {"input_schema": {"type": "object"}, "defer_loading": True, "strict": True}
+    body = {
+        "messages": [{"role": "user", "content": "a"}],
+        "max_tokens": 1,
+        "tools": [{"name": f"f{i}", **tool} for i in range(20_000)],
+        "tool_choice": {"type": "any"},
+    }
+    with Watch(served) as watch:
+        found = served.post("/v1/messages", body)
+    assert found.status_code == 400
+    assert "tools holds 20000 tools, the limit is 2000" in found.json()["error"]["message"]
+    assert watch.worst < SILENT_S
