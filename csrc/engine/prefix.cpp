@@ -397,13 +397,21 @@ void Sequence::restore(const Prefix & prefix, int64_t n) {
 void Sequence::attach_blocks(size_t cache, const CacheBlocks & blocks, int64_t n) {
     KvGroup & group = *engine_->caches()[cache].rows;
     const int64_t first = n - engine_->max_snapshot_rows(cache, n);
+    const auto rows_in = [&](const KvBlock & block) {
+        const int64_t n_rows = std::min(block.n(), n - block.position());
+        return block.position() + n_rows > first ? n_rows : 0;
+    };
     if (DraftModel * draft = engine_->caches()[cache].draft) {
-        draft->make_room({{slot_, n - first}});
+        int64_t n_rows = 0; // may exceed n - first, as blocks are attached whole
+        for (const auto & block : blocks) {
+            n_rows += std::max<int64_t>(0, rows_in(*block));
+        }
+        draft->make_room({{slot_, n_rows}});
     }
     std::vector<int64_t> pages;
     for (const auto & block : blocks) {
-        const int64_t here = std::min(block->n(), n - block->position());
-        if (here <= 0 || block->position() + here <= first) {
+        const int64_t here = rows_in(*block);
+        if (here <= 0) {
             continue;
         }
         if (here == PAGE) {

@@ -11,6 +11,7 @@ from checkpoints import CLASSES, KINDS
 from device import DEVICE
 from pairs import N_UBATCH, go_back, load_target, make_pair, open_pair, random_tokens
 
+import dflash_gguf
 from dflash_gguf.config import DecodeConfig
 from dflash_gguf.native import BatchEntry, Drafter, DraftRequest, Engine, Error, Sequence
 from dflash_gguf.sampling.sampler import Sampler
@@ -259,3 +260,15 @@ def test_bad_items_run_nothing(tmp_path: Path) -> None:
     with pytest.raises(Error, match="these logits are gone"):
         rows[0].argmax()
     assert (a.position, b.position) == (202, 1)
+
+
+def test_answers_share_a_prompt_longer_than_the_draft_window() -> None:
+    """Room was made for the window's rows alone, and K/V blocks are attached whole."""
+    with (
+        pytest.warns(UserWarning, match="trained for 2048"),
+        dflash_gguf.load("python-tiny", n_ctx=8192, n_parallel=4, n_threads=1) as decoder,
+    ):
+        prompt = random_tokens(5000, seed=1)
+        answers = decoder.generate_batch([prompt] * 4, max_tokens=3, draft="none")
+    assert min(x.n_draft_context for x in answers[1:]) >= 4096
+    assert len({x.tokens for x in answers}) == 1
