@@ -24,8 +24,10 @@ if TYPE_CHECKING:  # llguidance is loaded with the first constraint, which takes
     from .vocabulary import Words
 
 MAX_MASK_S = 0.1
-"""Most seconds of the processor for a mask, which takes 20 us. Nothing else bounds the masks of an
-ambiguous grammar, whose time grows with the square of the answer's length."""
+"""Seconds of the processor that a slow mask takes; a usual one takes 20 us. Nothing else bounds the
+masks of an ambiguous grammar, whose time grows with the square of the answer's length."""
+MAX_SLOW_MASKS = 3
+"""Slow masks in a row that end an answer; a busy machine makes a single one."""
 MAX_SPACES = 2
 """Tokens of white space, which are no part of the answer, that may follow reasoning."""
 
@@ -49,6 +51,8 @@ class AnswerConstraint:
         self._path: list[tuple[Region, bool]] = []
         """Region before each token of the path, and True if the matcher has consumed the token."""
         self._row = np.zeros(self._vocabulary.end // 32 + 1, dtype=np.uint32)
+        self._n_slow = 0
+        """Number of slow masks in a row."""
         self.error: str | None = None
         """Reason why a mask of the last tree could not be computed."""
 
@@ -251,9 +255,11 @@ class AnswerConstraint:
             # A failed matcher stays so and allows the end of the answer alone.
             self.error = sentence(self._matcher.get_error())
             row[:] = 0
-        elif (seconds := time.thread_time() - started) > MAX_MASK_S:
-            self.error = f"a mask took {seconds:.2f} s, the limit is {MAX_MASK_S} s; is the grammar"
-            self.error += " ambiguous?"
+        seconds = time.thread_time() - started
+        self._n_slow = self._n_slow + 1 if seconds > MAX_MASK_S else 0
+        if self._n_slow >= MAX_SLOW_MASKS:
+            self.error = f"{MAX_SLOW_MASKS} masks took over {MAX_MASK_S} s each, the last one "
+            self.error += f"{seconds:.2f} s; is the grammar ambiguous?"
             row[:] = 0
         mask = row[: vocabulary.n_words] & vocabulary.all
         return mask | vocabulary.stops if _has(row, vocabulary.end) else mask

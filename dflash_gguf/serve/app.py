@@ -81,21 +81,22 @@ class App:
 
     async def input_tokens(self, request: Request) -> Response:
         """Answers POST /chat/completions/input_tokens with the token count of a conversation."""
-        scope = request.scope["tenant"]
+        scope, client = request.scope["tenant"], request.scope["asker"]
         async with self._bodies.read(request, ChatBody) as (body, _):
             model, _, prompt_builder = await self._take(request, body.model)
-            prompt = await model.in_thread(lambda: prompt_builder.chat(body, scope=scope))
+            prompt = await model.in_thread(lambda: prompt_builder.chat(body, scope=scope), client)
         return json_answer({"object": "response.input_tokens", "input_tokens": len(prompt)})
 
     async def count_tokens(self, request: Request) -> Response:
         """Answers POST /v1/messages/count_tokens with the token count of a conversation."""
-        scope = request.scope["tenant"]
+        scope, client = request.scope["tenant"], request.scope["asker"]
         async with self._bodies.read(request, MessagesBody) as (body, _):
             model, _, prompt_builder = await self._take(request, body.model)
             prompt = await model.in_thread(
                 lambda: prompt_builder.chat(
                     chat_from_messages(body), deferred=body.deferred_tools, scope=scope
-                )
+                ),
+                client,
             )
         return json_answer({"input_tokens": len(prompt)})
 
@@ -130,7 +131,9 @@ class App:
         """Answers POST /apply-template with the prompt text of a conversation."""
         async with self._bodies.read(request, TemplateBody) as (body, _):
             model, _, prompt_builder = await self._take(request, body.model)
-            text = await model.in_thread(lambda: prompt_builder.chat_text(body))
+            text = await model.in_thread(
+                lambda: prompt_builder.chat_text(body), request.scope["asker"]
+            )
         return json_answer({"prompt": text})
 
     async def _take(

@@ -122,7 +122,7 @@ class Generation:
                 request.scope["ignored"] = listed([*request.scope["ignored"], *body.left_out])
                 try:
                     if kind in CHATS:
-                        ask, choices, wire_format, on_end = await model.in_thread(prepared)
+                        ask, choices, wire_format, on_end = await model.in_thread(prepared, client)
                     else:
                         ask, choices, wire_format, on_end = await aside(prepared, n_bytes)
                 except BadRequestError as error:

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 from ..text.tokenizer import Tokenizer
 from .engine_client import EngineClient, NotReadyError
@@ -22,6 +23,8 @@ from .settings import Settings
 
 N_THREADS = 4
 """Threads of each model that prepare chats. One at a time renders; the others tokenize."""
+MAX_THREADS_OF_CLIENT = 2
+"""Most of these threads that work for one client, whose large requests would hold up the others."""
 T = TypeVar("T")
 
 
@@ -58,13 +61,16 @@ class ServedModel:
     is_asleep: bool = False
     is_leaving: bool = False
     _threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(N_THREADS))
+    _turns: WeakValueDictionary[str, asyncio.Semaphore] = field(default_factory=WeakValueDictionary)
 
-    async def in_thread(self, work: Callable[[], T]) -> T:
+    async def in_thread(self, work: Callable[[], T], client: str) -> T:
         """Runs a function that may wait for the chat template, in a thread of this model.
 
         A template takes up to MAX_RENDER_S; requests to other models do not wait for it.
         """
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        turns = self._turns.setdefault(client, asyncio.Semaphore(MAX_THREADS_OF_CLIENT))
+        async with turns:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     @property
     def name(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -188,3 +189,18 @@ def test_an_unexpected_error_of_a_load_reaches_its_requests(
             await registry.take("b")
 
     asyncio.run(life())
+
+
+def test_large_requests_of_one_client_leave_threads_to_others() -> None:
+    (model,) = registry_of({"a": "sound"}, []).all
+    gate = threading.Event()
+
+    async def run() -> str:
+        large = [asyncio.create_task(model.in_thread(gate.wait, "one")) for _ in range(6)]
+        try:
+            return await asyncio.wait_for(model.in_thread(lambda: "done", "other"), 10)
+        finally:
+            gate.set()
+            assert await asyncio.gather(*large) == [True] * 6
+
+    assert asyncio.run(run()) == "done"
