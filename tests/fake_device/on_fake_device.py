@@ -349,9 +349,7 @@ def headers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Files of a 27B hybrid, 15.1 GB, and a drafter, 1.0 GB, without weights."""
     target, drafter = (tmp_path_factory.mktemp("27b") / x for x in ("x.gguf", "d.gguf"))
     write_model(target, PRESETS["qwen35-27b"], "x", "q4_k_m", 1, header_only=True)
-    write_model(
-        drafter, PRESETS["qwen35-27b-dflash"], "d", "q4_k_m", 1, header_only=True, target=target
-    )
+    write_model(drafter, PRESETS["qwen35-27b-dflash"], "d", "q4_k_m", 1, target, header_only=True)
     return target, drafter
 
 

@@ -173,7 +173,12 @@ def test_every_architecture_is_told(page: Path) -> None:
 @pytest.mark.model
 @pytest.mark.parametrize(
     ("page", "index"),
-    [(page, i) for page in PAGES for i in range(len(blocks(page, "python")))],
+    [
+        (page, i)
+        for page in PAGES
+        if page.name != "agents.md"  # tests/exhaustive/test_real_agents.py runs its blocks
+        for i in range(len(blocks(page, "python")))
+    ],
     ids=str,
 )
 def test_python_runs(page: Path, index: int, tmp_path: Path) -> None:

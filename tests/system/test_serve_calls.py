@@ -310,4 +310,4 @@ def test_the_input_of_a_custom_tool_is_of_its_grammar(real: Served) -> None:
     bad = {**tool, "format": {**tool["format"], "definition": "start: ("}}
     response = real.post("/v1/responses", {**fields, "tools": [bad], "tool_choice": "required"})
     assert response.status_code == 400
-    assert "tools: " in response.json()["error"]["message"]
+    assert 'tool "set": ' in response.json()["error"]["message"]

@@ -105,7 +105,9 @@ def test_models_and_errors(client: openai.OpenAI, served: Served) -> None:
         client.models.retrieve("gpt-5")
     with pytest.raises(openai.BadRequestError, match="temperature is -1"):
         client.chat.completions.create(model="x", messages=USER, temperature=-1)
-    with pytest.raises(openai.BadRequestError, match="context holds") as caught:
+    with pytest.raises(
+        openai.BadRequestError, match="exceeds the available context size"
+    ) as caught:
         client.completions.create(model="x", prompt=[1] * 5000, stream=True)
     assert caught.value.type == "exceed_context_size_error"
     stranger = openai.OpenAI(base_url=f"{served.url}/v1", api_key="wrong", max_retries=0)
