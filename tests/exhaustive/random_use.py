@@ -75,7 +75,7 @@ CONSTRAINTS: tuple[dict[str, Any], ...] = (
     {"response_format": {"type": "json_object"}},
     {"json_schema": RECORD},
     {"json_schema": {"type": "array", "items": {"enum": ["return", "word7", "é", 17, None]}}},
-    {"grammar": 'root ::= "return " value+\nvalue ::= [a-z]+ | "word" [0-9]+ | "(" value ")"'},
+    {"grammar": 'root ::= "return " v+\nv ::= [a-z]+ " " | "word" [0-9]+ " " | "(" v ")"'},
     {"grammar": 'start: ("return" | "word7" | /[ -~]/ | /\\n/)+'},
     {"regex": r"(return|word[0-9]|[a-z_]{1,9}|[()., :=])*\n"},
     {"grammar": call_grammar(ToolFormat("hermes", {"word7": RECORD}))},
