@@ -88,8 +88,9 @@ class AnswerMemory:
             entries = [self._entry_of(call, scope, asked) for call in calls]
             pairs = zip(calls, entries, strict=True)
             message["tool_calls"] = [_as_written(call, entry) for call, entry in pairs]
-        if entries[0] is not None and not message.get("reasoning_content"):
-            message["reasoning_content"] = entries[0].reasoning
+        reasoning = entries[0].reasoning if entries[0] else ""
+        if reasoning and not message.get("reasoning_content"):
+            message["reasoning_content"] = reasoning
 
     def _entry_of(self, call: Mapping[str, Any], scope: str, asked: str) -> _Entry | None:
         entry = self._entries.get(_key(scope, asked, str(call.get("id"))))

@@ -61,7 +61,7 @@ class GenerationResponse(Response):
         keep_alive_s: float,
         on_end: OnEnd,
     ) -> None:
-        """on_end: called with each answer that has ended."""
+        """Creates a response. on_end: called with each answer that has ended."""
         self.background = None
         self.raw_headers = []
         self._engine = engine

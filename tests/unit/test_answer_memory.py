@@ -99,6 +99,15 @@ def test_reasoning_comes_back_with_the_text_of_its_turn() -> None:
     assert prompt(memory, said, {"role": "user", "content": "Well?"}, said) == "|Yes.|"
 
 
+def test_an_answer_without_reasoning_gets_none() -> None:
+    memory, choice = AnswerMemory(), answer(READ, OutputPart(WRITTEN, "arguments"))
+    memory.add("a", "Go", choice)
+    sent = conversation([{"role": "user", "content": "Go"}, called(choice.tool_calls[0]["id"], {})])
+    assert "reasoning_content" not in memory.restored("a", sent)[1]
+    sent = conversation([sent[0], called(choice.tool_calls[0]["id"], WRITTEN)])
+    assert "reasoning_content" not in memory.restored("a", sent)[1]
+
+
 def test_calls_without_a_json_object_stay_as_they_are() -> None:
     memory, choice = AnswerMemory(), answer(READ, OutputPart('{"path": oops', "arguments"))
     memory.add("a", "Go", choice)
