@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ..native import BatchEntry
 from ..native import Sequence as KvSequence
+from ..sampling.sampler import masked
 from ..speculative.cost_model import Round
 from ..speculative.speculator import Speculator
 from ..speculative.tree import Tree
@@ -75,6 +76,10 @@ class ScheduledEntry:
     def tokens(self) -> list[int]:
         """Tokens that the batch added to the answer of this entry's request."""
         return self.state.output.tokens[self.n_tokens :]
+
+    def allowed(self, row: NDArray[np.float32], index: int) -> NDArray[np.float32]:
+        """Returns the logits of row `index`, with -inf for tokens that the constraint forbids."""
+        return row if self.masks is None else masked(row, self.masks[index])
 
 
 class Batch:

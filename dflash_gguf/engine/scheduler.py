@@ -25,7 +25,6 @@ from ..constraints.errors import ConstraintError
 from ..kv_cache.prefix_cache import PrefixCache, PrefixMatch
 from ..native import PAGE, BatchEntry, Engine, Error, Progress, Rows
 from ..native import Sequence as KvSequence
-from ..sampling.sampler import masked
 from ..speculative.controller import Controller
 from ..speculative.cost_model import Round
 from ..speculative.proposers.proposer import Proposer
@@ -531,32 +530,34 @@ class Scheduler:
                 self.abort(entry.state, error)
 
     def _accept(self, entry: ScheduledEntry, rows: Rows, sampled: Sequence[int]) -> None:
-        state, tokens, config = entry.state, iter(sampled), entry.state.request.config
-        scored: Iterator[NDArray[np.float32]] = iter(())
-        if sampled and config.n_probs is not None:
+        state, tokens = entry.state, iter(sampled)
+        scored: Iterator[NDArray[np.float32]] | None = None
+        if sampled and state.request.config.n_probs is not None:
             path = entry.tree.accepted(sampled) if entry.tree is not None else [-1]
             scored = iter(rows.gather(path[: len(sampled)]))
 
         def choose(index: int) -> int:
             token = next(tokens, None)
-            if token is None:  # sampling failed: sample this row again, to raise the reason
-                row = allowed(rows.logits(index), index)
-                if state.constraint is not None and state.constraint.error is not None:
-                    raise ConstraintError(state.constraint.error)
-                token = state.sampler.sample(row, state.history, len(state.history)).token
-            for row in islice(scored, 1):
-                if config.post_sampling_probs:
-                    row = allowed(row, index)
-                state.logprobs.append(state.sampler.logprobs(row, state.history, token))
+            if token is None:
+                token = self._sample_again(entry, rows, index)
+            if scored is not None:
+                for row in islice(scored, 1):
+                    if state.request.config.post_sampling_probs:
+                        row = entry.allowed(row, index)
+                    state.logprobs.append(state.sampler.logprobs(row, state.history, token))
             return token
-
-        def allowed(row: NDArray[np.float32], index: int) -> NDArray[np.float32]:
-            return row if entry.masks is None else masked(row, entry.masks[index])
 
         if entry.tree is None:
             state.take(choose(-1))
         else:
             entry.path, entry.n_accepted = entry.tree.follow(choose, state.take)
+
+    def _sample_again(self, entry: ScheduledEntry, rows: Rows, index: int) -> int:
+        """Samples a row whose sampling failed, to raise the reason."""
+        state, row = entry.state, entry.allowed(rows.logits(index), index)
+        if state.constraint is not None and state.constraint.error is not None:
+            raise ConstraintError(state.constraint.error)
+        return state.sampler.sample(row, state.history, len(state.history)).token
 
     def _end_round(self, entry: ScheduledEntry, batch: Batch) -> None:
         state, tree, tokens = entry.state, entry.state.tree, entry.tokens

@@ -122,21 +122,20 @@ class AnswerParser:
     def push(self, text: str) -> list[OutputPart]:
         """Adds text. Returns the parts that are certain; the start of a mark is held back."""
         parts = [OutputPart(text)] if self._reasoning is None else self._reasoning.push(text)
-        return self._with_calls(parts)
+        return parts if self._calls is None else self._with_calls(self._calls, parts)
 
     def finish(self) -> list[OutputPart]:
         """Returns the held back text as parts; called at the end of the answer."""
         parts = [] if self._reasoning is None else self._reasoning.finish()
-        parts = self._with_calls(parts)
-        rest = [] if self._calls is None else self._calls.finish()
-        return parts + [self._shown(part) for part in rest]
-
-    def _with_calls(self, parts: list[OutputPart]) -> list[OutputPart]:
         if self._calls is None:
-            return [part for part in parts if part.text]
+            return parts
+        rest = self._calls.finish()
+        return self._with_calls(self._calls, parts) + [self._shown(part) for part in rest]
+
+    def _with_calls(self, calls: Parser, parts: list[OutputPart]) -> list[OutputPart]:
         found = []
         for part in parts:
-            found += self._calls.push(part.text) if part.kind == "text" else [part]
+            found += calls.push(part.text) if part.kind == "text" else [part]
         return [self._shown(part) for part in found]
 
     def _shown(self, part: OutputPart) -> OutputPart:
