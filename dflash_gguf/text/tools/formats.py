@@ -121,7 +121,10 @@ class AnswerParser:
 
     def push(self, text: str) -> list[OutputPart]:
         """Adds text. Returns the parts that are certain; the start of a mark is held back."""
-        parts = [OutputPart(text)] if self._reasoning is None else self._reasoning.push(text)
+        if self._reasoning is not None:
+            parts = self._reasoning.push(text)
+        else:
+            parts = [OutputPart(text)] if text else []
         return parts if self._calls is None else self._with_calls(self._calls, parts)
 
     def finish(self) -> list[OutputPart]:
