@@ -15,6 +15,8 @@ from torch import Tensor
 
 from dflash_gguf._files import write_text
 
+from .pieces import loop_end
+
 LOG_EVERY_S = 30.0
 
 
@@ -96,13 +98,8 @@ def _left_padded(prompts: Sequence[Sequence[int]], pad_token: int) -> tuple[Tens
 
 def without_loops(answer: Answer, size: int = 12) -> Answer:
     """Cuts an answer where `size` tokens occur a third time: loops teach a drafter nothing."""
-    counts: dict[tuple[int, ...], int] = {}
-    for end in range(answer.n_prompt + size, len(answer.tokens) + 1):
-        run = answer.tokens[end - size : end]
-        counts[run] = counts.get(run, 0) + 1
-        if counts[run] == 3:
-            return Answer(answer.tokens[:end], answer.n_prompt)
-    return answer
+    end = loop_end(answer.tokens, answer.n_prompt, size)
+    return Answer(answer.tokens[:end], answer.n_prompt)
 
 
 def save_answers(path: Path, answers: Sequence[Answer]) -> None:

@@ -1,0 +1,197 @@
+"""Lets a target answer collected prompts, in pieces that survive an interruption.
+
+    scripts/train/make_answers.py TARGET.gguf PROMPTS.jsonl FOLDER [--part 0/2] [--piece 50000]
+
+Answers lie in FOLDER/PART-NUMBER.xz (pieces.py); a repeated call goes on after the last piece.
+--part 0/2 answers every second prompt: a process with one thread for each core is faster than one
+process with two threads, and waits for nobody if other work takes a core. Three of five answers are
+greedy, the others are sampled at temperature 0.5 or 0.8. Answers end where they begin to loop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import dflash_gguf
+from dflash_gguf.engine.request import RequestState
+from train import pieces
+from train.overlap import HeldOutRuns
+from train.prompts import MARK
+
+TEMPERATURES = (0.0, 0.0, 0.0, 0.5, 0.8)
+SAMPLED = {"top_k": 0, "top_p": 0.95, "min_p": 0.0}
+MAX_PROMPT = 640
+"""Longest prompt in tokens; longer ones are left out."""
+
+
+@dataclass(slots=True)
+class Item:
+    """A prompt of the list, and how far it has come. texts: the target's answers so far."""
+
+    index: int
+    kind: str
+    turns: list[str]
+    temperature: float
+    texts: list[str]
+    is_user_turn: bool = False
+
+
+class Maker:
+    """Answers items with a decoder, `n_parallel` at once."""
+
+    def __init__(self, decoder: dflash_gguf.Decoder, held_out: HeldOutRuns, n_new: int) -> None:
+        self._decoder, self._held_out, self._n_new = decoder, held_out, n_new
+        self._live: list[tuple[Item, RequestState]] = []
+        framed = decoder.detokenize(self._prompt(MARK), special=True)
+        self._user_turn = decoder.tokenize(framed.partition(MARK)[0])
+        assert self._prompt(MARK)[: len(self._user_turn)] == self._user_turn
+
+    def run(self, items: Iterator[Item]) -> Iterator[pieces.StoredAnswer]:
+        """Yields answers in the order in which they end."""
+        while True:
+            while len(self._live) < self._decoder.engine.n_parallel:
+                item = next(items, None)
+                if item is None:
+                    break
+                self._begin(item)
+            if not self._live:
+                return
+            self._decoder.step()
+            ended = [x for x in self._live if x[1].is_finished]
+            self._live = [x for x in self._live if not x[1].is_finished]
+            for item, state in ended:
+                yield from self._end(item, state)
+            for _, state in self._live:
+                state.steps.clear()
+
+    def _prompt(self, text: str) -> list[int]:
+        return list(self._decoder.chat_prompt([{"role": "user", "content": text}]))
+
+    def _begin(self, item: Item) -> None:
+        item.is_user_turn = not item.turns
+        if item.is_user_turn:
+            tokens, n_new, temperature = self._user_turn, 200, 1.0
+        else:
+            text = item.turns[len(item.texts)]
+            if item.texts:
+                text = text.replace("{answer}", item.texts[-1])
+            if self._held_out.are_in(text):
+                return
+            tokens, n_new, temperature = self._prompt(text), self._n_new, item.temperature
+        if len(tokens) > MAX_PROMPT:
+            return
+        seed = item.index * 4 + len(item.texts) + 2 * item.is_user_turn
+        config = dflash_gguf.DecodeConfig(
+            max_tokens=n_new, temperature=temperature, seed=seed, draft="none", cache_prompt=False,
+            **SAMPLED,
+        )  # fmt: skip
+        state = self._decoder.add_request(self._decoder.request(tokens, config))
+        self._live.append((item, state))
+
+    def _end(self, item: Item, state: RequestState) -> Iterator[pieces.StoredAnswer]:
+        if state.error is not None:
+            raise state.error
+        result = self._decoder.result(state)
+        if item.is_user_turn:
+            if result.stop_reason == "token" and 10 < len(result.text.strip()) < 1500:
+                item.turns = [result.text.strip()]
+                self._begin(item)
+            return
+        prompt = list(state.request.prompt)
+        tokens = (*prompt, *result.tokens)
+        tokens = tokens[: pieces.loop_end(tokens, len(prompt))]
+        turn = len(item.texts)
+        yield pieces.StoredAnswer(
+            item.index, turn, item.kind, item.temperature, len(prompt), tokens
+        )
+        item.texts.append(result.text.strip())
+        if len(item.texts) < len(item.turns) and len(tokens) == len(prompt) + len(result.tokens):
+            self._begin(item)
+
+
+def items_of(path: Path, part: int, n_parts: int, done: set[int]) -> Iterator[Item]:
+    """Yields the prompts of a part that are not done."""
+    for index, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
+        if index % n_parts == part and index not in done:
+            x = json.loads(line)
+            temperature = random.Random(index).choice(TEMPERATURES)
+            yield Item(index, x["kind"], x["turns"], temperature, [])
+
+
+def make(args: argparse.Namespace, decoder: dflash_gguf.Decoder, held_out: HeldOutRuns) -> None:
+    """Answers a part's prompts and writes a piece whenever it has enough tokens."""
+    part, _, n_parts = args.part.partition("/")
+    paths = sorted(args.out.glob(f"{part}-*.xz"))
+    done, n_before = set(), 0
+    for path in paths:
+        for answer in pieces.load(path):
+            done.add(answer.index)
+            n_before += answer.n_answer
+    number = len(paths)
+    answers: list[pieces.StoredAnswer] = []
+    n_new = n_piece = 0
+    started = time.monotonic()
+    maker = Maker(decoder, held_out, args.tokens)
+    items = items_of(args.prompts, int(part), int(n_parts), done)
+    for answer in maker.run(items):
+        answers.append(answer)
+        n_piece += answer.n_answer
+        if n_piece >= args.piece:
+            pieces.save(args.out / f"{part}-{number:05d}.xz", answers)
+            number, n_new, n_piece, answers = number + 1, n_new + n_piece, 0, []
+            speed = n_new / (time.monotonic() - started)
+            print(
+                f"{time.strftime('%H:%M:%S')} part {part}: {number} pieces, {n_before + n_new} "
+                f"tokens of answers, {speed:.0f} tokens/s",
+                flush=True,
+            )
+    if answers:
+        pieces.save(args.out / f"{part}-{number:05d}.xz", answers)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("target", type=Path, metavar="TARGET.gguf")
+    parser.add_argument("prompts", type=Path, metavar="PROMPTS.jsonl")
+    parser.add_argument("out", type=Path, metavar="FOLDER")
+    parser.add_argument("--part", default="0/1", metavar="I/N", help="answer every N-th prompt")
+    parser.add_argument("--piece", type=int, default=50_000, help="answer tokens of a file")
+    parser.add_argument("--parallel", type=int, default=32, help="answers at once")
+    parser.add_argument("--tokens", type=int, default=256, help="maximum tokens of an answer")
+    parser.add_argument("-t", "--threads", type=int, default=1)
+    args = parser.parse_args()
+    if args.tokens + MAX_PROMPT >= pieces.MAX_VOCAB:
+        parser.error(f"--tokens is {args.tokens}, must be below {pieces.MAX_VOCAB - MAX_PROMPT}")
+    from train.collect_prompts import held_out_texts
+
+    held_out = HeldOutRuns(held_out_texts())
+    args.out.mkdir(parents=True, exist_ok=True)
+    with warnings.catch_warnings():
+        # n_ctx is shared by all answers, so no answer exceeds the trained context.
+        warnings.filterwarnings("ignore", message="n_ctx is .*, the model was trained for")
+        decoder = dflash_gguf.load(
+            args.target,
+            n_ctx=args.parallel * (MAX_PROMPT + args.tokens) * 2 // 3,
+            n_threads=args.threads,
+            n_parallel=args.parallel,
+        )
+    with decoder:
+        if decoder.model.n_vocab > pieces.MAX_VOCAB:
+            parser.error(
+                f"{args.target} has {decoder.model.n_vocab} tokens; the limit is {pieces.MAX_VOCAB}"
+            )
+        make(args, decoder, held_out)
+
+
+if __name__ == "__main__":
+    main()
