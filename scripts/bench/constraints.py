@@ -212,6 +212,8 @@ def measured(args: argparse.Namespace, n: int, parse: dict[str, float]) -> Rows:
             ]
             while not all(stream.state.is_finished for stream in streams):
                 decoder.step()
+                for stream in streams:
+                    stream.state.steps.clear()  # an answer with too much unread text pauses
             results = [stream.result() for stream in streams]
             if any(list(one.tokens) != script.tokens for one in results):
                 raise ValueError(f"{kind}, {draft}: another answer: {results[0].text!r:.200}")
