@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from . import engine, prompts
+from . import engine, pieces, prompts
 from .answers import Answer, generate, save_answers, without_loops
 from .target import for_answers
 
@@ -40,8 +41,37 @@ def texts_of(args: argparse.Namespace, target: Any, tokenizer: Any) -> tuple[lis
     return training[: args.answers], held_out[: args.held_out]
 
 
+HELD_OUT_EVERY = 40
+"""One of so many prompts of pieces is held out."""
+
+
+def from_pieces(paths: Sequence[Path], n: int, n_held_out: int) -> tuple[list[Answer], ...]:
+    """Returns up to n answers to train on, and greedy held-out ones; ValueError if too few.
+
+    Answers to one prompt, and to its answer, are all held out or none.
+    """
+    stored = [x for path in paths for x in pieces.load(path)]
+    stored.sort(key=lambda x: (x.index, x.turn))
+    training, held_out = [], []
+    for x in stored:
+        is_held_out = x.index % HELD_OUT_EVERY == 0
+        if not is_held_out or x.temperature == 0:
+            (held_out if is_held_out else training).append(Answer(x.tokens, x.n_prompt))
+    if not training or len(held_out) < n_held_out:
+        raise ValueError(
+            f"--pieces: {len(training)} answers to train on and {len(held_out)} greedy ones held "
+            f"out: at least 1 and {n_held_out} are needed; give more files or a smaller --held-out"
+        )
+    return training[:n], held_out[:n_held_out]
+
+
 def make_answers(args: argparse.Namespace, target: Any, tokenizer: Any) -> None:
     """Writes the answers to train on (answers.json) and greedy held-out ones (held-out.json)."""
+    if args.pieces:
+        found = from_pieces(args.pieces, args.answers, args.held_out)
+        for name, answers in zip(("answers", "held-out"), found, strict=True):
+            save_answers(args.out / f"{name}.json", answers)
+        return
     training, held_out = (
         _ids(args, tokenizer, texts) for texts in texts_of(args, target, tokenizer)
     )

@@ -29,6 +29,11 @@ class Blocks:
     positions: Tensor
     mask: Tensor
 
+    def places_before(self) -> Tensor:
+        """Returns the places in the answers before each wanted token, from which it follows."""
+        n, size = self.wanted.shape[1], self.wanted.shape[2] + 1
+        return self.positions[:, -n * size :].unflatten(1, (n, size))[..., :-1]
+
     def to(self, device: torch.device) -> Blocks:
         """Returns the blocks on another device."""
         return Blocks(

@@ -16,15 +16,24 @@ from .answers import Answer
 
 
 class Features:
-    """The features of all tokens of some answers, a file of bfloat16 [tokens, taps * hidden]."""
+    """The features of all tokens of some answers, a file of bfloat16 [tokens, taps * hidden].
 
-    def __init__(self, path: Path, answers: Sequence[Answer], width: int) -> None:
-        """Maps a file that `write` made. width: taps * hidden, the size of a token's features."""
+    Behind a token's features the file may have the input of the target's output head.
+    """
+
+    def __init__(
+        self, path: Path, answers: Sequence[Answer], width: int, head_width: int = 0
+    ) -> None:
+        """Maps a file that `write` made. width: taps * hidden, the size of a token's features.
+
+        head_width: size of the output head's input, 0 if the file does not have it.
+        """
         self.answers = answers
         self.offsets = offsets(answers)
-        size = self.offsets[-1] * width
+        size = self.offsets[-1] * (width + head_width)
         stored = torch.from_file(str(path), shared=True, size=size, dtype=torch.bfloat16)
-        self.rows = stored.view(-1, width)
+        rows = stored.view(-1, width + head_width)
+        self.rows, self.head_inputs = rows[:, :width], rows[:, width:]
 
     def tokens(self, chosen: Sequence[int], room: int = 0) -> Tensor:
         """Returns token ids of answers [answers, longest answer + room], each padded with 0."""
@@ -42,6 +51,12 @@ class Features:
             n = len(self.answers[i].tokens)
             features[row, :n] = self.rows[self.offsets[i] : self.offsets[i] + n]
         return tokens, features
+
+    def head_input(self, chosen: Sequence[int], positions: Tensor) -> Tensor:
+        """Returns inputs of the target's head at positions [answers, ...] of the answers."""
+        first = torch.tensor([self.offsets[i] for i in chosen])
+        places = first.view(-1, *[1] * (positions.ndim - 1)) + positions
+        return self.head_inputs[places.flatten()].float().view(*places.shape, -1)
 
 
 def offsets(answers: Sequence[Answer]) -> list[int]:
@@ -61,10 +76,15 @@ def write(
     n_batch: int,
     n_threads: int = 1,
     log_every_s: float = 30.0,
+    with_head_input: bool = False,
 ) -> None:
-    """Writes the outputs of the target's layers `layer_ids`; `path` exists when complete."""
+    """Writes the outputs of the target's layers `layer_ids`; `path` exists when complete.
+
+    with_head_input: True to write the input of the target's output head behind them.
+    """
     starts = offsets(answers)
-    width = len(layer_ids) * target.config.get_text_config().hidden_size
+    n_states = len(layer_ids) + with_head_input
+    width = n_states * target.config.get_text_config().hidden_size
     beside = path.with_name(path.name + ".part")
     beside.unlink(missing_ok=True)
     rows = torch.from_file(
@@ -80,10 +100,13 @@ def write(
             tokens[row, : len(answers[i].tokens)] = torch.tensor(answers[i].tokens)
         with torch.inference_mode():
             # No attention mask: attention is causal, and padding follows the answer.
-            states = target.get_decoder()(
+            found = target.get_decoder()(
                 tokens.to(target.device), use_cache=False, output_hidden_states=True
-            ).hidden_states
-        taps = extract_context_feature(states, list(layer_ids)).to("cpu", torch.bfloat16)
+            )
+        taps = extract_context_feature(found.hidden_states, list(layer_ids))
+        if with_head_input:
+            taps = torch.cat([taps, found.last_hidden_state], -1)
+        taps = taps.to("cpu", torch.bfloat16)
         for row, i in enumerate(chosen):
             n = len(answers[i].tokens)
             rows[starts[i] : starts[i] + n] = taps[row, :n]

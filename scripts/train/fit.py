@@ -31,15 +31,17 @@ Piece = tuple[list[int], Blocks]
 class Recipe:
     """Hyper-parameters of a training. A batch has n_blocks blocks of each of n_sequences answers.
 
-    decay: position k of a block has loss weight exp(-k / decay). falling: number of last steps, in
-    which learning rates fall. n_words: vocabulary entries in a step's softmax, 0 for all. piece:
-    answers that a thread takes at once.
+    decay: position k of a block has loss weight exp(-k / decay). distil: share of the loss that
+    compares with the target's distribution, not with the answer's token. falling: number of last
+    steps, in which learning rates fall. n_words: vocabulary entries in a step's softmax, 0 for all.
+    piece: answers that a thread takes at once.
     """
 
     n_steps: int
     n_sequences: int = 32
     n_blocks: int = 16
     decay: float = 4.0
+    distil: float = 0.0
     n_words: int = 0
     warmup: int = 50
     falling: int = 300
@@ -178,9 +180,16 @@ class Fit:
         with precision(self.device):
             logits = self.model(blocks, features, softmax.head)
         wanted = softmax.places(blocks.wanted)
-        losses = F.cross_entropy(
-            (logits.float() + softmax.shift).flatten(0, 2), wanted.flatten(), reduction="none"
-        ).view(wanted.shape)
+        log_probs = (logits.float() + softmax.shift).log_softmax(-1)
+        losses = -log_probs.gather(-1, wanted[..., None])[..., 0]
+        distil = self.recipe.distil
+        if distil > 0:
+            inputs = self.data.head_input(chosen, piece[1].places_before())
+            with torch.no_grad(), precision(self.device):
+                rows = self.model.head if softmax.head is None else softmax.head
+                teacher = F.linear(inputs.to(self.device), rows).float() + softmax.shift
+            compared = -(teacher.softmax(-1) * log_probs).sum(-1)
+            losses = (1 - distil) * losses + distil * compared
         value = (losses * self.weights).sum()
         right = (logits.detach().argmax(-1) == wanted).float().sum((0, 1))
         return value, torch.cat([value.detach()[None], right])

@@ -42,6 +42,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--python", action="store_true", help="use beginnings of Python functions as prompts"
     )
     source.add_argument("--chat", action="store_true", help="let the target write the user turns")
+    source.add_argument(
+        "--pieces",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="finished answers, as make_answers.py writes them",
+    )
     add(
         "--plain", action="store_true", help="continue the prompts as text, without a chat template"
     )
@@ -83,6 +90,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         default=None,
         help="decay of loss weights within a block, in tokens; None: block / 2",
     )
+    add(
+        "--distil",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="share of the loss that compares with the target's distribution, 0 to 1",
+    )
     add("--words", type=int, default=8192, help="vocabulary entries of an update's softmax, 0: all")
     add(
         "--begin",
@@ -117,6 +131,11 @@ def run(args: argparse.Namespace) -> None:
     """
     if not 0 <= args.sampled <= 1:
         raise ValueError(f"--sampled {args.sampled}: a share lies between 0 and 1")
+    if not 0 <= args.distil <= 1:
+        raise ValueError(f"--distil {args.distil}: a share lies between 0 and 1")
+    for path in args.pieces or ():
+        if not path.is_file():
+            raise ValueError(f"--pieces {path}: no such file")
     if args.prompts is not None and not args.prompts.is_file():
         raise ValueError(f"--prompts {args.prompts}: no such file")
     args.mask_token = mask_token_of(args.target, args.mask_token)

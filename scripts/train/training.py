@@ -41,7 +41,8 @@ def prepare(args: argparse.Namespace) -> tuple[BlockModel, cached.Features, cach
     found = []
     for name in ("answers", "held-out"):
         answers: list[Answer] = load_answers(args.out / f"{name}.json")
-        path = args.out / f"{name}.features"
+        with_head_input = args.distil > 0 and name == "answers"
+        path = args.out / f"{name}{'-head' * with_head_input}.features"
         if not path.exists():
             n_threads = args.threads if args.device == "cpu" else 1
             with fast_delta_rule():
@@ -52,8 +53,10 @@ def prepare(args: argparse.Namespace) -> tuple[BlockModel, cached.Features, cach
                     drafter.target_layer_ids,
                     n_batch=args.batch,
                     n_threads=n_threads,
+                    with_head_input=with_head_input,
                 )
-        found.append(cached.Features(path, answers, width))
+        head_width = drafter.config.hidden_size * with_head_input
+        found.append(cached.Features(path, answers, width, head_width))
     embeddings = target.get_input_embeddings().weight.detach().float()
     head = target.get_output_embeddings().weight.detach().float()
     if args.begin is None:
@@ -105,6 +108,7 @@ def train(args: argparse.Namespace) -> None:
         n_sequences=args.sequences,
         n_blocks=args.blocks,
         decay=args.decay or args.block / 2,
+        distil=args.distil,
         falling=args.falling,
         n_words=args.words,
         seed=args.seed,

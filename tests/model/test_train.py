@@ -313,3 +313,12 @@ def test_a_share_is_spread_evenly() -> None:
     assert spread(3, 1.0) == [0, 1, 2]
     assert spread(100, 0.0) == []
     assert len(spread(2000, 0.3)) == 600
+
+
+def test_each_wanted_token_follows_the_place_before_it() -> None:
+    tokens = torch.randint(0, 30, (3, 40))
+    blocks = make_blocks(tokens, torch.tensor([[0, 7, 34], [3, 3, 20], [30, 1, 2]]), 6, MASK)
+    places = blocks.places_before()
+    assert places[0, 1].tolist() == [7, 8, 9, 10, 11]
+    found = tokens.gather(1, places.flatten(1) + 1).view_as(blocks.wanted)
+    assert torch.equal(found, blocks.wanted)

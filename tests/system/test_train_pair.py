@@ -17,7 +17,7 @@ from dflash.model import DFlashDraftModel, dflash_generate
 from gguf_files import make_gguf
 from pairs import Pair, convert_drafter, draft_logits, open_pair
 from reference import Reference
-from train import engine, train_drafter, train_tiny_target
+from train import engine, features, pieces, train_drafter, train_tiny_target
 from train.answers import Answer, load_answers
 from train.fit import Fit
 from train.gguf_tokenizer import read_tokenizer
@@ -152,6 +152,34 @@ def test_answers_that_were_drawn_before_an_interruption_are_kept(
     assert kept.read_text().splitlines() == [marked, second, third]
     assert draw(n_new=4)[0] != marked_answer
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_the_targets_distribution_is_learned_from_pieces(trained: Trained, tmp_path: Path) -> None:
+    """The head predicts a token from its input at the token before."""
+    answers = load_answers(trained.pair.drafter_dir / "answers.json")
+    stored = [
+        pieces.StoredAnswer(i, 0, "code", 0.0, answer.n_prompt, answer.tokens)
+        for i, answer in enumerate(answers)
+    ]
+    pieces.save(tmp_path / "pieces.xz", stored)
+    flags = f"--pieces {tmp_path / 'pieces.xz'} --held-out 2 --distil 1 --device cpu"
+    out = tmp_path / "out"
+    arguments = [str(trained.pair.target_dir), str(out), *flags.split(), *DRAFTER_STEPS.split()]
+    train_drafter.run(train_drafter.parse(arguments))
+    losses = [row[1] for row in json.loads((out / "training.json").read_text())["losses"]]
+    assert losses[-1] < losses[0] - 0.5
+    assert load_answers(out / "held-out.json") == [answers[0], answers[40]]
+    data = features.Features(
+        out / "answers-head.features", load_answers(out / "answers.json"), 64, head_width=64
+    )
+    target = AutoModelForCausalLM.from_pretrained(trained.pair.target_dir, dtype=torch.float32)
+    n_right = n = 0
+    for i, answer in enumerate(data.answers):
+        positions = torch.arange(answer.n_prompt - 1, len(answer.tokens) - 1)
+        found = target.lm_head(data.head_input([i], positions[None])).argmax(-1)[0]
+        n_right += int((found == torch.tensor(answer.tokens[answer.n_prompt :])).sum())
+        n += len(positions)
+    assert n_right > 0.97 * n  # the file has bfloat16
 
 
 def test_a_missing_file_for_the_answers_is_named(
@@ -295,6 +323,8 @@ def test_an_interrupted_training_ends_the_same(
         ("--python --taps 9", "9 taps do not fit into a target of 4 layers"),
         ("--python --sampled 1.5", "--sampled 1.5: a share lies between 0 and 1"),
         ("--python --held-out 4000", "held out: at least"),
+        ("--python --distil -0.1", "--distil -0.1: a share lies between 0 and 1"),
+        ("--pieces {tmp}/none.xz", "--pieces {tmp}/none.xz: no such file"),
         ("--chat --held-out 2", "the target has no chat template"),
     ],
 )
