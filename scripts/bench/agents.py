@@ -148,7 +148,8 @@ def main() -> None:
         commands[THEIRS] += [] if can_repack() else ["--no-repack"]
     report: dict[str, Any] = {**facts(), "model": args.model.name, "conversations": {}}
     for client in args.client:
-        for scenario in args.scenario or CONVERSATIONS[client]:
+        recorded = CONVERSATIONS[client]
+        for scenario in filter((args.scenario or recorded).__contains__, recorded):
             turns = turns_of(client, scenario, builder)
             rows = report["conversations"][f"{client} {scenario}"] = {}
             for name, command in commands.items():
