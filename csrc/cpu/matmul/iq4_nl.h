@@ -11,26 +11,27 @@ namespace {
 template <class V, ggml_type OF>
 struct Codes32 {
     static constexpr ggml_type TYPE = OF;
-    static constexpr int FOURS = 4, SCALE = OF == GGML_TYPE_MXFP4 ? 1 : 2;
-    static constexpr int32_t OFFSET = V::SIGNED_OFFSET;
-    static constexpr bool MINIMA = false;
-    static constexpr Codes<V> CODES{OF == GGML_TYPE_MXFP4 ? CODES_FP4 : CODES_NL};
+    static constexpr bool FP4 = OF == GGML_TYPE_MXFP4, MINIMA = false;
+    static constexpr int FOURS = 4, SCALE = FP4 ? 1 : 2;
+    static constexpr int LARGEST = FP4 ? 24 : SIGNED;
+    static constexpr int32_t OFFSET = FP4 ? 12 : V::SIGNED_OFFSET;
+    static constexpr Codes CODES{FP4 ? CODES_FP4 : CODES_NL, OFFSET};
 
     static void pack(const uint8_t * row, uint8_t * tile) {
         copy_fours(row, 4, tile, 4 * V::T, FOURS, 0);
     }
 
     static typename V::F scales(const uint8_t * p) {
-        if constexpr (OF == GGML_TYPE_MXFP4) {
+        if constexpr (FP4) {
             return V::half_powers(p);
         } else {
             return V::halves(p);
         }
     }
 
-    template <int R>
-    static void dot(typename V::I (&sum)[R], const uint8_t * block, const Rows<R> & x) {
-        dot_codes<V>(sum, CODES, block, x, 0);
+    template <int K>
+    static typename V::I weights(const uint8_t * block) {
+        return coded_weights<V, K>(CODES, block);
     }
 };
 

@@ -14,7 +14,9 @@ struct IQ4_XS : Blocks256<V, IQ4_XS<V>, 8> {
     static constexpr ggml_type TYPE = GGML_TYPE_IQ4_XS;
     static constexpr int T = V::T, FOURS_AT = 8 * T, HALVES_AT = FOURS_AT + 128 * T;
     static constexpr int ROW_BLOCK = 136, TILE_BLOCK = HALVES_AT + 4 * T;
-    static constexpr Codes<V> CODES{CODES_NL};
+    static constexpr int LARGEST = SIGNED;
+    static constexpr int32_t OFFSET = V::SIGNED_OFFSET;
+    static constexpr Codes CODES{CODES_NL, OFFSET};
 
     static void pack_block(const uint8_t * row, int lane, uint8_t * tile) {
         std::memcpy(tile + HALVES_AT + 2 * lane, row, 2);
@@ -26,13 +28,10 @@ struct IQ4_XS : Blocks256<V, IQ4_XS<V>, 8> {
         copy_fours(row + 8, 4, tile + FOURS_AT + 4 * lane, 4 * T, 32, 0);
     }
 
-    template <int I>
-    static int32_t start(const Block256 & x) {
-        return -V::SIGNED_OFFSET * x.sums[I];
-    }
-    template <int I, int R>
-    static void dot(typename V::I (&sum)[R], const uint8_t * block, const Rows<R> & x) {
-        dot_codes<V>(sum, CODES, block + FOURS_AT + I * 16 * T, x, 32 * I);
+    static int32_t start(const Block256 & x, int i) { return -OFFSET * x.sums[i]; }
+    template <int I, int K>
+    static typename V::I weights(const uint8_t * block) {
+        return coded_weights<V, K>(CODES, block + FOURS_AT + I * 16 * T);
     }
 };
 

@@ -14,13 +14,16 @@ template <class V, bool THREE>
 struct Q23K : Blocks256<V, Q23K<V, THREE>, 16> {
     using F = typename V::F;
     static constexpr ggml_type TYPE = THREE ? GGML_TYPE_Q3_K : GGML_TYPE_Q2_K;
-    static constexpr bool MINIMA = !THREE;
+    static constexpr int MINIMA = THREE ? 0 : 16;
     static constexpr int T = V::T;
     static constexpr int HALVES = THREE ? 1 : 2, HIGH = THREE ? 8 : 0;
     static constexpr int ROW_BLOCK = THREE ? 110 : 84;
     static constexpr int FOURS_AT = 16 * T, HALVES_AT = FOURS_AT + 4 * (HIGH + 16) * T;
     static constexpr int TILE_BLOCK = HALVES_AT + 4 * T;
     static constexpr int SCALE_BYTES = 32 * T; // bytes of a block's unpacked scales and minima
+    static constexpr int LARGEST = THREE ? 7 : 3;
+    static constexpr int32_t OFFSET = THREE ? 4 : 0;
+    using Starts = std::conditional_t<THREE, V, PairSums>;
     static constexpr int ROW_SCALES = THREE ? 96 : 0, ROW_HALVES = THREE ? 108 : 80;
     static constexpr int ROW_LOW = THREE ? 32 : 16;
 
@@ -63,44 +66,25 @@ struct Q23K : Blocks256<V, Q23K<V, THREE>, 16> {
         }
     }
 
-    // Returns the weights of inputs [4 k, 4 k + 4) of part I of a block. Of 128 weights, byte b of
+    // Returns the weights of inputs [4 K, 4 K + 4) of part I of a block. Of 128 weights, byte b of
     // 32 holds the lower 2 bits of weights b, b + 32, b + 64 and b + 96.
-    template <int I>
-    [[gnu::always_inline]] static typename V::I weights(const uint8_t * block, int k) {
+    template <int I, int K>
+    [[gnu::always_inline]] static typename V::I weights(const uint8_t * block) {
         constexpr int HALF = I / 8, FOURTH = I / 2 % 4, SIDE = I % 2;
         const auto low =
-            V::template bits<2 * FOURTH>(V::load(block + low_at(HALF * 8 + SIDE * 4 + k)), 3);
+            V::template bits<2 * FOURTH>(V::load(block + low_at(HALF * 8 + SIDE * 4 + K)), 3);
         if constexpr (THREE) {
-            const auto high = V::load(block + high_at(SIDE * 4 + k));
+            const auto high = V::load(block + high_at(SIDE * 4 + K));
             return V::both(low, V::template bits<HALF * 4 + FOURTH - 2>(high, 4));
         }
         return low;
     }
 
-    // Factor in Block256::biases: each is BIASES times the sum of 16 quantised inputs of a row.
-    static constexpr int32_t BIASES = -32;
-
-    template <int I>
-    static int32_t start(const Block256 & x) {
-        return THREE ? x.biases[I] / (BIASES / -4) : 0;
+    // Returns the minima of part I, which multiply both sums of x.starts[I].
+    static typename V::I minima(const uint8_t * scales, int i) {
+        return V::twice(scales + (16 + i) * T);
     }
-    template <int I, int R>
-    static void dot(typename V::I (&sum)[R], const uint8_t * block, const Rows<R> & x) {
-        V::template dot<4, THREE ? 7 : 3>(
-            sum, [&](int k) { return weights<I>(block, k); }, x, 16 * I);
-    }
-
-    // Adds part I's minimum times the part's bias in x (BIASES times the sum of its inputs), in
-    // units of the scale of minima: an exact integer.
-    template <int I>
-    static F add_minimum(F minima, const uint8_t * scales, const Block256 & x) {
-        return THREE ? minima
-                     : V::mul_add(V::spread(static_cast<float>(x.biases[I])),
-                                  V::unsigned_bytes(scales + (16 + I) * T), minima);
-    }
-    static F take_minima(F acc, F minima, F d_min, const uint8_t *, const Block256 & x) {
-        return V::mul_add(minima, V::mul(d_min, V::spread(x.d / -BIASES)), acc);
-    }
+    static const void * sums(const Block256 & x, int i) { return x.starts + i; }
 };
 
 template <class V>

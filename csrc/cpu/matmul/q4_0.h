@@ -12,7 +12,7 @@ struct Nibbles32 {
     static constexpr ggml_type TYPE = OF;
     static constexpr int HIGH = FIVE ? 1 : 0, FOURS = HIGH + 4, T = V::T;
     static constexpr bool MINIMA = MINIMA_TOO;
-    static constexpr int SCALE = 2;
+    static constexpr int SCALE = 2, LARGEST = FIVE ? 31 : 15;
     static constexpr int32_t OFFSET = MINIMA ? 0 : FIVE ? 16 : 8;
 
     // Moves input i's fifth bit from bit i, as in ggml, to bit i / 4 of the input's byte i % 4.
@@ -34,10 +34,15 @@ struct Nibbles32 {
 
     static typename V::F scales(const uint8_t * p) { return V::halves(p); }
 
-    template <int R>
-    static void dot(typename V::I (&sum)[R], const uint8_t * block, const Rows<R> & x) {
-        half<0>(sum, block, x);
-        half<1>(sum, block, x);
+    // Low nibbles are a block's first 16 inputs, high nibbles its last 16.
+    template <int K>
+    static typename V::I weights(const uint8_t * block) {
+        const auto pair = V::load(block + (HIGH + K % 4) * 4 * T);
+        const auto nibbles = V::template bits<K / 4 * 4>(pair, 15);
+        if constexpr (FIVE) {
+            return V::both(nibbles, V::template bits<K - 4>(V::load(block), 16));
+        }
+        return nibbles;
     }
 
   private:
@@ -45,25 +50,6 @@ struct Nibbles32 {
         uint32_t four;
         std::memcpy(&four, p, 4);
         return four;
-    }
-
-    // Multiplies a block's first 16 inputs (SIDE 0, low nibbles) or last 16 (SIDE 1, high nibbles).
-    template <int SIDE, int R>
-    static void half(typename V::I (&sum)[R], const uint8_t * block, const Rows<R> & x) {
-        typename V::I high{};
-        if constexpr (FIVE) {
-            high = V::load(block);
-        }
-        const auto weights = [&](auto k) {
-            constexpr int K = decltype(k)::value;
-            const auto pair = V::load(block + (HIGH + K) * 4 * T);
-            const auto nibbles = V::template bits<4 * SIDE>(pair, 15);
-            if constexpr (FIVE) {
-                return V::both(nibbles, V::template bits<4 * SIDE + K - 4>(high, 16));
-            }
-            return nibbles;
-        };
-        V::template dot<4, FIVE ? 31 : 15>(sum, weights, x, 16 * SIDE);
     }
 };
 

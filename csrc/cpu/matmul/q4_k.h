@@ -18,7 +18,9 @@ struct Q45K : Blocks256<V, Q45K<V, FIVE>, 8> {
     static constexpr int ROW_BLOCK = 16 + 4 * FOURS, TILE_BLOCK = ROW_BLOCK * T;
     static constexpr int FOURS_AT = 12 * T, HALVES_AT = FOURS_AT + 4 * FOURS * T;
     static constexpr int SCALE_BYTES = 16 * T; // bytes of a block's unpacked scales and minima
-    static constexpr bool MINIMA = true;
+    static constexpr int LARGEST = FIVE ? 31 : 15;
+    static constexpr int32_t OFFSET = 0;
+    static constexpr int MINIMA = 4;
 
     // Returns the offset in a tile's block of an output's i-th 4 bytes: fifth bits, then nibbles.
     static constexpr int four_at(int i) {
@@ -50,34 +52,21 @@ struct Q45K : Blocks256<V, Q45K<V, FIVE>, 8> {
         Scales6<V>::to_bytes(block, scales);
     }
 
-    template <int I>
-    static typename V::I weights(const uint8_t * block, int k) {
-        const auto pair = V::load(block + four_at(HIGH + I / 2 * 8 + k));
+    template <int I, int K>
+    static typename V::I weights(const uint8_t * block) {
+        const auto pair = V::load(block + four_at(HIGH + I / 2 * 8 + K));
         const auto nibbles = V::template bits<I % 2 * 4>(pair, 15);
         if constexpr (FIVE) {
-            return V::both(nibbles, V::template bits<I - 4>(V::load(block + four_at(k)), 16));
+            return V::both(nibbles, V::template bits<I - 4>(V::load(block + four_at(K)), 16));
         }
         return nibbles;
     }
 
-    template <int I>
-    static int32_t start(const Block256 &) {
-        return 0;
+    // Returns the minima of parts 2 I and 2 I + 1, which multiply x.sums[2 I] and [2 I + 1].
+    static typename V::I minima(const uint8_t * scales, int i) {
+        return V::pairs(scales + 8 * T + i * 2 * T);
     }
-    template <int I, int R>
-    static void dot(typename V::I (&sum)[R], const uint8_t * block, const Rows<R> & x) {
-        V::template dot<8, FIVE ? 31 : 15>(
-            sum, [&](int k) { return weights<I>(block, k); }, x, 32 * I);
-    }
-
-    static F take_minima(F acc, F, F d_min, const uint8_t * scales, const Block256 & x) {
-        auto minima = V::spread(0);
-        for (int p = 0; p < 4; ++p) {
-            const auto pair = V::pairs(scales + 8 * T + p * 2 * T);
-            minima = V::dot_pairs(minima, pair, x.sums + 2 * p);
-        }
-        return V::mul_sub(V::to_float(minima), V::mul(d_min, V::spread(x.d)), acc);
-    }
+    static const void * sums(const Block256 & x, int i) { return x.sums + 2 * i; }
 };
 
 template <class V>

@@ -14,6 +14,8 @@ struct Q6_K : Blocks256<V, Q6_K<V>, 16> {
     static constexpr ggml_type TYPE = GGML_TYPE_Q6_K;
     static constexpr int T = V::T, HALVES_AT = 208 * T;
     static constexpr int ROW_BLOCK = 210, TILE_BLOCK = 212 * T;
+    static constexpr int LARGEST = 63;
+    static constexpr int32_t OFFSET = 32;
 
     // Return the offset in a tile's block of an output's i-th 4 bytes of nibbles (low_at) or upper
     // bits (high_at). A half block has 8 pairs of nibbles and upper bits, then 8 groups of nibbles.
@@ -36,23 +38,14 @@ struct Q6_K : Blocks256<V, Q6_K<V>, 16> {
         std::memcpy(tile + HALVES_AT + 2 * lane, row + 208, 2);
     }
 
-    // Returns the weights of inputs [4 k, 4 k + 4) of part I of a block. Of 128 weights, byte b of
+    // Returns the weights of inputs [4 K, 4 K + 4) of part I of a block. Of 128 weights, byte b of
     // 64 holds nibbles of weights b and b + 64, byte b of 32 upper bits of b + 0, 32, 64 and 96.
-    template <int I>
-    [[gnu::always_inline]] static typename V::I weights(const uint8_t * block, int k) {
+    template <int I, int K>
+    [[gnu::always_inline]] static typename V::I weights(const uint8_t * block) {
         constexpr int HALF = I / 8, QUARTER = I / 2 % 4, SIDE = I % 2;
-        const int low = HALF * 16 + QUARTER % 2 * 8 + SIDE * 4 + k, high = HALF * 8 + SIDE * 4 + k;
+        const int low = HALF * 16 + QUARTER % 2 * 8 + SIDE * 4 + K, high = HALF * 8 + SIDE * 4 + K;
         return V::both(V::template bits<QUARTER / 2 * 4>(V::load(block + low_at(low)), 15),
                        V::template bits<QUARTER * 2 - 4>(V::load(block + high_at(high)), 48));
-    }
-
-    template <int I>
-    static int32_t start(const Block256 & x) {
-        return x.biases[I];
-    }
-    template <int I, int R>
-    static void dot(typename V::I (&sum)[R], const uint8_t * block, const Rows<R> & x) {
-        V::template dot<4, 63>(sum, [&](int k) { return weights<I>(block, k); }, x, 16 * I);
     }
 };
 

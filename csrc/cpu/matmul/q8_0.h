@@ -9,7 +9,7 @@ namespace {
 template <class V>
 struct Q8_0 {
     static constexpr ggml_type TYPE = GGML_TYPE_Q8_0;
-    static constexpr int FOURS = 8;
+    static constexpr int FOURS = 8, LARGEST = SIGNED;
     static constexpr int32_t OFFSET = V::SIGNED_OFFSET;
     static constexpr bool MINIMA = false;
     static constexpr int SCALE = 2;
@@ -21,9 +21,9 @@ struct Q8_0 {
 
     static typename V::F scales(const uint8_t * p) { return V::halves(p); }
 
-    template <int R>
-    static void dot(typename V::I (&sum)[R], const uint8_t * block, const Rows<R> & x) {
-        V::template dot_signed<8>(sum, [&](int k) { return V::load(block + k * 4 * V::T); }, x, 0);
+    template <int K>
+    static typename V::I weights(const uint8_t * block) {
+        return V::load(block + K * 4 * V::T);
     }
 };
 

@@ -9,11 +9,12 @@
 namespace dfl::cpu {
 namespace {
 
-// 32 values of x as in Q8_0: value = d * q. bias: start of sums, for weights stored with an offset.
+// 32 values of x as in Q8_0: value = d * q. start: the start of sums over weights stored with an
+// offset, as Starts::start_of() returns it.
 struct Block32 {
     int8_t q[32];
     float d;
-    int32_t bias;
+    int32_t start;
 };
 
 // 32 values of x as in Q8_1: value = d * q. sum: of the values, to multiply with minima of weights.
@@ -23,14 +24,32 @@ struct Block32Sum {
     float sum;
 };
 
-// 256 values of x as in Q8_K: value = d * q. sums: of each 32 q. biases: -32 times the sum of each
-// 16 q, the start of sums over weights stored with an offset of 32.
+// 256 values of x as in Q8_K: value = d * q. starts: of sums over each 16 weights stored with an
+// offset, as Starts::start_of() returns them. sums: of each 32 q.
 struct Block256 {
     int8_t q[256];
     float d;
-    int32_t biases[16];
+    int32_t starts[16];
     int16_t sums[8];
 };
+
+// Sums of the first two (low) and of the last two (high) of each 4 values.
+struct PairSums {
+    int16_t low, high;
+
+    // Returns both sums, low in the lower half: in place of a start, for minima of weights.
+    static int32_t start_of(int32_t low, int32_t high, int32_t) {
+        return static_cast<int32_t>(static_cast<uint32_t>(high) << 16 | (low & 0xffff));
+    }
+};
+inline PairSums pair_sums_16(const int8_t * q) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i *>(q));
+    __m128i sums = _mm_maddubs_epi16(_mm_set1_epi8(1), bytes);
+    sums = _mm_add_epi16(sums, _mm_shuffle_epi32(sums, 0x4e));
+    sums = _mm_add_epi16(sums, _mm_shuffle_epi32(sums, 0xb1));
+    const int32_t both = _mm_cvtsi128_si32(sums);
+    return {static_cast<int16_t>(both), static_cast<int16_t>(both >> 16)};
+}
 
 inline float half_to_float(uint16_t half) {
     return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(half)));
@@ -88,11 +107,14 @@ inline int64_t quantize_block_32(const float * x, int8_t * q, float * d) {
 }
 
 // Quantises a row as ggml does; offset: added to the stored weights that the row multiplies.
+template <class Starts>
 inline void quantize_blocks_32(const float * x, int64_t n_in, int32_t offset, void * dst) {
     auto * block = static_cast<Block32 *>(dst);
     for (int64_t i = 0; i < n_in; i += 32, ++block) {
         float d;
-        block->bias = static_cast<int32_t>(-offset * quantize_block_32(x + i, block->q, &d));
+        quantize_block_32(x + i, block->q, &d);
+        const PairSums first = pair_sums_16(block->q), second = pair_sums_16(block->q + 16);
+        block->start = Starts::start_of(first.low + second.low, first.high + second.high, offset);
         block->d = through_half(d);
     }
 }
@@ -121,20 +143,19 @@ inline float first_largest_256(const float * x) {
     return top;
 }
 
-inline void quantize_blocks_256(const float * x, int64_t n_in, void * dst) {
+template <class Starts>
+inline void quantize_blocks_256(const float * x, int64_t n_in, int32_t offset, void * dst) {
     auto * block = static_cast<Block256 *>(dst);
     for (int64_t i = 0; i < n_in; i += 256, ++block) {
         const float top = first_largest_256(x + i);
         const float scale = top != 0.0f ? -127.0f / top : 0.0f;
         for (int j = 0; j < 8; ++j) {
             const int64_t sum = quantize_32(x + i + 32 * j, scale, block->q + 32 * j);
-            int32_t first = 0;
-            for (int k = 0; k < 16; ++k) {
-                first += block->q[32 * j + k];
-            }
             block->sums[j] = static_cast<int16_t>(sum);
-            block->biases[2 * j] = -32 * first;
-            block->biases[2 * j + 1] = static_cast<int32_t>(-32 * (sum - first));
+            for (int k = 2 * j; k < 2 * j + 2; ++k) {
+                const PairSums of = pair_sums_16(block->q + 16 * k);
+                block->starts[k] = Starts::start_of(of.low, of.high, offset);
+            }
         }
         block->d = top != 0.0f ? 1.0f / scale : 0.0f;
     }

@@ -28,14 +28,27 @@ inline bool leaves_fetches(int unfetched_rows, int64_t n_rows) {
     return n_rows <= unfetched_rows && is_zen4;
 }
 
-template <int N, class Rows>
-inline void prefetch(const uint8_t * p, const Rows & x) {
-    if (x.ahead == 0) {
+// Prefetches N bytes of weights, `ahead` bytes after p; nothing if that is 0.
+template <int N>
+inline void prefetch(const uint8_t * p, int64_t ahead) {
+    if (ahead == 0) {
         return;
     }
 #pragma GCC unroll 64
     for (int i = 0; i < N; i += 64) {
-        _mm_prefetch(reinterpret_cast<const char *>(p + x.ahead + i), _MM_HINT_T1);
+        _mm_prefetch(reinterpret_cast<const char *>(p + ahead + i), _MM_HINT_T1);
+    }
+}
+
+// LARGEST of formats whose weights are signed bytes, stored with V::SIGNED_OFFSET.
+constexpr int SIGNED = 0;
+
+template <class Vector, int TILES, int R>
+inline void clear(Vector (&sums)[TILES][R]) {
+    for (int t = 0; t < TILES; ++t) {
+        for (int r = 0; r < R; ++r) {
+            sums[t][r] = Vector{};
+        }
     }
 }
 
@@ -78,13 +91,11 @@ struct Tiles : Format {
     template <int R>
     static void multiply_tile(const uint8_t * tile, int64_t n_in, const uint8_t * x, int64_t x_size,
                               int64_t ahead, float * dst, int64_t dst_stride, int n) {
-        typename V::F acc[R];
-        for (int r = 0; r < R; ++r) {
-            acc[r] = V::zero();
-        }
+        typename V::F acc[1][R];
+        clear(acc);
         Format::template multiply<R>(tile, n_in, Rows<R>(x, x_size, ahead), acc);
         for (int r = 0; r < R; ++r) {
-            V::store(dst + r * dst_stride, acc[r], n);
+            V::store(dst + r * dst_stride, acc[0][r], n);
         }
     }
 
@@ -97,14 +108,27 @@ struct Tiles : Format {
         return OF[n_rows - 1];
     }
 
+    static constexpr int UNPACKED_ROWS = V::UNPACKED_ROWS;
+    static constexpr bool UNPACKS = Format::PARTS_OF_256 >= V::UNPACKED_PARTS;
+
     static void multiply(const void * packed, int64_t n_in, int64_t n_out, const void * x,
                          int64_t n_rows, int64_t first_tile, int64_t last_tile, float * dst,
                          int64_t dst_stride) {
-        const int64_t x_size = Format::quantized_row_size(n_in), most = MAX_ROWS;
-        const int64_t chunk = std::max<int64_t>(CHUNK / x_size / most, 1) * most;
+        const bool unpacks = UNPACKS && n_rows > MAX_ROWS;
+        const int64_t x_size = Format::quantized_row_size(n_in);
+        const int64_t most = unpacks ? MIN_UNPACKED_CHUNK : MAX_ROWS;
+        int64_t chunk = std::max<int64_t>(CHUNK / x_size / most, 1) * most;
+        chunk = unpacks ? std::min<int64_t>(chunk, MAX_UNPACKED_CHUNK) : chunk;
         for (int64_t first = 0; first < n_rows; first += chunk) {
             const int64_t n = std::min(chunk, n_rows - first);
             const auto * rows = static_cast<const uint8_t *>(x) + first * x_size;
+            if constexpr (UNPACKS) {
+                if (unpacks) {
+                    multiply_unpacked(packed, n_in, n_out, rows, n, first_tile, last_tile,
+                                      dst + first * dst_stride, dst_stride);
+                    continue;
+                }
+            }
             multiply_rows(packed, n_in, n_out, rows, n, first_tile, last_tile,
                           dst + first * dst_stride, dst_stride);
         }
@@ -128,6 +152,85 @@ struct Tiles : Format {
                 function(tile, n_in, x + row * x_size, x_size, group == 0 ? ahead : 0,
                          dst + row * dst_stride + t * T, dst_stride, n);
                 row = end;
+            }
+        }
+    }
+
+    // Rows that an unpacked block multiplies: at least MIN_..., for unpacking to be cheap.
+    static constexpr int64_t MIN_UNPACKED_CHUNK = 16, MAX_UNPACKED_CHUNK = 64;
+    static constexpr int PAIR = 2; // tiles that are unpacked together
+
+    // Unpacks each block of weights once for all rows, which are at most MAX_UNPACKED_CHUNK.
+    static void multiply_unpacked(const void * packed, int64_t n_in, int64_t n_out,
+                                  const uint8_t * x, int64_t n_rows, int64_t first_tile,
+                                  int64_t last_tile, float * dst, int64_t dst_stride) {
+        const auto size = static_cast<int64_t>(tile_size(n_in));
+        for (int64_t t = first_tile; t < last_tile; t += PAIR) {
+            const auto * tile = static_cast<const uint8_t *>(packed) + t * size;
+            const auto function =
+                t + 1 < last_tile ? multiply_unpacked_tiles<PAIR> : multiply_unpacked_tiles<1>;
+            function(tile, size, n_in, x, n_rows, dst + t * T, dst_stride, n_out - t * T);
+        }
+    }
+
+    template <int TILES>
+    static void multiply_unpacked_tiles(const uint8_t * tile, int64_t size, int64_t n_in,
+                                        const uint8_t * x, int64_t n_rows, float * dst,
+                                        int64_t dst_stride, int64_t n_out) {
+        typename Format::Unpacked unpacked[TILES];
+        typename V::F sums[MAX_UNPACKED_CHUNK][TILES];
+        for (int64_t r = 0; r < n_rows; ++r) {
+            std::fill_n(sums[r], TILES, V::zero());
+        }
+        const int64_t x_size = Format::quantized_row_size(n_in);
+        const int64_t n_groups = (n_rows + UNPACKED_ROWS - 1) / UNPACKED_ROWS;
+        for (int64_t step = 0; step * Format::UNPACKED_INPUTS < n_in; ++step) {
+            for (int t = 0; t < TILES; ++t) {
+                Format::unpack(tile + t * size, n_in, step, V::FETCH_AHEAD, unpacked[t]);
+            }
+            const uint8_t * of_step = x + step * Format::UNPACKED_X;
+            int64_t row = 0;
+            for (int64_t group = 0; group < n_groups; ++group) {
+                const int64_t end = n_rows * (group + 1) / n_groups;
+                const auto function = multiply_group_of<TILES>(
+                    static_cast<int>(end - row), std::make_integer_sequence<int, UNPACKED_ROWS>());
+                function(unpacked, n_in, step, of_step + row * x_size, x_size, sums + row);
+                row = end;
+            }
+        }
+        for (int64_t r = 0; r < n_rows; ++r) {
+            for (int t = 0; t < TILES; ++t) {
+                const auto n = static_cast<int>(std::min<int64_t>(T, n_out - t * T));
+                V::store(dst + r * dst_stride + t * T, sums[r][t], n);
+            }
+        }
+    }
+
+    template <int TILES>
+    using MultiplyGroup = void (*)(const typename Format::Unpacked *, int64_t, int64_t,
+                                   const uint8_t *, int64_t, typename V::F (*)[TILES]);
+
+    template <int TILES, int... I>
+    static MultiplyGroup<TILES> multiply_group_of(int n_rows, std::integer_sequence<int, I...>) {
+        static constexpr MultiplyGroup<TILES> OF[] = {multiply_group<TILES, I + 1>...};
+        return OF[n_rows - 1];
+    }
+
+    template <int TILES, int R>
+    static void multiply_group(const typename Format::Unpacked * unpacked, int64_t n_in,
+                               int64_t step, const uint8_t * x, int64_t x_size,
+                               typename V::F (*sums)[TILES]) {
+        typename V::F acc[TILES][R];
+        for (int t = 0; t < TILES; ++t) {
+            for (int r = 0; r < R; ++r) {
+                acc[t][r] = sums[r][t];
+            }
+        }
+        Format::template multiply_unpacked<TILES, R>(unpacked, n_in, step, Rows<R>(x, x_size, 0),
+                                                     acc);
+        for (int t = 0; t < TILES; ++t) {
+            for (int r = 0; r < R; ++r) {
+                sums[r][t] = acc[t][r];
             }
         }
     }

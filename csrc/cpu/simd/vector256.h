@@ -40,6 +40,11 @@ struct Vector256 : Floats256 {
     static I pairs(const void * p) {
         return _mm256_cvtepu8_epi16(_mm_loadu_si128(static_cast<const __m128i *>(p)));
     }
+    // Widens T bytes to 16-bit integers, each twice in a 32-bit lane.
+    static I twice(const void * p) {
+        const __m128i bytes = _mm_loadl_epi64(static_cast<const __m128i *>(p));
+        return _mm256_cvtepu8_epi16(_mm_unpacklo_epi8(bytes, bytes));
+    }
     static I dot_pairs(I sum, I pairs, const void * x) {
         return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, spread_four(x)));
     }

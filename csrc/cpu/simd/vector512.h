@@ -1,22 +1,15 @@
 // Vectors of 16 outputs in AVX-512 with VNNI; vector256.h describes the common operations.
 #pragma once
 
+#include "cpu/simd/dot_four.h"
 #include "cpu/simd/floats512.h"
-#include "cpu/simd/rows.h"
 
 #include <cstring>
 
 namespace dfl::cpu {
 namespace {
 
-struct Vector512 : Floats512 {
-    static constexpr const char * NAME = "avx512vnni";
-    static constexpr int MAX_ROWS = 8;
-    // Distance in bytes of weight prefetches, which only the first group of rows of x makes.
-    // Weights go to L2, because a core has about twice as many L2 fetches in flight as L1 fetches.
-    // Distances from 16 to 32 KiB were equally fast on Zen 4 and Zen 5.
-    static constexpr int64_t FETCH_AHEAD = 16384;
-    static constexpr int32_t SIGNED_OFFSET = 128; // offset that is added to stored signed weights
+struct Bytes512 : Floats512 {
     using I = __m512i;
 
     static I load(const void * p) { return _mm512_loadu_si512(p); }
@@ -40,6 +33,11 @@ struct Vector512 : Floats512 {
 
     static I pairs(const void * p) {
         return _mm512_cvtepu8_epi16(_mm256_loadu_si256(static_cast<const __m256i *>(p)));
+    }
+    // Widens T bytes to 16-bit integers, each twice in a 32-bit lane.
+    static I twice(const void * p) {
+        const I wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i *>(p)));
+        return _mm512_or_si512(wide, _mm512_slli_epi32(wide, 16));
     }
     static I dot_pairs(I sum, I pairs, const void * x) {
         return _mm512_dpwssd_epi32(sum, pairs, spread_four(x));
@@ -71,23 +69,18 @@ struct Vector512 : Floats512 {
         std::memcpy(&four, x, 4);
         return _mm512_set1_epi32(four);
     }
+};
 
-    // Adds products of 4 * N inputs to sum[r]. weights(k): 4 inputs of every output, unsigned and
-    // at most LARGEST. x[r] + at: the inputs of row r.
-    template <int N, int LARGEST, int R, class Weights>
-    static void dot(I (&sum)[R], Weights weights, const Rows<R> & x, int64_t at) {
-        for_each<N>([&](auto k) {
-            const I w = weights(k);
-#pragma GCC unroll 16
-            for (int r = 0; r < R; ++r) {
-                sum[r] = _mm512_dpbusd_epi32(sum[r], w, spread_four(x[r] + at + 4 * k));
-            }
-        });
-    }
-    template <int N, int R, class Weights>
-    static void dot_signed(I (&sum)[R], Weights weights, const Rows<R> & x, int64_t at) {
-        dot<N, 255>(sum, weights, x, at);
-    }
+struct Vector512 : DotFour<Vector512, Bytes512> {
+    static constexpr const char * NAME = "avx512vnni";
+    static constexpr int MAX_ROWS = 8;
+    static constexpr int UNPACKED_ROWS = 8, UNPACKED_PARTS = 16;
+    // Distance in bytes of weight prefetches, which only the first group of rows of x makes.
+    // Weights go to L2, because a core has about twice as many L2 fetches in flight as L1 fetches.
+    // Distances from 16 to 32 KiB were equally fast on Zen 4 and Zen 5.
+    static constexpr int64_t FETCH_AHEAD = 16384;
+
+    static I dot_four(I sum, I weights, I x) { return _mm512_dpbusd_epi32(sum, weights, x); }
 };
 
 } // namespace
