@@ -86,7 +86,13 @@ def _parser() -> argparse.ArgumentParser:
         help="name of the pre-tokenizer in llama.cpp, such as qwen2 or llama-bpe (default: found "
         "by a hash of the tokens of a test text; needed for tokenizers that are not known)",
     )
-    add("--no-mtp", action="store_true", help="leave out multi-token-prediction layers")
+    mtp = parser.add_mutually_exclusive_group()
+    mtp.add_argument(
+        "--mtp",
+        action="store_true",
+        help="write the multi-token-prediction (MTP) layer alone, as a drafter",
+    )
+    mtp.add_argument("--no-mtp", action="store_true", help="leave out MTP layers")
     add(
         "--scaled-embeddings",
         action="store_true",
@@ -129,7 +135,7 @@ def _run(args: argparse.Namespace) -> int:
         report = check(args.model_dir, args.check, args.target_model_dir)
         print(report)
         return 0 if report.ok else 1
-    options = Options(args.target_model_dir, not args.no_mtp, args.scaled_embeddings)
+    options = Options(args.target_model_dir, not args.no_mtp, args.mtp, args.scaled_embeddings)
     conversion = prepare(args.model_dir, args.outtype, options, args.pre)
     for note in conversion.metadata.notes:
         print(f"warning: {note}", file=sys.stderr)
@@ -141,7 +147,8 @@ def _run(args: argparse.Namespace) -> int:
         print(_table(conversion))
         return 0
     folder = args.model_dir.resolve()
-    outfile = args.outfile or folder / f"{folder.name}-{conversion.outtype}.gguf"
+    name = f"{'mtp-' * args.mtp}{folder.name}-{conversion.outtype}.gguf"
+    outfile = args.outfile or folder / name
     with _ProgressBar() as bar:
         write_gguf(
             outfile,

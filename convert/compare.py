@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 
 from .arch import Options, architecture_of
 from .checkpoint import Checkpoint
+from .conversion import plans_of
 from .errors import ConvertError
 from .gguf_header import ArrayValue, GgufHeader, TensorInfo, read_parts
 from .inspect import completeness, table
 from .layout import gpt_oss_experts, layout_of, qwen3next_heads
 from .plan import Metadata, TensorPlan, to_float32
-from .schema import Arch, Key
+from .schema import Arch, Key, Tensor
 
 CHUNK_ELEMENTS = 1 << 22
 
@@ -91,7 +92,8 @@ def check(model_dir: Path, gguf_file: Path, target_model_dir: Path | None = None
     arch = _value(header, Key.GENERAL_ARCHITECTURE)
     mtp = bool(_value(header, Key.NEXTN_PREDICT_LAYERS.replace("{arch}", str(arch))))
     scaled = _value(header, Key.EMBEDDING_SCALE.replace("{arch}", str(arch))) is not None
-    options = Options(target_model_dir=target_model_dir, mtp=mtp, scaled_embeddings=scaled)
+    only_mtp = mtp and Tensor.ATTN_NORM.format(bid=0) not in tensors
+    options = Options(target_model_dir, mtp, only_mtp, scaled)
     expected = architecture.metadata(checkpoint, options)
     if arch != expected.arch:
         raise ConvertError(
@@ -100,7 +102,7 @@ def check(model_dir: Path, gguf_file: Path, target_model_dir: Path | None = None
     for part in parts:
         if part.missing_bytes:
             raise ConvertError(f"{part.path}: {completeness(part)}")
-    plans = {plan.name: plan for plan in architecture.tensors(checkpoint, options)}
+    plans = {plan.name: plan for plan in plans_of(checkpoint, options)}
     problems = [*_metadata_problems(header, expected), *_inventory_problems(header, plans)]
     checks = []
     for part in parts:

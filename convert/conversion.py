@@ -10,6 +10,7 @@ from . import types
 from .arch import Options, architecture_of
 from .arch.common import IGNORED
 from .checkpoint import Checkpoint
+from .errors import ConvertError
 from .general import general_metadata
 from .plan import Metadata, TensorPlan
 from .schema import Key
@@ -50,7 +51,7 @@ def prepare(
     checkpoint = Checkpoint(model_dir)
     architecture = architecture_of(checkpoint)
     model = architecture.metadata(checkpoint, options)
-    plans = architecture.tensors(checkpoint, options)
+    plans = plans_of(checkpoint, options)
     if outtype == "auto":
         outtype = stored_type(checkpoint)
     # A file with MXFP4 tensors gets the file type of MXFP4, whatever its other tensors are.
@@ -72,8 +73,23 @@ def prepare(
     return Conversion(checkpoint, outtype, metadata, plans, chosen)
 
 
+def plans_of(checkpoint: Checkpoint, options: Options) -> list[TensorPlan]:
+    """Returns plans of the tensors that the options ask for; ConvertError if there are none."""
+    architecture = architecture_of(checkpoint)
+    plans = architecture.tensors(checkpoint, options)
+    if not options.only_mtp:
+        return plans
+    metadata = architecture.metadata(checkpoint, options)
+    n_mtp = _count(metadata, Key.NEXTN_PREDICT_LAYERS)
+    if not n_mtp:
+        raise ConvertError(f"{checkpoint.directory}: has no MTP layer, which --mtp needs")
+    n_trunk = _count(metadata, Key.BLOCK_COUNT) - n_mtp
+    trunk = tuple(f"blk.{block}." for block in range(n_trunk))
+    return [plan for plan in plans if not plan.name.startswith(trunk)]
+
+
 def _count(metadata: Metadata, key: str) -> int:
-    _, value = metadata.values.get(key.replace("{arch}", metadata.arch), ("uint32", 0))
+    _, value = metadata.values.get(key.format(arch=metadata.arch), ("uint32", 0))
     return int(value)
 
 

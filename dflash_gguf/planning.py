@@ -120,6 +120,7 @@ def fit_files(
         n_gpu_layers=planner.config.n_gpu_layers,
         n_cpu_moe=planner.config.n_cpu_moe,
         draft_gpu_layers=planner.config.draft_gpu_layers,
+        mtp=planner.config.mtp,
         n_ctx=best.config.n_ctx,
         cache_type_k=best.config.cache_type_k,
         cache_type_v=best.config.cache_type_v,
@@ -176,7 +177,10 @@ class _Search:
         config = replace(self.config, n_gpu_layers=layers, n_cpu_moe=without_experts)
         if place == CPU:
             config = replace(config, draft_gpu_layers=0)
-        return Planner(self.path, None if place == NONE else self.drafter, config, self.vram)
+        drafter = self.drafter
+        if place == NONE:
+            drafter, config = None, replace(config, mtp=False)
+        return Planner(self.path, drafter, config, self.vram)
 
     def constraints(self, planner: Planner) -> FitConstraints:
         """Returns the settings that the user fixed."""

@@ -33,6 +33,7 @@ class Options:
 
     target_model_dir: Path | None = None
     mtp: bool = True
+    only_mtp: bool = False
     scaled_embeddings: bool = False
     """True to scale embeddings by sqrt(hidden_size) for a drafter whose config has no scale."""
 

@@ -85,6 +85,7 @@ dfl_status dfl_model_get_info(const dfl_model * model, dfl_model_info * info, df
         info->expert_bytes = m.weights().expert_bytes;
         info->cpu_expert_bytes = m.weights().cpu_expert_bytes;
         info->on_gpu = m.on_gpu();
+        info->has_drafter = dfl::find_draft_kind(m.file()) != nullptr;
     });
 }
 
@@ -123,6 +124,7 @@ dfl_status dfl_drafter_get_info(const dfl_drafter * drafter, dfl_drafter_info * 
         need(drafter, info);
         const dfl::Drafter & d = *drafter->drafter;
         *info = {};
+        copy_text(info->kind, d.kind().name);
         copy_text(info->architecture, d.file().arch());
         copy_text(info->name, d.file().text(dfl::schema::KEY_GENERAL_NAME).value_or(""));
         info->n_layer = d.hparams().n_layer();

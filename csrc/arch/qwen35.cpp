@@ -101,22 +101,6 @@ static void bind(WeightLoader & loader) {
     bind_decoder(loader, options);
 }
 
-// Builds attention with an output gate. The rows of q hold each head's query, then its gate.
-static ggml_tensor * gated_attention(GraphContext & g, int il, const SubLayerInput & in) {
-    const LayerShape & shape = g.hp.layers[il];
-    const AttentionWeights & w = g.weights.layers[il].attn;
-    const int64_t d = shape.head_dim;
-    Projections p = project_qkv(g, il, in.x, 2 * d * shape.n_head);
-    const size_t e = ggml_element_size(p.q);
-    auto half = [&](int64_t first) {
-        return ggml_view_3d(g.ctx, p.q, d, shape.n_head, in.x.n_rows(), 2 * d * e, p.q->nb[1],
-                            first * e);
-    };
-    ggml_tensor * attended =
-        attend(g, il, {half(0), p.k, p.v, w.q_norm, w.k_norm, g.in.positions, row_cells(g, il)});
-    return project_output(g, il, gated_heads(attended, half(d)), in.add);
-}
-
 static ggml_tensor * build(GraphContext & g) {
     return build_decoder(g,
                          {mixer_sublayer([](GraphContext & g, int il, const SubLayerInput & in) {

@@ -102,7 +102,7 @@ static Activation read_activation(const GgufFile & file) {
     return gelu ? Activation::GELU : Activation::SILU;
 }
 
-static DraftHparams read(const GgufFile & file, int64_t n_target_layers) {
+static DraftHparams read(const GgufFile & file, const Model & target) {
     refuse_relatives(file);
     DraftHparams draft;
     const auto sections = file.integers(schema::KEY_ROPE_DIMENSION_SECTIONS);
@@ -130,7 +130,7 @@ static DraftHparams read(const GgufFile & file, int64_t n_target_layers) {
         read_rope_sections(file, draft.hp);
     }
 
-    draft.taps = read_taps(file, draft.hp.n_embd, n_target_layers);
+    draft.taps = read_taps(file, draft.hp.n_embd, target.hparams().n_layer());
     const char * block_key = old ? schema::KEY_OLD_DFLASH_BLOCK_SIZE : schema::KEY_BLOCK_SIZE;
     draft.block_size = file.integer(block_key).value_or(16);
     DFL_CHECK(draft.block_size >= 2 && draft.block_size <= 1024, DFL_STATUS_FILE,
@@ -170,7 +170,7 @@ static void bind(WeightLoader & loader, const DraftHparams & draft) {
     w.output_norm = loader.vector(schema::TENSOR_OUTPUT_NORM, 0, hp.n_embd);
     loader.rope_factors();
     if (loader.has(schema::TENSOR_TOKEN_EMBD, 0)) {
-        loader.token_embeddings();
+        loader.token_embeddings(schema::TENSOR_TOKEN_EMBD);
     }
     loader.drafter_head();
     for (int il = 0; il < hp.n_layer(); ++il) {
@@ -372,6 +372,6 @@ static std::unique_ptr<DraftModel> attach(const std::shared_ptr<const Drafter> &
     return std::make_unique<DFlashModel>(drafter, host);
 }
 
-extern const DraftKind DFLASH = {is_dflash, read, bind, attach};
+extern const DraftKind DFLASH = {"dflash", is_dflash, read, bind, attach};
 
 } // namespace dfl

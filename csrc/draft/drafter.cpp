@@ -20,15 +20,21 @@ static void check_tokenizers(const GgufFile & drafter, const GgufFile & target) 
     }
 }
 
-static const DraftKind & find_kind(const GgufFile & file) {
-    for (const DraftKind * kind : draft_kinds()) {
-        if (kind->reads(file)) {
-            return *kind;
-        }
-    }
-    throw Error(DFL_STATUS_UNSUPPORTED,
-                format("%s: architecture \"%s\" is not that of a drafter (dflash)",
-                       file.path().c_str(), file.arch().c_str()));
+const DraftKind * find_draft_kind(const GgufFile & file) {
+    const std::vector<const DraftKind *> & kinds = draft_kinds();
+    const auto kind = std::find_if(kinds.begin(), kinds.end(),
+                                   [&](const DraftKind * kind) { return kind->reads(file); });
+    return kind != kinds.end() ? *kind : nullptr;
+}
+
+static const DraftKind & kind_of(const GgufFile & file) {
+    const DraftKind * kind = find_draft_kind(file);
+    DFL_CHECK(
+        kind != nullptr, DFL_STATUS_UNSUPPORTED,
+        "%s: architecture \"%s\" is not that of a drafter (dflash), and the file does not have "
+        "one MTP layer",
+        file.path().c_str(), file.arch().c_str());
+    return *kind;
 }
 
 void Drafter::choose(const DraftChoices & choices, const Hparams & target) {
@@ -60,10 +66,10 @@ void Drafter::choose(const DraftChoices & choices, const Hparams & target) {
 
 Drafter::Drafter(const std::string & path, const std::shared_ptr<const Model> & model,
                  const ModelParams & params)
-    : file_(path), kind_(find_kind(file_)), target_(model) {
+    : file_(path), kind_(kind_of(file_)), target_(model) {
     const Model & target = *model;
     const Hparams & hp = target.hparams();
-    draft_ = kind_.read(file_, hp.n_layer());
+    draft_ = kind_.read(file_, target);
     check_no_key_skipped(file_);
     draft_.hp.n_vocab = hp.n_vocab;
     choose(params.draft, hp);
@@ -79,7 +85,7 @@ Drafter::Drafter(const std::string & path, const std::shared_ptr<const Model> & 
     const Split split = {is_on_cpu_ ? Split::ALL : 0, 0};
     Devices devices(target.device(), split, params.n_threads, params.excluded_buffer_types,
                     target.dry_run(), params.repack);
-    WeightLoader loader(file_, draft_.hp, devices);
+    WeightLoader loader(file_, draft_.hp, devices, draft_.first_block);
     kind_.bind(loader, draft_);
     weights_ = loader.load(params.progress);
 }

@@ -17,6 +17,7 @@ struct DraftHost;
 
 struct DraftHparams {
     Hparams hp;
+    int first_block = 0; // block of the file that is layer 0 of hp
     // Hidden states of the target that the drafter reads. i: the residual stream that enters layer
     // i (Hugging Face's target_layer_ids + 1); n_layer: the last layer's output; n_layer + 1: this
     // output after the final norm.
@@ -28,9 +29,10 @@ struct DraftHparams {
 
 // A kind of drafter: functions that recognise, read and run its files.
 struct DraftKind {
+    const char * name;
     bool (*reads)(const GgufFile & file);
     // Reads the metadata. Throws DFL_STATUS_FILE with the name of the wrong key.
-    DraftHparams (*read)(const GgufFile & file, int64_t n_target_layers);
+    DraftHparams (*read)(const GgufFile & file, const Model & target);
     void (*bind)(WeightLoader & loader, const DraftHparams & draft);
     // Allocates the drafter's K/V in an engine.
     std::unique_ptr<DraftModel> (*attach)(const std::shared_ptr<const Drafter> & drafter,
@@ -38,6 +40,8 @@ struct DraftKind {
 };
 
 const std::vector<const DraftKind *> & draft_kinds();
+// Returns the kind that reads a file, or NULL.
+const DraftKind * find_draft_kind(const GgufFile & file);
 
 class Drafter {
   public:

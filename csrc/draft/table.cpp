@@ -4,9 +4,10 @@
 namespace dfl {
 
 extern const DraftKind DFLASH;
+extern const DraftKind MTP;
 
 const std::vector<const DraftKind *> & draft_kinds() {
-    static const std::vector<const DraftKind *> table = {&DFLASH};
+    static const std::vector<const DraftKind *> table = {&DFLASH, &MTP};
     return table;
 }
 

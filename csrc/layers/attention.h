@@ -40,5 +40,7 @@ ggml_tensor * project_output(GraphContext & g, int il, const Rows & attended, gg
 
 // Builds the usual attention sublayer: projections, optional head norms, rope, attention, output.
 ggml_tensor * self_attention(GraphContext & g, int il, const SubLayerInput & in);
+// Builds attention with an output gate. The rows of q hold each head's query, then its gate.
+ggml_tensor * gated_attention(GraphContext & g, int il, const SubLayerInput & in);
 
 } // namespace dfl

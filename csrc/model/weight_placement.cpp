@@ -104,11 +104,12 @@ void WeightLoader::check_nothing_left() const {
     for (int64_t i = 0; i < file_.tensor_count(); ++i) {
         const std::string name = file_.tensor_name(i);
         int block = -1;
-        const bool mtp =
-            std::sscanf(name.c_str(), "blk.%d.", &block) == 1 && block >= hp_.n_layer();
+        const bool is_other_block = std::sscanf(name.c_str(), "blk.%d.", &block) == 1 &&
+                                    (block < first_block_ || block >= first_block_ + hp_.n_layer());
         const bool hint =
             name.size() > 12 && name.compare(name.size() - 12, 12, ".input_scale") == 0;
-        DFL_CHECK(mtp || hint || name == schema::TENSOR_TOKEN_EMBD || used.count(name) != 0,
+        DFL_CHECK(is_other_block || hint || name == schema::TENSOR_TOKEN_EMBD ||
+                      used.count(name) != 0,
                   DFL_STATUS_UNSUPPORTED,
                   "%s: tensor %s is not part of architecture %s as supported here",
                   file_.path().c_str(), name.c_str(), file_.arch().c_str());

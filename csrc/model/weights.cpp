@@ -11,12 +11,12 @@
 
 namespace dfl {
 
-static std::string name_of(const char * pattern, int il) {
+std::string tensor_name(const char * pattern, int block) {
     char name[GGML_MAX_NAME * 2];
     // Patterns are safe formats: constants of gguf_schema.h with at most one %d.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wformat-nonliteral"
-    std::snprintf(name, sizeof name, pattern, il);
+    std::snprintf(name, sizeof name, pattern, block);
 #pragma GCC diagnostic pop
     return name;
 }
@@ -74,12 +74,18 @@ void embed_per_layer(const Weights & w, const Hparams & hp, const int32_t * toke
               n, dst);
 }
 
-WeightLoader::WeightLoader(const GgufFile & file, const Hparams & hp, Devices & devices)
-    : file_(file), hp_(hp), devices_(devices), owned_(new Weights), weights_(*owned_) {
+WeightLoader::WeightLoader(const GgufFile & file, const Hparams & hp, Devices & devices,
+                           int first_block)
+    : file_(file), hp_(hp), devices_(devices), first_block_(first_block), owned_(new Weights),
+      weights_(*owned_) {
     weights_.layers.resize(hp.n_layer());
 }
 
 WeightLoader::~WeightLoader() = default;
+
+std::string WeightLoader::name_of(const char * pattern, int il) const {
+    return tensor_name(pattern, first_block_ + il);
+}
 
 const ggml_tensor * WeightLoader::checked(const std::string & name, const std::vector<int64_t> & ne,
                                           ggml_op op) const {
@@ -252,12 +258,13 @@ bool WeightLoader::packs_experts(int il) const {
            gate->quantize_row == up->quantize_row;
 }
 
-void WeightLoader::token_embeddings() {
-    const ggml_tensor * embd =
-        checked(schema::TENSOR_TOKEN_EMBD, {hp_.n_embd, hp_.n_vocab}, GGML_OP_MUL_MAT);
-    weights_.token_embd = file_.tensor_data(schema::TENSOR_TOKEN_EMBD);
+void WeightLoader::token_embeddings(const char * pattern) {
+    const std::string name = name_of(pattern, 0);
+    const ggml_tensor * embd = checked(name, {hp_.n_embd, hp_.n_vocab}, GGML_OP_MUL_MAT);
+    weights_.token_embd = file_.tensor_data(name);
     weights_.token_embd_type = embd->type;
     weights_.embedding_bytes = ggml_nbytes(embd);
+    read_directly_.insert(name);
 }
 
 void WeightLoader::per_layer_inputs() {
@@ -287,7 +294,7 @@ void WeightLoader::ignore(const char * pattern, int il) {
 }
 
 void WeightLoader::shared_tensors() {
-    token_embeddings();
+    token_embeddings(schema::TENSOR_TOKEN_EMBD);
     weights_.output_norm = vector(schema::TENSOR_OUTPUT_NORM, 0, hp_.n_embd);
     const bool tied = !has(schema::TENSOR_OUTPUT, 0);
     weights_.output = linear(tied ? schema::TENSOR_TOKEN_EMBD : schema::TENSOR_OUTPUT, 0,

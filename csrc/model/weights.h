@@ -118,6 +118,8 @@ struct Weights {
     // Drafter: projection of features [n_embd * n_taps] to its width, and the norm of the result.
     Linear fusion;
     ggml_tensor * fusion_norm = nullptr;
+    // MTP: norm of the token embeddings; fusion_norm is that of the hidden states.
+    ggml_tensor * embedding_norm = nullptr;
     // Drafter: matrices that only this kind of drafter has, by name.
     std::map<std::string, Linear> own;
 
@@ -150,6 +152,9 @@ struct Weights {
     uint64_t cpu_expert_bytes = 0;
 };
 
+// Returns the name of a block's tensor. pattern: a schema::TENSOR_* constant.
+std::string tensor_name(const char * pattern, int block);
+
 // Writes scaled embeddings of tokens: dst [n_embd, n].
 void embed_rows(const Weights & w, int64_t n_embd, float scale, const int32_t * tokens, int64_t n,
                 float * dst);
@@ -164,7 +169,8 @@ using LoadProgress = std::function<bool(uint64_t done, uint64_t total)>;
 // Declares the tensors that an architecture needs, then places and loads them.
 class WeightLoader {
   public:
-    WeightLoader(const GgufFile & file, const Hparams & hp, Devices & devices);
+    // first_block: block of the file that is layer 0 of hp.
+    WeightLoader(const GgufFile & file, const Hparams & hp, Devices & devices, int first_block = 0);
     ~WeightLoader();
 
     const Hparams & hparams() const { return hp_; }
@@ -194,7 +200,7 @@ class WeightLoader {
 
     // Loads token embeddings, final norm, head (by default the embeddings) and rope factors.
     void shared_tensors();
-    void token_embeddings();
+    void token_embeddings(const char * pattern);
     // Loads per-layer token embeddings and their projections.
     void per_layer_inputs();
     // Declares that a tensor of the file is not used.
@@ -224,6 +230,8 @@ class WeightLoader {
         bool mapped = false; // true: the weights stay in the mapped file
     };
 
+    // Returns the name of a tensor of layer il, or of no layer.
+    std::string name_of(const char * pattern, int il) const;
     ggml_tensor * request(const std::string & name, std::vector<int64_t> ne, ggml_op op);
     const ggml_tensor * checked(const std::string & name, const std::vector<int64_t> & ne,
                                 ggml_op op) const;
@@ -257,6 +265,7 @@ class WeightLoader {
     const GgufFile & file_;
     const Hparams & hp_;
     Devices & devices_;
+    int first_block_;
     std::unique_ptr<Weights> owned_;
     Weights & weights_;
     std::vector<TensorRequest> requests_;

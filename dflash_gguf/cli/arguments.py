@@ -241,7 +241,8 @@ def add_drafting(p: argparse.ArgumentParser) -> None:
         "--model-draft",
         "--spec-draft-model",
         metavar="FILE",
-        help="GGUF file of a DFlash drafter made for the model: the same text, faster",
+        help="GGUF file of a drafter made for the model, DFlash or an MTP layer: the same text, "
+        "faster (default: the MTP layer of the model's file, if it has one)",
     )
     group.add_argument(
         "--draft",
@@ -252,9 +253,11 @@ def add_drafting(p: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--draft-type",
+        action=_DraftType,
         metavar="NAME,NAME",
-        help=f"proposers, of {', '.join(DRAFT_TYPES)}: the model of -md, the suffix index of the "
-        "text so far (default: with auto both, else the model of -md if there is one)",
+        help=f"proposers, of {', '.join(DRAFT_TYPES)}: the drafter by its kind, the suffix index "
+        "of the text so far (default: with auto both, else the drafter if there is one); none: "
+        "plain decoding, without the MTP layer of the model's file",
     )
     group.add_argument(
         "--draft-max",
@@ -278,6 +281,21 @@ def add_drafting(p: argparse.ArgumentParser) -> None:
         help=f"tokens of a tree (default: {TREE_BUDGET}); with auto the most tokens of a tree",
     )
     add_main_chain(group)
+
+
+class _DraftType(argparse.Action):
+    """Stores names of proposers; "none" stands for --draft none --no-mtp."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,  # noqa: ARG002
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,  # noqa: ARG002
+    ) -> None:
+        if values == "none":
+            namespace.draft, namespace.mtp, values = "none", False, None
+        namespace.draft_type = values
 
 
 def add_main_chain(group: argparse._ActionsContainer) -> None:

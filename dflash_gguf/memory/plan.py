@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
 from ..config import LoadConfig
-from ..native import Drafter, Engine, Error, Model, devices, load_backend
+from ..native import Drafter, Engine, Error, Model, Progress, devices, load_backend
 from .speed import rounded, tokens_per_s
 
 MAX_PREFIX_BYTES = 8 << 30
@@ -152,7 +152,7 @@ class Planner:
         self.config = config
         hypothetical = vram is not None and not has_gpu(config)
         self.model = Model(os.fspath(path), config, dry_run="cuda" if hypothetical else "device")
-        self._drafter = None if drafter is None else Drafter(os.fspath(drafter), self.model)
+        self._drafter = load_drafter(self.model, drafter)
 
     @property
     def block_size(self) -> int:
@@ -184,6 +184,18 @@ class Planner:
         if not self.model.on_gpu or self._vram is None:
             return free
         return self._vram if self.model.is_hypothetical else min(self._vram, free)
+
+
+def load_drafter(
+    model: Model, path: str | os.PathLike[str] | None, progress: Progress | None = None
+) -> Drafter | None:
+    """Loads a drafter; without a path the MTP layer of the model's file, unless it is turned off.
+
+    Returns None if there is neither.
+    """
+    if path is None and model.has_drafter and model.config.mtp:
+        path = model.path
+    return None if path is None else Drafter(os.fspath(path), model, progress)
 
 
 def has_gpu(config: LoadConfig) -> bool:

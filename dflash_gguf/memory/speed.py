@@ -31,7 +31,11 @@ def tokens_per_s(model: Model, drafter: Drafter | None) -> float | None:
         drafter_on_gpu = drafter.copied_bytes - drafter.cpu_split_bytes
         for rows in (n + 1 for n in DRAFT_LENGTHS if 0 < n < drafter.block_size):
             # A drafter on the CPU multiplies with the target's head on the GPU.
-            draft_s = _read_s(drafter_on_gpu, drafter_on_cpu, rows) + _wait_s(drafter_on_cpu > 0)
+            n_passes = rows - 1 if drafter.kind == "mtp" else 1
+            draft_s = n_passes * (
+                _read_s(drafter_on_gpu, drafter_on_cpu, rows if n_passes == 1 else 1)
+                + _wait_s(drafter_on_cpu > 0)
+            )
             n_tokens = (1 - ACCEPTANCE**rows) / (1 - ACCEPTANCE)
             speeds.append(n_tokens / (_target_s(model, rows) + draft_s))
     return max(speeds)

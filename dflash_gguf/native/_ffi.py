@@ -15,7 +15,7 @@ from typing import Any
 
 from cffi import FFI
 
-ABI_VERSION = 26
+ABI_VERSION = 27
 
 ffi: Any = FFI()
 

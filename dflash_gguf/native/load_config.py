@@ -147,6 +147,12 @@ class LoadConfig:
         none="a quarter of the memory that is free beside the model, at most 8192",
         none_words=("-1",),
     )
+    mtp: bool = _option(
+        True,
+        "draft with the MTP layer of the model's own file, if there is one and no drafter is given",
+        bool,
+        "--mtp",
+    )
     draft_gpu_layers: int | None = _option(
         None,
         "0: the drafter stays on the CPU, also beside a GPU; else it is on the model's device",

@@ -109,6 +109,7 @@ class Model:
         self.expert_bytes = int(info.expert_bytes)
         self.cpu_expert_bytes = int(info.cpu_expert_bytes)
         self.on_gpu = bool(info.on_gpu)
+        self.has_drafter = bool(info.has_drafter)
         self.is_hypothetical = dry_run == "cuda" and self.on_gpu
         self.kernels = _placements("model", self._handle, info.n_placements)
 
@@ -135,7 +136,10 @@ class Model:
 
 
 class Drafter:
-    """The weights of a DFlash drafter, checked against its target. Immutable."""
+    """The weights of a drafter, checked against its target. Immutable.
+
+    kind: "dflash" or "mtp".
+    """
 
     def __init__(
         self,
@@ -150,6 +154,7 @@ class Drafter:
             self.handle, self.identity = _load_file("drafter", self.path, target.handle, params)
         info = new("dfl_drafter_info *")
         call("drafter_get_info", self.handle, info)
+        self.kind = text(info.kind)
         self.name = text(info.name)
         self.n_layer = int(info.n_layer)
         self.block_size = int(info.block_size)

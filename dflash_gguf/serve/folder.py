@@ -10,10 +10,11 @@ from pathlib import Path
 
 from ..convert.errors import ConvertError
 from ..convert.gguf_header import GgufHeader, read_parts
-from ..convert.schema import DRAFTERS, Arch, Key
+from ..convert.schema import DRAFTERS, Arch, Key, Tensor
 
 LAST_USED = "any"
 """Model name in a request that stands for the model used last."""
+MODEL, DRAFTER = "model", "drafter"
 LEFT_OUT = Callable[[Path, str], None]
 """Called with each file that is not served, and the reason."""
 SPLIT_NAME = re.compile(r"-\d{5}-(of-\d{5}\.gguf)$")
@@ -103,7 +104,7 @@ def _sorted(files: list[Path], leave_out: LEFT_OUT) -> tuple[list[Path], list[Pa
         except (ValueError, ConvertError) as error:
             leave_out(path, str(error))
             continue
-        if kind in DRAFTERS:
+        if kind == DRAFTER:
             drafters.append(path)
         elif kind is not None:
             models.append(path)
@@ -111,7 +112,7 @@ def _sorted(files: list[Path], leave_out: LEFT_OUT) -> tuple[list[Path], list[Pa
 
 
 def _kind(path: Path) -> str | None:
-    """Returns a file's architecture; None for a later part of a split model. ValueError if bad."""
+    """Returns MODEL or DRAFTER; None for a later part of a split model. ValueError if bad."""
     header = check(path)
     if SPLIT_NAME.search(path.name) and header.integer(Key.SPLIT_NO, 0) > 0:
         if not path.with_name(SPLIT_NAME.sub(r"-00001-\1", path.name)).exists():
@@ -122,4 +123,7 @@ def _kind(path: Path) -> str | None:
     if name not in TARGETS and name not in DRAFTERS:
         what = "an image or audio projector" if name == Arch.CLIP else f"of architecture {name!r}"
         raise ValueError(f"is {what}, which cannot be run as a model")
-    return str(name)
+    n_mtp = header.integer(Key.NEXTN_PREDICT_LAYERS.format(arch=name), 0)
+    has_layers = Tensor.ATTN_NORM.format(bid=0) in header.tensors
+    is_drafter = name in DRAFTERS or (n_mtp > 0 and not has_layers)
+    return DRAFTER if is_drafter else MODEL

@@ -38,8 +38,6 @@ MEMORY = 16
 """Number of newer rounds or drafts after which a measured value weighs 1/e in a running mean."""
 MAX_TTL_ROUNDS = 256
 """Maximum rounds that a decision stays valid, and maximum rounds between two probes."""
-LENGTHS = (3, 7, 15)
-"""Draft lengths tried beside the longest one: with the root they fill 4, 8 or 16 kernel rows."""
 SIZES = (1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63, 95, 127, 191, 255)
 """Numbers of nodes that a pass may verify for one sequence; a pass of n sequences has the same
 numbers of rows. Each number needs a graph, and kernels change at multiples of 4 and 8 rows."""
@@ -293,7 +291,7 @@ class AutoController(Controller):
         chains_s, trees_s = (costs.passes_s(done.position, counts, x, n) for x in (False, True))
         longest = min(self.longest, proposer.max_draft, limit)
         options = []
-        for n_positions in sorted({min(x, longest) for x in LENGTHS} | {longest}):
+        for n_positions in sorted({min(x, longest) for x in proposer.lengths} | {longest}):
             for shape in (TOP1, TREE) if n_positions >= self._min_nodes else ():
                 tokens = n + len(asked) * stats.expected(n_positions, shape)
                 is_tree = (shape == TREE) & (n_positions < self._nodes)

@@ -26,8 +26,8 @@ def write(conversion: Conversion, path: Path) -> Path:
     return path
 
 
-def convert(model_dir: Path, path: Path, outtype: str = "f32", *, mtp: bool = True) -> Path:
-    return write(prepare(model_dir, outtype, Options(mtp=mtp), PRE), path)
+def convert(model_dir: Path, path: Path, outtype: str = "f32", **options: bool) -> Path:
+    return write(prepare(model_dir, outtype, Options(**options), PRE), path)
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +57,17 @@ def test_a_file_without_mtp_layers_passes(folders: dict[str, Path], tmp_path: Pa
     report = check(folders["qwen35"], file)
     assert report.ok, str(report)
     assert not any("nextn" in tensor.name for tensor in report.tensors)
+
+
+def test_a_file_of_the_mtp_layer_alone_passes(folders: dict[str, Path], tmp_path: Path) -> None:
+    file = convert(folders["qwen35"], tmp_path / "mtp-x.gguf", only_mtp=True)
+    report = check(folders["qwen35"], file)
+    assert report.ok, str(report)
+    names = {tensor.name for tensor in report.tensors if not tensor.name.startswith("blk.4.")}
+    assert names == {"token_embd.weight", "output_norm.weight", "output.weight"}
+    assert "blk.4.nextn.eh_proj.weight" in {tensor.name for tensor in report.tensors}
+    with pytest.raises(ConvertError, match="has no MTP layer, which --mtp needs"):
+        convert(folders["llama"], tmp_path / "x.gguf", only_mtp=True)
 
 
 @pytest.mark.parametrize("neox", [True, False])

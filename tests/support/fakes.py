@@ -35,6 +35,7 @@ class FakeModel:
 class FakeDrafter:
     def __init__(self, block_size: int) -> None:
         self.path = "/models/fake-drafter.gguf"
+        self.kind = "dflash"
         self.scale_is_open = False
         self.kernels = {"FAKE": 1}
         self.block_size = block_size

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 SUPPORT = Path(__file__).parent
 ROOT = SUPPORT.parents[1]
-MAKERS = ("checkpoints", "gguf_files", "hf_models", "overfit", "pairs")
+MAKERS = ("checkpoints", "gguf_files", "hf_models", "mtp_train", "overfit", "pairs")
 PACKAGES = ("dflash", "gguf", "llama-cpp-python", "numpy", "safetensors", "tokenizers", "torch")
 
 

@@ -75,8 +75,8 @@ def test_a_template_is_checked_at_the_start(flags: str, capsys: pytest.CaptureFi
         ("-m /no/such.gguf", "/no/such.gguf: No such file"),
         ("-m python-tiny --port 1 --host 240.0.0.1 --no-api-key", "cannot listen on 240.0.0.1:1"),
         (
-            "-m python-tiny --port 0 --draft-type none",
-            "error: draft_type 'none' is not available; this decoder has: dflash, suffix",
+            "-m python-tiny --port 0 --draft-type mtp",
+            "error: draft_type 'mtp' is not available; this decoder has: dflash, suffix",
         ),
     ],
 )

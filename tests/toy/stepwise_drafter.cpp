@@ -14,10 +14,10 @@ namespace dfl {
 
 static bool is_stepwise(const GgufFile & file) { return file.arch() == "stepwise"; }
 
-static DraftHparams read(const GgufFile & file, int64_t n_target_layers) {
+static DraftHparams read(const GgufFile & file, const Model & target) {
     DraftHparams draft;
     draft.hp = read_common_hparams(file, {GGML_ROPE_TYPE_NEOX});
-    draft.taps = {n_target_layers + 1};
+    draft.taps = {target.hparams().n_layer() + 1};
     draft.block_size = file.need_integer(schema::KEY_BLOCK_SIZE, 2, 1024);
     draft.sees_all = true;
     return draft;
@@ -204,6 +204,6 @@ static std::unique_ptr<DraftModel> attach(const std::shared_ptr<const Drafter> &
     return std::make_unique<StepwiseModel>(drafter, host);
 }
 
-extern const DraftKind STEPWISE = {is_stepwise, read, bind, attach};
+extern const DraftKind STEPWISE = {"stepwise", is_stepwise, read, bind, attach};
 
 } // namespace dfl

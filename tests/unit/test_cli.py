@@ -262,7 +262,7 @@ def test_escapes_are_read_in_prompts_unless_told_otherwise(loader: Loader) -> No
 
 def test_flags_reach_the_load(loader: Loader) -> None:
     flags = "-p x: -c 64 -t 3 -ngl 7 -ub 32 -ctk q8_0 -ctv f32 -md d.gguf --draft-window 9"
-    flags += " -dev CUDA1 -ncmoe 5 --backend-module m.so -nr -np 2 -cram 100"
+    flags += " -dev CUDA1 -ncmoe 5 --backend-module m.so -nr --no-mtp -np 2 -cram 100"
     flags += " --draft-embedding-scale raw --draft-tap-shift -1 --draft-attention causal -ngld 0"
     run(loader, *shlex.split(flags))
     assert loader.arguments["path"] == str(loader.path)
@@ -280,6 +280,7 @@ def test_flags_reach_the_load(loader: Loader) -> None:
         "cache_type_k": "q8_0",
         "cache_type_v": "f32",
         "repack": False,
+        "mtp": False,
         "cache_ram": 100,
         "draft_gpu_layers": 0,
         "draft_embedding_scale": "raw",

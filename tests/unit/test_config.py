@@ -104,8 +104,9 @@ def test_the_least_and_the_most_are_taken() -> None:
 
 def test_the_core_has_a_place_for_every_option() -> None:
     known = fields_of("dfl_model_params") | fields_of("dfl_engine_params")
-    # backend_module is loaded by another call; cache_ram limits Python's prefix cache.
-    assert OPTIONS.keys() - known == {"backend_module", "cache_ram"}
+    # backend_module is loaded by another call; cache_ram limits Python's prefix cache; mtp decides
+    # if a drafter is loaded.
+    assert OPTIONS.keys() - known == {"backend_module", "cache_ram", "mtp"}
     found = c_options("dfl_model_params", LoadConfig(n_gpu_layers=3, n_cpu_moe=2, device="CUDA1"))
     assert (found["n_gpu_layers"], found["n_cpu_moe"], text(found["device"])) == (3, 2, "CUDA1")
     found = c_options("dfl_model_params", LoadConfig())

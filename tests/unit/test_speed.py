@@ -34,8 +34,11 @@ def predicted(
     return found
 
 
-def drafter_of(on_gpu: float, on_cpu: float = 0.0, block_size: int = 16) -> Any:
+def drafter_of(
+    on_gpu: float, on_cpu: float = 0.0, block_size: int = 16, kind: str = "dflash"
+) -> Any:
     return SimpleNamespace(
+        kind=kind,
         copied_bytes=(on_gpu + on_cpu) * GB,
         cpu_split_bytes=on_cpu * GB,
         mapped_bytes=0,
@@ -99,3 +102,11 @@ def test_no_speed_is_predicted_without_a_gpu() -> None:
 def test_a_speed_has_three_digits() -> None:
     told = [speed.rounded(x) for x in (0.512, 68.34, 174.4, 14682.0)]
     assert told == ["0.512", "68.3", "174", "14,700"]
+
+
+def test_an_mtp_layer_is_read_once_a_drafted_token() -> None:
+    layer = drafter_of(0.25, block_size=8, kind="mtp")
+    rows = (1 - 0.89**4) / (1 - 0.89)
+    seconds = 16 / 400 + 50e-6 + 3 * (0.25 / 400 + 50e-6)
+    assert predicted(16, drafter=layer) >= rows / seconds
+    assert predicted(16, drafter=layer) < predicted(16, drafter=drafter_of(0.25, block_size=8))

@@ -84,8 +84,8 @@ class DFlash(Proposer):
                 for request, draft in finite:
                     trees[request] = self._brief(request, draft)
             elif finite:
-                for (request, _), candidates in zip(finite, self._ranked(finite), strict=True):
-                    trees[request] = _tree(request, candidates)
+                for (request, draft), candidates in zip(finite, self._ranked(finite), strict=True):
+                    trees[request] = self._tree(request, draft, candidates)
         return [trees.get(request) for request in requests]
 
     def observe(
@@ -139,6 +139,17 @@ class DFlash(Proposer):
         request.notes[self.name] = tokens
         probs = self.calibrations.top1(request.scorer.config).log_paths(len(tokens))
         return Tree.chain([request.history[-1], *tokens], [0.0, *probs])
+
+    def _tree(
+        self,
+        request: SpeculativeState,
+        draft: Draft,  # noqa: ARG002
+        candidates: PositionCandidates,
+    ) -> Tree:
+        root, n = request.history[-1], request.n_nodes
+        if request.shape == CHAIN:
+            return chain(root, candidates, n)
+        return best_first_tree(root, candidates, n, main_chain=request.shape == MAIN_CHAIN)
 
     def _ranked(self, drafts: Sequence[tuple[SpeculativeState, Draft]]) -> list[PositionCandidates]:
         """Ranks candidates of several requests with equal sampling settings at once."""
@@ -200,13 +211,6 @@ def _finite(
         sentence = "the drafter's scores are not finite numbers: decoding goes on without it"
         warnings.warn(sentence, RuntimeWarning, stacklevel=3)
     return finite
-
-
-def _tree(request: SpeculativeState, candidates: PositionCandidates) -> Tree:
-    root, n = request.history[-1], request.n_nodes
-    if request.shape == CHAIN:
-        return chain(root, candidates, n)
-    return best_first_tree(root, candidates, n, main_chain=request.shape == MAIN_CHAIN)
 
 
 def _joined(rows: Sequence[NDArray[Any]]) -> NDArray[Any]:

@@ -108,12 +108,14 @@ class Proposer:
 
     name: used in `draft_type` and in reports. needs_forward: True if a proposal runs a model's
     forward pass; the other proposers are called before, in every round. max_draft: maximum
-    positions of a draft.
+    positions of a draft. lengths: draft lengths that `auto` tries beside max_draft: with the root
+    they should fill 4, 8 or 16 kernel rows, unless each position takes a pass of its own.
     """
 
     name: str
     needs_forward = True
     max_draft = 0
+    lengths: Sequence[int] = (3, 7, 15)
 
     def start(self, request: SpeculativeState) -> None:
         """Begins a request; keeps the remembered text as far as `history` begins alike."""

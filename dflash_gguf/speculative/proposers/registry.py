@@ -7,6 +7,7 @@ from typing import Any
 
 from .dflash import DFlash
 from .embedding_scale import ScaleTrial
+from .mtp import Mtp
 from .proposer import DraftSource, Proposer
 from .suffix import MAX_REMEMBERED, SuffixProposer
 
@@ -14,17 +15,23 @@ ProposerFactory = Callable[[DraftSource], Proposer | None]
 
 
 def _dflash(sequence: Any) -> Proposer | None:
-    if not sequence.max_draft:
-        return None
     engine = sequence.engine
+    if not sequence.max_draft or engine.drafter.kind != "dflash":
+        return None
     if not engine.drafter.scale_is_open:
         return DFlash(sequence.max_draft)
     scales = 1.0, engine.drafter.sqrt_scale
     return DFlash(sequence.max_draft, ScaleTrial(engine.set_draft_scale, scales))
 
 
+def _mtp(sequence: Any) -> Proposer | None:
+    has_layer = sequence.max_draft and sequence.engine.drafter.kind == "mtp"
+    return Mtp(sequence.max_draft) if has_layer else None
+
+
 PROPOSERS: Mapping[str, ProposerFactory] = {
     "dflash": _dflash,
+    "mtp": _mtp,
     # Twice the context: a full suffix index drops its older half, which leaves one context.
     "suffix": lambda sequence: SuffixProposer(min(MAX_REMEMBERED, 2 * sequence.n_ctx)),
 }
