@@ -7,11 +7,12 @@ import re
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from typing import Any
 
 import llguidance
+import numpy as np
 from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
 
 from .._stack import run_with_stack
@@ -30,12 +31,39 @@ list, a boolean, or an element of a list that is not an `enum`."""
 MAX_MULTIPLES = 50_000
 """Largest sum of the digits of each `multipleOf` in a schema, read as a number: the time of
 llguidance grows with its square."""
-LIMITS = llguidance.LLParserLimits(
-    step_max_items=2_000_000, max_items_in_row=10_000, verbose_errors=False
-)
-"""Limits of llguidance. A grammar of single letters needs a million items for a mask of 256,000
-tokens, in 20 ms; an object of 2,000 optional properties needs 8,000 in a row. `matcher.MAX_MASK_S`
-bounds the time of grammars whose items cost more."""
+Limits = Sequence[llguidance.LLParserLimits]
+
+LEXER_FUEL = 4_000_000
+"""Most work of the lexer for a mask, about 0.05 s."""
+
+
+def _limits(n_in_row: int, n_items: int) -> llguidance.LLParserLimits:
+    """Returns limits of llguidance: items in one row, and those of all rows that a mask adds.
+
+    A row holds the items of its grammar that may follow a text, and in ambiguous grammars more with
+    each token. The time of a row grows with the third power of its items, if these are ambiguous.
+    """
+    return llguidance.LLParserLimits(
+        max_items_in_row=n_in_row,
+        step_max_items=n_items,
+        step_lexer_fuel=LEXER_FUEL,
+        verbose_errors=False,
+    )
+
+
+LIMITS: Limits = _limits(64, 1_000_000), _limits(700, 24_000)
+"""Limits of grammars, of which an answer may exceed all but the last, so that a mask takes at most
+about 0.1 s. Calls of 25 tools need 26 items in a row and 100 for a mask, llama.cpp's examples 19
+and 20,000, and a grammar that lists single letters 8 and 500,000 with 250,000 tokens."""
+PLAIN_LIMITS: Limits = (_limits(8_200, 60_000),)
+"""Limits of lists of texts, and of schemas of at most MAX_ALTERNATIVES. Their rows have few
+ambiguous items: an object of 2,000 optional properties needs 8,000 in a row and 50,000 for a mask,
+in 0.1 s."""
+MAX_ALTERNATIVES = 32
+"""Most alternatives in a schema with PLAIN_LIMITS: elements of `anyOf`, `oneOf` and lists of types,
+and patterns of properties."""
+LIST_OF_TEXTS = re.compile(r'\s*(?:root *::=|start *:)(?:[\s|]*"(?:[^"\\\n]|\\.)*")*\s*')
+"""A grammar of one rule that lists texts, which has PLAIN_LIMITS."""
 UNENFORCED = re.compile("Unimplemented keys|Unknown format|oneOf")
 """Errors of llguidance about keywords that a schema that is not strict may lose."""
 STACK_BYTES = 1 << 28
@@ -47,15 +75,61 @@ MAX_CACHED = 32
 
 
 class CompiledConstraint:
-    """A constraint compiled for a vocabulary."""
+    """A constraint compiled for a vocabulary, under each of some limits."""
 
-    def __init__(self, vocabulary: ConstraintVocabulary, prototype: llguidance.LLMatcher) -> None:
+    def __init__(
+        self,
+        vocabulary: ConstraintVocabulary,
+        grammar: str,
+        limits: Limits,
+    ) -> None:
+        """Compiles a grammar of llguidance. Errors: ValueError if it exceeds all limits."""
         self.vocabulary = vocabulary
-        self._prototype = prototype
+        self._grammar, self._limits = grammar, limits
+        self._prototypes: list[llguidance.LLMatcher] = []
+        self.renew()
 
-    def matcher(self) -> llguidance.LLMatcher:
-        """Returns a matcher at the start of the answer."""
-        return self._prototype.deep_copy()
+    @property
+    def n_levels(self) -> int:
+        """Number of limits, the narrowest rows first, that answers can have."""
+        return len(self._prototypes)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the grammar has and llguidance does not enforce."""
+        return list(self._prototypes[0].get_grammar_warnings())
+
+    def matcher(self, level: int = 0) -> llguidance.LLMatcher:
+        """Returns a matcher at the start of the answer. level: index of its limits."""
+        return self._prototypes[level].deep_copy()
+
+    def renew(self) -> None:
+        """Compiles the grammar anew; matchers share one lexer, which may fail for all of them."""
+        found, why = [], ""
+        for limits in self._limits:
+            try:
+                found.append(self._prototype(limits))
+            except ValueError as error:
+                why = str(error)
+        if not found:
+            raise ValueError(why)
+        self._prototypes = found
+
+    def _prototype(self, limits: llguidance.LLParserLimits) -> llguidance.LLMatcher:
+        """Returns a matcher that has computed its first mask, for which it builds its automata."""
+        matcher = llguidance.LLMatcher(
+            self.vocabulary.tokenizer, self._grammar, log_level=0, limits=limits
+        )
+        mask = b"" if matcher.is_error() else matcher.compute_bitmask()
+        after = matcher.deep_copy()
+        if any(mask):  # take a token, as the items of a row are counted behind tokens only
+            bits = np.unpackbits(np.frombuffer(mask, dtype=np.uint8), bitorder="little")
+            after.consume_token(int(bits.argmax()))
+        if after.is_error():
+            raise ValueError(sentence(after.get_error()))
+        if not any(mask):
+            raise ValueError("no text satisfies it")
+        return matcher
 
 
 class ConstraintCompiler:
@@ -94,21 +168,21 @@ class ConstraintCompiler:
             self._vocabulary = ConstraintVocabulary(self._tokenizer, self._n_vocab)
         vocabulary = self._vocabulary
         try:
-            matcher = _compiled(vocabulary, constraint, is_lenient=False)
+            compiled = _compiled(vocabulary, constraint, is_lenient=False)
         except ValueError as error:
             if kind != "json_schema" or is_strict or not UNENFORCED.search(str(error)):
                 raise ValueError(_refusal(constraint, str(error))) from None
             try:
-                matcher = _compiled(vocabulary, constraint, is_lenient=True)
+                compiled = _compiled(vocabulary, constraint, is_lenient=True)
             except ValueError:
                 raise ValueError(f"{field}: {error}") from None
-            why = sentence("; ".join(matcher.get_grammar_warnings()) or str(error))
+            why = sentence("; ".join(compiled.warnings) or str(error))
             warnings.warn(f"{field} is not enforced in full: {why}", stacklevel=2)
-        if kind == "grammar" and (lost := matcher.get_grammar_warnings()):
+        if kind == "grammar" and (lost := compiled.warnings):
             warnings.warn(
                 f"{field} is not enforced in full: {sentence('; '.join(lost))}", stacklevel=2
             )
-        return CompiledConstraint(vocabulary, matcher)
+        return compiled
 
 
 def _refusal(constraint: Constraint, error: str) -> str:
@@ -137,23 +211,22 @@ def _refusal(constraint: Constraint, error: str) -> str:
 
 def _compiled(
     vocabulary: ConstraintVocabulary, constraint: Constraint, *, is_lenient: bool
-) -> llguidance.LLMatcher:
-    """Returns a matcher that has computed its first mask, for which it builds its automata."""
-
-    def run() -> llguidance.LLMatcher:
+) -> CompiledConstraint:
+    def run() -> CompiledConstraint:
         grammar = _grammar(constraint, is_lenient=is_lenient)
-        matcher = llguidance.LLMatcher(vocabulary.tokenizer, grammar, log_level=0, limits=LIMITS)
-        mask = b"" if matcher.is_error() else matcher.compute_bitmask()
-        if matcher.is_error():
-            raise ValueError(sentence(matcher.get_error()))
-        if not any(mask):
-            raise ValueError("no text satisfies it")
-        return matcher
+        return CompiledConstraint(vocabulary, grammar, _limits_of(constraint))
 
     try:
         return run_with_stack(run, STACK_BYTES)
     except RecursionError:
         raise ValueError("it nests too deeply") from None
+
+
+def _limits_of(constraint: Constraint) -> Limits:
+    if constraint.kind == "json_schema":
+        n = _n_alternatives(json.loads(constraint.text))
+        return PLAIN_LIMITS if n <= MAX_ALTERNATIVES else LIMITS[-1:]
+    return PLAIN_LIMITS if LIST_OF_TEXTS.fullmatch(constraint.text) else LIMITS
 
 
 def _grammar(constraint: Constraint, *, is_lenient: bool) -> str:
@@ -196,6 +269,15 @@ def _n_parts(value: Any, *, is_enum: bool = False) -> int:
         inner = sum(_n_parts(one) for one in value if isinstance(one, (dict, list)))
         return 1 + inner + (0 if is_enum else n_scalars)
     return int(isinstance(value, bool))
+
+
+def _n_alternatives(value: Any) -> int:
+    """Returns the number of alternatives of a schema; MAX_ALTERNATIVES says what counts."""
+    parts = value.items() if isinstance(value, dict) else ()
+    names = "anyOf", "oneOf", "type", "patternProperties"
+    n = sum(len(one) for name, one in parts if name in names and isinstance(one, (dict, list)))
+    inner = value if isinstance(value, list) else [one for _, one in parts]
+    return n + sum(_n_alternatives(one) for one in inner if isinstance(one, (dict, list)))
 
 
 def _multiples(value: Any) -> Iterator[int]:

@@ -23,11 +23,9 @@ if TYPE_CHECKING:  # llguidance is loaded with the first constraint, which takes
     from .compiler import CompiledConstraint
     from .vocabulary import Words
 
-MAX_MASK_S = 0.1
-"""Seconds of the processor that a slow mask takes; a usual one takes 20 us. Nothing else bounds the
-masks of an ambiguous grammar, whose time grows with the square of the answer's length."""
-MAX_SLOW_MASKS = 3
-"""Slow masks in a row that end an answer; a busy machine makes a single one."""
+MAX_DRAFT_S = 0.02
+"""Seconds of the processor after which no more candidates of an answer are checked in a round. A
+usual mask takes 20 us, one of an ambiguous grammar up to 0.1 s."""
 MAX_SPACES = 2
 """Tokens of white space, which are no part of the answer, that may follow reasoning."""
 
@@ -42,7 +40,13 @@ class AnswerConstraint:
     def __init__(self, compiled: CompiledConstraint, reasoning: Format | None = None) -> None:
         """Creates the constraint of an answer. reasoning: format of the template's marks."""
         self._compiled, self._vocabulary = compiled, compiled.vocabulary
-        self._matcher = compiled.matcher()
+        self._level = 0
+        """Index of the limits in force, which depends on the answer's tokens alone."""
+        self._matcher = compiled.matcher(self._level)
+        self._renewed_at = -1
+        """Length of the answer at which the lexer was last built anew."""
+        self._drafts = True
+        """False once a candidate has exceeded the limits: the answer is about to do so, too."""
         self._format = reasoning
         self._region: Region = None if reasoning is None else reasoning.splitter()
         self._n_known = 0
@@ -51,19 +55,17 @@ class AnswerConstraint:
         self._path: list[tuple[Region, bool]] = []
         """Region before each token of the path, and True if the matcher has consumed the token."""
         self._row = np.zeros(self._vocabulary.end // 32 + 1, dtype=np.uint32)
-        self._n_slow = 0
-        """Number of slow masks in a row."""
         self.error: str | None = None
-        """Reason why a mask of the last tree could not be computed."""
+        """Reason why the mask behind the answer could not be computed."""
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Takes the tokens of the answer so far; ConstraintError if the matcher has failed."""
-        for token in tokens[self._n_known :]:
+        n, self._n_known = self._n_known, len(tokens)
+        for token in tokens[n:]:
             self._push(token)
-        self._path.clear()
-        self._n_known = len(tokens)
-        if self._matcher.is_error():
-            raise ConstraintError(sentence(self._matcher.get_error()))
+            self._path.clear()
+            while self._matcher.is_error():
+                self._widen()
 
     def forced(self, tree: Tree, depth: int) -> Tree:
         """Returns a tree with the tokens that have no alternative behind any of its nodes.
@@ -100,34 +102,39 @@ class AnswerConstraint:
             return [x for x in found if tree.tokens[x] not in self._vocabulary.stop_tokens]
 
         self._walk(tree, visit)
-        if len(kept) == len(tree):
-            return tree
-        kept.sort()
-        number = {node: i for i, node in enumerate(kept)}
-        number[-1] = -1
-        return Tree(
-            [tree.tokens[x] for x in kept],
-            [number[tree.parents[x]] for x in kept],
-            [tree.depths[x] for x in kept],
-            [tree.log_probs[x] for x in kept],
-        )
+        return tree.only(sorted(kept))
 
-    def masks(self, tree: Tree) -> Words:
-        """Returns the mask of the tokens after each node, uint32 [n_nodes, n_words].
+    def masks(self, tree: Tree) -> tuple[Tree, Words]:
+        """Returns the tree, and the mask of the tokens after each node, uint32 [n_nodes, n_words].
 
-        The mask is all ones behind a token that ends the answer or that is forbidden, where nothing
-        is sampled, and all zeros where the matcher has failed, which `error` explains.
+        The tree lacks the candidates whose masks exceed the limits or would take long: the model
+        may still choose their tokens. A mask is all ones behind a token that ends the answer or
+        that is forbidden, where nothing is sampled. The mask of the root is all zeros if the answer
+        exceeds the limits, which `error` explains.
         """
         rows = np.full((len(tree), self._vocabulary.n_words), 0xFFFFFFFF, dtype=np.uint32)
         stops, self.error = self._vocabulary.stop_tokens, None
 
         def visit(node: int, children: Sequence[int]) -> Sequence[int]:
-            row = rows[node] = self._mask()
+            row = self._mask()
+            while node == 0 and self._matcher.is_error() and self.error is None:
+                try:
+                    self._widen()
+                    row = self._mask()
+                except ConstraintError as error:
+                    self.error = str(error)
+            rows[node] = row
             found = [x for x in children if _has(row, tree.tokens[x])]
             return [x for x in found if tree.tokens[x] not in stops]
 
-        self._walk(tree, visit, with_leaves=True)
-        return rows
+        dropped = set(self._walk(tree, visit, with_leaves=True))
+        if not dropped:
+            return tree, rows
+        for node, parent in enumerate(tree.parents):
+            if parent in dropped:
+                dropped.add(node)
+        kept = [node for node in range(len(tree)) if node not in dropped]
+        return tree.only(kept), rows[kept]
 
     def _walk(
         self,
@@ -135,19 +142,22 @@ class AnswerConstraint:
         visit: Callable[[int, Sequence[int]], Sequence[int]],
         *,
         with_leaves: bool = False,
-    ) -> None:
+    ) -> list[int]:
         """Calls visit(node, children), depth first, with the state behind the node's token.
 
         visit returns the children that are visited next, of which leaves are left out unless
-        with_leaves.
+        with_leaves. Returns the nodes that it returned and that exceed a limit or were not visited.
         """
         children: list[list[int]] = [[] for _ in tree.tokens]
         for node, parent in enumerate(tree.parents[1:], 1):
             children[parent].append(node)
         waiting, path = [0], list[int]()
+        end = time.thread_time() + MAX_DRAFT_S
         try:
             while waiting:
-                node = waiting.pop()
+                node = waiting[-1]
+                if node and (not self._drafts or time.thread_time() > end):
+                    break
                 while path and path[-1] != tree.parents[node]:
                     path.pop()
                     self._pop()
@@ -158,10 +168,15 @@ class AnswerConstraint:
                     path.append(0)
                     self._path.append((self._region, False))
                 found = visit(node, children[node])
+                if node and self._matcher.is_error():
+                    self._drafts = False
+                    break
+                waiting.pop()
                 waiting += [x for x in reversed(found) if with_leaves or children[x]]
         finally:
             while self._path:
                 self._pop()
+        return waiting
 
     def _push(self, token: int) -> None:
         region, consumes = self._region, True
@@ -174,7 +189,7 @@ class AnswerConstraint:
         self._path.append((region, consumes))
         if consumes:
             self._consumed.append(token)
-            self._matcher.consume_token(token)
+            self._consume(token)
 
     def _pop(self) -> None:
         self._region, consumed = self._path.pop()
@@ -249,25 +264,41 @@ class AnswerConstraint:
 
     def _answer_mask(self) -> Words:
         """Returns the mask of the matcher; all zeros if it has failed."""
-        row, vocabulary, started = self._row, self._vocabulary, time.thread_time()
+        row, vocabulary = self._row, self._vocabulary
         self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         if self._matcher.is_error():
-            # A failed matcher stays so and allows the end of the answer alone.
-            self.error = sentence(self._matcher.get_error())
-            row[:] = 0
-        seconds = time.thread_time() - started
-        self._n_slow = self._n_slow + 1 if seconds > MAX_MASK_S else 0
-        if self._n_slow >= MAX_SLOW_MASKS:
-            self.error = f"{MAX_SLOW_MASKS} masks took over {MAX_MASK_S} s each, the last one "
-            self.error += f"{seconds:.2f} s; is the grammar ambiguous?"
-            row[:] = 0
+            row[:] = 0  # a failed matcher allows the end of the answer
         mask = row[: vocabulary.n_words] & vocabulary.all
         return mask | vocabulary.stops if _has(row, vocabulary.end) else mask
 
+    def _consume(self, token: int) -> None:
+        # A limit may be exceeded within forced text: advance to its end before each token, as masks
+        # do, so that the limits are checked at the same places with and without drafts.
+        self._matcher.compute_ff_tokens()
+        self._matcher.consume_token(token)
+
+    def _widen(self) -> None:
+        """Replaces a matcher that has failed on the answer by one with the next limits.
+
+        Answers share a constraint's lexer: if it has failed, it is first built anew.
+        Errors: ConstraintError if the answer has exceeded all limits.
+        """
+        error = self._matcher.get_error()
+        is_lexer = error.startswith("lexer error")
+        if is_lexer and self._renewed_at != self._n_known:
+            self._renewed_at = self._n_known
+            self._compiled.renew()
+        elif not is_lexer and self._level + 1 < self._compiled.n_levels:
+            self._level += 1
+        else:
+            raise ConstraintError(sentence(error))
+        self._restart()
+
     def _restart(self) -> None:
         """Replaces a failed matcher by one that has consumed the same tokens."""
-        self._matcher = self._compiled.matcher()
-        self._matcher.consume_tokens(self._consumed)
+        self._matcher = self._compiled.matcher(self._level)
+        for token in self._consumed:
+            self._consume(token)
 
 
 def _has(mask: Words, token: int) -> bool:

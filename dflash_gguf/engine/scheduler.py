@@ -323,10 +323,17 @@ class Scheduler:
         self._set_top_k(active)
         batch.drafts = self._propose(decoding)
         decoding = [state for state in decoding if not state.is_finished]
+        masks = [self._masks(state) for state in decoding]  # may drop nodes of state.tree
         all_verify = self._few_graphs and any(state.tree is not None for state in decoding)
         batch.entries = [decode_entry(state, verifies=all_verify) for state in decoding]
+        for entry, words in zip(batch.entries, masks, strict=True):
+            entry.masks = words
         if prefilling:
             chunks = self._prefill_chunks(prefilling, batch.entries)
+            for entry in chunks:
+                if entry.samples:
+                    entry.state.tree = None
+                    entry.masks = self._masks(entry.state)
             batch.n_prefilled = sum([len(entry.rows.tokens) for entry in chunks])
             batch.entries += chunks
         return batch
@@ -335,7 +342,6 @@ class Scheduler:
         """Runs the pass, samples and commits; an error of the core ends the batch's requests."""
         verifies = batch.verifies
         try:
-            self._mask(batch.entries)
             with batch.phase("verify" if verifies else "decode"):
                 rows = self.engine.run([entry.rows for entry in batch.entries])
             with batch.phase("sample"):
@@ -392,13 +398,17 @@ class Scheduler:
                     self.abort(state, error)
                     states.remove(state)
 
-    def _mask(self, entries: list[ScheduledEntry]) -> None:
-        """Computes the masks of all rows that constrained requests will sample from."""
-        for entry in entries:
-            constraint = entry.state.constraint
-            if constraint is not None and entry.samples:
-                with self._phase("mask"):
-                    entry.masks = constraint.masks(entry.tree or Tree.of([-1]))
+    def _masks(self, state: RequestState) -> NDArray[np.uint32] | None:
+        """Returns the masks of a request's rows; None if its answer is free.
+
+        Drops the candidates of the request's tree for which the constraint computes no mask.
+        """
+        if state.constraint is None:
+            return None
+        with self._phase("mask"):
+            tree, masks = state.constraint.masks(state.tree or Tree.of([-1]))
+        state.tree = tree if tree.n_drafted else None
+        return masks
 
     def _phase(self, name: str) -> Phase:
         assert self._batch is not None

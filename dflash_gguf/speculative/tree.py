@@ -90,6 +90,19 @@ class Tree:
             return self
         return Tree(self.tokens[:n], self.parents[:n], self.depths[:n], self.log_probs[:n])
 
+    def only(self, nodes: Sequence[int]) -> Tree:
+        """Returns the tree of some of the nodes, in ascending order and with their parents."""
+        if len(nodes) == len(self):
+            return self
+        number = {node: i for i, node in enumerate(nodes)}
+        number[-1] = -1
+        return Tree(
+            [self.tokens[x] for x in nodes],
+            [number[self.parents[x]] for x in nodes],
+            [self.depths[x] for x in nodes],
+            [self.log_probs[x] for x in nodes],
+        )
+
     def main_chain(self) -> Tree:
         """Returns the main chain: from the root on always the first, most probable child."""
         if self.is_chain:

@@ -15,6 +15,9 @@ from small_models import write_small, write_small_drafter
 
 import dflash_gguf
 from dflash_gguf.config import DecodeConfig
+from dflash_gguf.constraints import compiler as compiler_module
+from dflash_gguf.constraints import matcher as matcher_module
+from dflash_gguf.constraints.errors import ConstraintError
 from dflash_gguf.decoder import Decoder
 from dflash_gguf.native import Error
 from dflash_gguf.outputs import Result
@@ -342,3 +345,50 @@ def test_preempted_and_interrupted_answers_keep_their_constraints(python_tiny: D
             assert [state.result().tokens for state in states] == right
             assert [state.error for state in states] == [None] * len(states)
     assert n_failed > 20
+
+
+AMBIGUOUS = (
+    "root ::= s\ns ::= s s | [a-z ]",
+    'root ::= "(" s\ns ::= s s | [a-m ] | [n-z_]',
+    "root ::= [a-z ] root | [a-z ]",
+)
+
+
+@pytest.mark.parametrize("grammar", AMBIGUOUS)
+def test_drafts_do_not_change_where_an_answer_exceeds_the_limits(
+    python_tiny: Decoder, monkeypatch: pytest.MonkeyPatch, grammar: str
+) -> None:
+    limits = compiler_module._limits(40, 1_000_000), compiler_module._limits(120, 50_000)
+    monkeypatch.setattr(compiler_module, "LIMITS", limits)
+
+    def answer(**settings: Any) -> tuple[list[int], str]:
+        stream, tokens = python_tiny.stream("def ", grammar=grammar, **settings), list[int]()
+        try:
+            for step in stream:
+                tokens += step.tokens
+        except (Error, ConstraintError) as error:
+            return tokens, str(error)
+        return tokens, ""
+
+    n_exceeded = 0
+    for seed, temperature in enumerate((0.0, 0.7, 0.9, 1.3)):
+        settings: dict[str, Any] = {"seed": seed, "temperature": temperature, "max_tokens": 90}
+        plain = answer(draft="none", **settings)
+        n_exceeded += bool(plain[1])
+        for draft in DRAFTS:
+            assert answer(**settings, **draft) == plain
+    assert n_exceeded > 1
+
+
+def test_time_drops_candidates_and_changes_no_text(
+    python_tiny: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, _ = CONSTRAINTS["regex"]
+    common: dict[str, Any] = {**settings, "seed": 3, "temperature": 0.9, "max_tokens": N_ANSWER}
+    right = python_tiny.generate("x = ", draft="none", **common)
+    for seconds in (0.0, 0.00002, 0.0002):
+        monkeypatch.setattr(matcher_module, "MAX_DRAFT_S", seconds)
+        for draft in DRAFTS:
+            found = python_tiny.generate("x = ", **common, **draft)
+            assert found.tokens == right.tokens
+            assert seconds or not found.n_drafted

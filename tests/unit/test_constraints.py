@@ -17,7 +17,6 @@ from vocabularies import byte_level, gemma, sentence_piece
 
 from dflash_gguf.config import Constraint, DecodeConfig
 from dflash_gguf.constraints import compiler as compiler_module
-from dflash_gguf.constraints import matcher as matcher_module
 from dflash_gguf.constraints.compiler import CompiledConstraint, ConstraintCompiler
 from dflash_gguf.constraints.errors import ConstraintError
 from dflash_gguf.constraints.matcher import AnswerConstraint
@@ -63,7 +62,7 @@ def tokens_of(mask: np.ndarray[Any, Any]) -> set[int]:
 
 
 def one_mask(constraint: AnswerConstraint) -> set[int]:
-    return tokens_of(constraint.masks(Tree.of([-1]))[0])
+    return tokens_of(constraint.masks(Tree.of([-1]))[1][0])
 
 
 def random_tree(rng: random.Random, n: int, token: Callable[[], int]) -> Tree:
@@ -137,7 +136,7 @@ def test_masks_of_trees_are_those_of_their_paths(
 
     for _ in range(15):
         tree = random_tree(rng, 12, token)
-        masks = constraint.masks(tree)
+        _, masks = constraint.masks(tree)
         assert constraint.error is None
         kept = constraint.allowed(tree)
         paths = {0: list[int]()}
@@ -232,7 +231,7 @@ def test_reasoning_is_free_and_may_always_end(tmp_path: Path, is_open: bool) -> 
     tree = Tree.of(
         [-1, closing, lines, brace, quote, lines, lines, brace], [-1, 0, 1, 2, 3, 2, 5, 2]
     )
-    masks = [tokens_of(mask) for mask in constraint.masks(tree)]
+    masks = [tokens_of(mask) for mask in constraint.masks(tree)[1]]
     assert masks[0] == free
     assert masks[1] == masks[2] == start | spaces
     assert {text[t] for t in masks[3]} > {b'"', b"}", b" "}
@@ -400,40 +399,83 @@ def test_large_constraints_can_be_used(tokenizer: Tokenizer, settings: dict[str,
     assert constraint.error is None
 
 
-def test_a_failed_matcher_says_why_and_does_not_spoil_other_nodes(
+def narrow(n_in_row: int, n_items: int) -> Any:
+    return compiler_module._limits(n_in_row, n_items)
+
+
+def test_a_candidate_beyond_the_limits_is_dropped_and_its_token_ends_the_answer(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limits = compiler_module.llguidance.LLParserLimits(max_items_in_row=30, verbose_errors=False)
-    monkeypatch.setattr(compiler_module, "LIMITS", limits)
+    monkeypatch.setattr(compiler_module, "LIMITS", (narrow(30, 9999),))
     rules = [f'r{i}: "x" r{i} "z" | "y{i}"' for i in range(20)]
     many = " | ".join(f"r{i}" for i in range(20))
-    grammar = "\n".join(['start: "a" many | "b" "c"+', f"many: {many}", *rules])
-    constraint = AnswerConstraint(compiled(tokenizer, grammar=grammar))
+    grammar = "\n".join(['start: "a" "c"+ | "b" many', f"many: {many}", *rules])
+    made = compiled(tokenizer, grammar=grammar)
+    constraint = AnswerConstraint(made)
     (a,), (b,), (c,) = (tokenizer.tokenize(x, add_special=False) for x in "abc")
-    masks = constraint.masks(Tree.of([-1, a, b, c, c], [-1, 0, 0, 2, 3]))
+    tree, masks = constraint.masks(Tree.of([-1, a, c, b, c], [-1, 0, 1, 0, 2]))
+    assert tree == Tree.of([-1, a, c, c], [-1, 0, 1, 2])
     found = [tokens_of(mask) for mask in masks]
-    assert constraint.error is not None
-    assert "Current row has 61 items" in constraint.error
-    assert found == [{a, b}, set(), {c}, {c} | tokenizer.stop_tokens, {c} | tokenizer.stop_tokens]
-    assert one_mask(constraint) == {a, b}
+    assert found == [{a, b}, {c}, {c} | tokenizer.stop_tokens, {c} | tokenizer.stop_tokens]
     assert constraint.error is None
-    with pytest.raises(ConstraintError):
-        constraint.advance([c])
+    tree, masks = constraint.masks(Tree.of([-1, a]))
+    assert len(tree) == len(masks) == 1
+    with pytest.raises(ConstraintError, match="Current row has 61 items"):
+        constraint.advance([b])
 
 
-def test_masks_of_ambiguous_grammars_end_with_an_error(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The time of their masks grows with the square of the answer's length."""
-    monkeypatch.setattr(matcher_module, "MAX_MASK_S", 0.005)
-    made = compiled(tokenizer, grammar='root ::= s\ns ::= s s | s s s | "a"')
-    constraint, (a,) = AnswerConstraint(made), tokenizer.tokenize("a", add_special=False)
-    assert one_mask(constraint)
-    answer: list[int] = []
-    while one_mask(constraint):
-        answer.append(a)
+AMBIGUOUS = {
+    "sums": 'root ::= s\ns ::= s s | s s s | "a"',
+    "letters": "root ::= s\ns ::= s s | [a-m] | [n-z]",
+    "words": "root ::= s\ns ::= s word | word\nword ::= [a-z] word | [a-z]",
+    "right": "root ::= [a-z] root | [a-z] root | [a-z]",
+}
+
+
+def some_answer(made: CompiledConstraint, n: int, stops: frozenset[int]) -> list[int]:
+    """Returns a random answer of at most n tokens that a constraint allows."""
+    constraint, rng, answer = AnswerConstraint(made), random.Random(1), list[int]()
+    while len(answer) < n and (options := sorted(one_mask(constraint) - stops)):
+        answer.append(rng.choice(options))
         constraint.advance(answer)
-    assert "3 masks took over 0.005 s each" in str(constraint.error)
+    return answer
+
+
+@pytest.mark.parametrize("name", AMBIGUOUS)
+def test_answers_exceed_limits_at_the_same_token_with_and_without_drafts(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Trees of the answer's next tokens and of others, of which some exceed the limits first."""
+    monkeypatch.setattr(compiler_module, "LIMITS", (narrow(10_000, 1_000_000),))
+    stops = tokenizer.stop_tokens
+    answer = some_answer(compiled(tokenizer, grammar=AMBIGUOUS[name]), 120, stops)
+    monkeypatch.setattr(compiler_module, "LIMITS", (narrow(25, 5000), narrow(70, 900)))
+    made = compiled(tokenizer, grammar=AMBIGUOUS[name])
+    ends = set[tuple[int, str]]()
+    for seed in range(10):
+        constraint, rng, n = AnswerConstraint(made), random.Random(seed), 0
+        try:
+            while n < len(answer):
+                constraint.advance(answer[:n])
+                ahead = answer[n : n + rng.randrange(8)] if seed else []
+                others = [rng.choice(answer) for _ in range(3)] if seed else []
+                tokens = [answer[n - 1], *ahead, *others]
+                tree = Tree.of(tokens, [-1, *(rng.randrange(x) for x in range(1, len(tokens)))])
+                if seed % 2:
+                    tree = Tree.of(tokens[: len(ahead) + 1])
+                tree = constraint.forced(constraint.allowed(tree), 9)
+                tree, masks = constraint.masks(tree)
+                if constraint.error is not None:
+                    raise ConstraintError(constraint.error)
+                node: int | None = 0
+                while node is not None and n < len(answer):
+                    assert answer[n] in tokens_of(masks[node])
+                    node, n = tree.child(node, answer[n]), n + 1
+        except ConstraintError as error:
+            ends.add((n, str(error)))
+    print(name, len(answer), ends)
+    assert len(ends) == 1
+    assert 0 < min(ends)[0] < len(answer)
 
 
 def test_constraints_are_compiled_once(tokenizer: Tokenizer) -> None:
@@ -460,3 +502,24 @@ def test_settings_that_contradict_constraints_are_refused() -> None:
     assert DecodeConfig(response_format=schema).constraint == Constraint(
         "json_schema", '{"type": "array"}', False, "response_format"
     )
+
+
+def test_a_lexer_that_fails_for_one_answer_serves_the_others(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Answers of a constraint share a lexer, which stays failed."""
+    monkeypatch.setattr(compiler_module, "LEXER_FUEL", 1000)
+    monkeypatch.setattr(compiler_module, "LIMITS", (narrow(100, 1000),))
+    grammar = 'start: "p" P | "q" "r"*\nP: /[a-z]*a[a-z]{30}x|[a-z]*e[a-z]{30}y|[a-z]*i[a-z]{30}z/'
+    made = compiled(tokenizer, grammar=grammar)
+    p, q, r = (tokenizer.tokenize(x, add_special=False)[0] for x in "pqr")
+    bad, good, answer = AnswerConstraint(made), AnswerConstraint(made), [p]
+    letters = tokenizer.tokenize("aeiouaiaeaieoiaeeiao", add_special=False)
+    while bad.error is None:
+        bad.advance(answer)
+        one_mask(bad)
+        answer.append(letters[len(answer)])
+    assert "too many expressions" in str(bad.error)
+    good.advance([q, r])
+    assert one_mask(good) == {r} | tokenizer.stop_tokens
+    assert good.error is None

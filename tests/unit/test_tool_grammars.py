@@ -267,7 +267,7 @@ def test_control_tokens_end_messages_of_gpt_oss(tmp_path: Path) -> None:
     assert said[-1] == call
     for n in range(len(said)):
         constraint.advance(said[:n])
-        (mask,) = constraint.masks(Tree.of([-1]))
+        _, (mask,) = constraint.masks(Tree.of([-1]))
         allowed = {t for t in range(len(tokens)) if mask[t >> 5] >> (t & 31) & 1}
         assert said[n] in allowed
         assert (call in allowed) == (n == len(said) - 1)
