@@ -2,7 +2,8 @@
 
     scripts/train/make_answers.py TARGET.gguf PROMPTS.jsonl FOLDER [--part 0/2] [--piece 50000]
 
-Answers lie in FOLDER/PART-NUMBER.xz (pieces.py); a repeated call goes on after the last piece.
+Answers lie in FOLDER/PART-NUMBER.xz (pieces.py). A repeated call leaves out the prompts that any
+.xz file in FOLDER has answers to.
 --part 0/2 answers every second prompt: a process with one thread for each core is faster than one
 process with two threads, and waits for nobody if other work takes a core. Three of five answers are
 greedy, the others are sampled at temperature 0.5 or 0.8. Answers end where they begin to loop.
@@ -131,13 +132,13 @@ def items_of(path: Path, part: int, n_parts: int, done: set[int]) -> Iterator[It
 def make(args: argparse.Namespace, decoder: dflash_gguf.Decoder, held_out: HeldOutRuns) -> None:
     """Answers a part's prompts and writes a piece whenever it has enough tokens."""
     part, _, n_parts = args.part.partition("/")
-    paths = sorted(args.out.glob(f"{part}-*.xz"))
     done, n_before = set(), 0
-    for path in paths:
+    for path in args.out.glob("*.xz"):
         for answer in pieces.load(path):
             done.add(answer.index)
             n_before += answer.n_answer
-    number = len(paths)
+    numbers = [int(x.stem.partition("-")[2]) for x in args.out.glob(f"{part}-*.xz")]
+    number = max(numbers, default=-1) + 1
     answers: list[pieces.StoredAnswer] = []
     n_new = n_piece = 0
     started = time.monotonic()
@@ -151,8 +152,8 @@ def make(args: argparse.Namespace, decoder: dflash_gguf.Decoder, held_out: HeldO
             number, n_new, n_piece, answers = number + 1, n_new + n_piece, 0, []
             speed = n_new / (time.monotonic() - started)
             print(
-                f"{time.strftime('%H:%M:%S')} part {part}: {number} pieces, {n_before + n_new} "
-                f"tokens of answers, {speed:.0f} tokens/s",
+                f"{time.strftime('%H:%M:%S')} part {part}: {number} pieces, {n_new} new "
+                f"tokens of answers (begun with {n_before}), {speed:.0f} tokens/s",
                 flush=True,
             )
     if answers:
