@@ -18,7 +18,8 @@ struct Blocks32 {
     using F = typename V::F;
     using BlockX = std::conditional_t<W::MINIMA, Block32Sum, Block32>;
     static constexpr ggml_type TYPE = W::TYPE;
-    static constexpr int BLOCK = 32, T = V::T, MAX_ROWS = V::MAX_ROWS, PARTS_OF_256 = 8;
+    static constexpr int BLOCK = 32, T = V::T, MAX_ROWS = V::MAX_ROWS;
+    static constexpr int PARTS_OF_256 = W::FOURS == 8 ? 0 : 8; // 0: weights are bytes already
     static constexpr int SCALES = W::MINIMA ? 2 : 1;
     static constexpr int SCALE = W::SCALE;
     static constexpr int ROW_BLOCK = SCALE * SCALES + 4 * W::FOURS;
