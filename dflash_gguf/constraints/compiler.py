@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from typing import Any
+from weakref import WeakValueDictionary
 
 import llguidance
 import numpy as np
@@ -139,11 +140,12 @@ class ConstraintCompiler:
         """Creates a compiler, whose first constraint takes the time to read the vocabulary."""
         self._tokenizer, self._n_vocab = tokenizer, n_vocab
         self._vocabulary: ConstraintVocabulary | None = None
-        self._compiled: OrderedDict[Constraint, CompiledConstraint] = OrderedDict()
-        self._lock = threading.Lock()
+        self._latest: OrderedDict[Constraint, CompiledConstraint] = OrderedDict()
+        self._in_use: WeakValueDictionary[Constraint, CompiledConstraint] = WeakValueDictionary()
+        self._lock, self._compiling = threading.Lock(), threading.Lock()
 
     def compile(self, constraint: Constraint) -> CompiledConstraint:
-        """Returns the compiled constraint.
+        """Returns the compiled constraint, at once if it is one of the latest or in use.
 
         A schema that is not strict is compiled without the keywords that cannot be enforced, with a
         warning that names them.
@@ -151,12 +153,16 @@ class ConstraintCompiler:
             for a model without a token that ends answers.
         """
         with self._lock:
-            if constraint not in self._compiled:
-                self._compiled[constraint] = self._compile(constraint)
-                while len(self._compiled) > MAX_CACHED:
-                    self._compiled.popitem(last=False)
-            self._compiled.move_to_end(constraint)
-            return self._compiled[constraint]
+            found = self._in_use.get(constraint)
+        if found is None:
+            with self._compiling:
+                found = self._in_use.get(constraint) or self._compile(constraint)
+        with self._lock:
+            self._in_use[constraint] = self._latest[constraint] = found
+            self._latest.move_to_end(constraint)
+            while len(self._latest) > MAX_CACHED:
+                self._latest.popitem(last=False)
+        return found
 
     def _compile(self, constraint: Constraint) -> CompiledConstraint:
         kind, text, is_strict, field = constraint

@@ -14,6 +14,8 @@ from ..text.stream import n_certain
 Words = NDArray[np.uint32]
 """A bit mask of tokens, uint32 [(n_vocab + 31) // 32]: bit t % 32 of word t // 32 is token t."""
 
+MAX_FORCED = 1024
+"""Most bytes of forced text that are tokenized for a mask, about 1 ms."""
 SPECIAL = b"\xff"
 """First byte of control tokens for llguidance: no text has it, so that no text allows them."""
 
@@ -128,12 +130,16 @@ class _Tokens:
         self._is_prefixed = self._bytes(self._ids("a")) != b"a"
 
     def __call__(self, text: bytes) -> list[int]:
-        """Returns the token ids of UTF-8 text, of which forced tokens are made."""
+        """Returns the token ids of UTF-8 text, of which forced tokens are made.
+
+        Of a long text returns the first ids only: llguidance asks again behind each token.
+        """
+        shown = text[:MAX_FORCED].decode(errors="ignore")
         if not self._is_prefixed:
-            return self._ids(text.decode())
+            return self._ids(shown)
         # The tokenizer puts a space before each text: drop it with the line break behind it, which
         # is a token of its own.
-        ids, n = self._ids("\n" + text.decode()), 0
+        ids, n = self._ids("\n" + shown), 0
         while ids and n < len(b" \n"):
             n += len(self.tokens[ids.pop(0)])
         return ids

@@ -504,6 +504,31 @@ def test_settings_that_contradict_constraints_are_refused() -> None:
     )
 
 
+def test_a_long_forced_text_is_tokenized_in_parts(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every mask has the next token of the whole text, whose tokens would take long each time."""
+    text = "".join(random.Random(1).choice(" abcdeé") for _ in range(3000))
+    constraint = AnswerConstraint(compiled(tokenizer, grammar=f'start: "{text}"'))
+    answer: list[int] = []
+    lengths: list[int] = []
+    tokenize = Tokenizer.tokenize
+
+    def counting(self: Tokenizer, part: str, **settings: bool) -> list[int]:
+        lengths.append(len(part))
+        return tokenize(self, part, **settings)
+
+    monkeypatch.setattr(Tokenizer, "tokenize", counting)
+    while found := one_mask(constraint) - tokenizer.stop_tokens:
+        (token,) = found
+        answer.append(token)
+        constraint.advance(answer)
+    assert tokenizer.detokenize(answer) == text
+    assert answer == tokenize(tokenizer, text, add_special=False, parse_special=False)
+    assert len(lengths) > 2
+    assert max(lengths) <= 1024
+
+
 def test_a_lexer_that_fails_for_one_answer_serves_the_others(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
