@@ -19,6 +19,8 @@ PING: Event = {"type": "ping"}
 class MessagesFormat(BlockFormat):
     """Format of Anthropic's Messages."""
 
+    CONSTRAINT = "output_config.format"
+
     def __init__(self, context: ResponseContext) -> None:
         super().__init__()
         self._context = context
@@ -44,8 +46,11 @@ class MessagesFormat(BlockFormat):
         return self.encoded(PING)
 
     def failure(self, status: int, sentence: str) -> bytes:
-        """Returns an event of type error, by whose own type clients decide to try again."""
-        kind = "overloaded_error" if status == 503 else "api_error"
+        """Returns an event of type error, by whose own type clients decide to try again.
+
+        Clients stop at an api_error, though the same request may well succeed.
+        """
+        kind = "overloaded_error" if status >= 500 else None
         return self.encoded(error_body(status, sentence, kind))
 
     def end(self, choice: CompletionChoice) -> Iterator[Event]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -168,16 +169,19 @@ class Generation:
         self, body: MessagesBody, engine: EngineClient, prompt_builder: PromptBuilder, scope: str
     ) -> Prepared:
         _require_one(body)
-        prompts, config, _ = self._chat(
-            chat_from_messages(body), engine, prompt_builder, scope, body.deferred_tools
-        )
+        with _in_words_of(MessagesFormat):
+            prompts, config, _ = self._chat(
+                chat_from_messages(body), engine, prompt_builder, scope, body.deferred_tools
+            )
         return prompts, config, MessagesFormat
 
     def _responses(
         self, body: ResponsesBody, engine: EngineClient, prompt_builder: PromptBuilder, scope: str
     ) -> Prepared:
         _require_one(body)
-        prompts, config, _ = self._chat(chat_from_responses(body), engine, prompt_builder, scope)
+        with _in_words_of(ResponsesFormat):
+            chat = chat_from_responses(body)
+            prompts, config, _ = self._chat(chat, engine, prompt_builder, scope)
         return prompts, config, partial(ResponsesFormat, body=body)
 
     def _openai_completion(
@@ -307,6 +311,16 @@ def _on_end(
     if isinstance(prompt, ChatPrompt) and config.cache_prompt:
         return partial(prompt_builder.answers.add, scope, prompt.asked)
     return lambda _: None
+
+
+@contextmanager
+def _in_words_of(wire_format: type[WireFormat]) -> Iterator[None]:
+    """Names fields in errors as a format does."""
+    try:
+        yield
+    except (BadRequestError, ValueError) as error:
+        error.args = (wire_format.in_own_words(str(error)),)
+        raise
 
 
 def _too_long_message(_: MessagesBody, __: ServedModel, error: BadRequestError) -> Response:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import json
 import re
 import time
 import traceback
@@ -26,15 +27,18 @@ MAX_NAMED = 256
 """Most names of unknown fields that the log mentions, so that random names cannot fill memory."""
 MAX_LINES_S = 200
 """Most lines about requests that the log takes in a second, so that a flood cannot fill a disk."""
+QUOTED = re.compile(r"""(?<!\w)'.*?(?:'(?!\w)|$)|"[^"]*(?:"|$)|[\[{].*""", re.DOTALL)
+"""What an error message may quote of a request."""
 ENDING = "the server is being shut down: send the request again when it is back"
 
 
 @dataclass(eq=False)
 class _Running:
-    """A request in flight. status: 0 until the response has begun."""
+    """A request in flight. status: 0 until the response has begun. error: why it was refused."""
 
     task: asyncio.Task[Any] | None
     status: int = 0
+    error: str = ""
 
 
 class Guard:
@@ -86,6 +90,8 @@ class Guard:
                     self._warn(ignored)
                 if origin is not None and is_readable:
                     allow(MutableHeaders(raw=message.setdefault("headers", [])), origin, wanted)
+            elif running.status >= 400 and not running.error:
+                running.error = _reason(message.get("body", b""))
             await send(message)
 
         try:
@@ -103,7 +109,7 @@ class Guard:
                 await answer(scope, receive, sending)
         finally:
             self._running.discard(running)
-            self._write(scope, running.status, time.monotonic() - began)
+            self._write(scope, running, time.monotonic() - began)
 
     def _warn(self, ignored: Sequence[str]) -> None:
         """Writes a line to the log about each unknown field that has not been named before."""
@@ -147,7 +153,7 @@ class Guard:
         same = [key for key in self._keys for one in given if hmac.compare_digest(key, one)]
         return same[0] if same else None
 
-    def _write(self, scope: Scope, status: int, seconds: float) -> None:
+    def _write(self, scope: Scope, request: _Running, seconds: float) -> None:
         """Writes a line to the log; the query of the URL is left out, as it may hold secrets."""
         if (now := int(time.monotonic())) != self._second:
             if (n_left := self._n_lines - MAX_LINES_S) > 0:
@@ -160,12 +166,14 @@ class Guard:
             return
         about: Sequence[str] = [
             f"{_printable(scope['address'])} {scope['method']} {_printable(scope['path'])} "
-            f"{status or '-'} {1e3 * seconds:.0f} ms"
+            f"{request.status or '-'} {1e3 * seconds:.0f} ms"
         ]
         if (of_answer := scope.get("log")) is not None:
             about = [*about, of_answer()]
         if outcome := scope.get("outcome"):
             about = [*about, outcome]
+        if request.error:
+            about = [*about, request.error]
         self._log(", ".join(about))
 
 
@@ -186,6 +194,15 @@ def _path(target: str) -> str:
     """Returns the path of a request target: without scheme and host, and without a last slash."""
     path = re.sub(r"^https?://[^/?]*", "", target, flags=re.IGNORECASE)
     return path.rstrip("/") or "/"
+
+
+def _reason(body: bytes) -> str:
+    """Returns the sentence of an error without its quotations, which may be of a prompt."""
+    try:
+        sentence = str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return ""
+    return _printable(QUOTED.sub("...", sentence))
 
 
 def _printable(path: str) -> str:

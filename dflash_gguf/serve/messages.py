@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from ..config import CONSTRAINTS
 from ..outputs import Result
 from ..sampling.noise import TokenLogprobs
 from ..text.reasoning import OutputPart, joined
@@ -74,6 +75,14 @@ class Ask(Message, frozen=True):
     scope: str = ""
     client: str = ""
     slot: int = -1
+
+    @property
+    def is_constrained(self) -> bool:
+        """True if a constraint has to be compiled, of which the engine says Accepted or Failed."""
+        tools = [one.tools for one in self.prompts if one.tools is not None]
+        return any(one.grammar for one in tools) or any(
+            self.config.get(name) is not None for name in CONSTRAINTS
+        )
 
 
 class Cancel(Message, frozen=True):
@@ -176,6 +185,12 @@ class ResultStats(Message, frozen=True):
         return cls(*(getattr(result, name) for name in cls.__struct_fields__))
 
 
+class Accepted(Message, frozen=True):
+    """Message from the engine: the constraint of an answer is compiled."""
+
+    id: int
+
+
 class Started(Message, frozen=True):
     """Message from the engine: the prompt of a run is being computed in this slot."""
 
@@ -239,6 +254,7 @@ FromEngine = (
     | Loading
     | Ready
     | Refused
+    | Accepted
     | Started
     | Prefilled
     | Scored

@@ -30,6 +30,8 @@ CUSTOM = "response.custom_tool_call_input"
 class ResponsesFormat(BlockFormat):
     """Format of OpenAI's Responses; blocks are its items."""
 
+    CONSTRAINT = "text.format"
+
     def __init__(self, context: ResponseContext, body: ResponsesBody) -> None:
         super().__init__()
         self._context = context
@@ -61,9 +63,10 @@ class ResponsesFormat(BlockFormat):
         """Returns an event, as Codex takes no comment for a sign of life."""
         return self.encoded(self._in_progress())
 
-    def failure(self, status: int, sentence: str) -> bytes:  # noqa: ARG002
-        """Returns response.failed; clients try again."""
-        return self.encoded(self._failed("server_error", sentence))
+    def failure(self, status: int, sentence: str) -> bytes:
+        """Returns response.failed; clients try again at a server_error."""
+        code = "server_error" if status >= 500 else "invalid_prompt"
+        return self.encoded(self._failed(code, sentence))
 
     def too_long(self, sentence: str) -> bytes:
         """Returns the whole stream for a prompt that the context cannot hold.

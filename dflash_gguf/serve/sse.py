@@ -36,8 +36,8 @@ STREAM_HEADERS = [
 
 
 class _FailedError(Exception):
-    def __init__(self, message: Failed) -> None:
-        super().__init__(message.sentence)
+    def __init__(self, message: Failed, wire_format: WireFormat) -> None:
+        super().__init__(wire_format.in_own_words(message.sentence))
         self.status = message.status
 
 
@@ -131,11 +131,14 @@ class GenerationResponse(Response):
         seen: set[int] = set()
         wire_format = self._wire_format
         try:
+            first = [await request.events.get()] if self._ask.is_constrained else []
+            if first and isinstance(first[0], Failed):
+                raise _FailedError(first[0], wire_format)
             if data := self._encoded(wire_format.start(self._choices)):
                 await self._begin(send)
                 await self._send(send, data)
-            while request.open or not request.events.empty():
-                events = [await request.events.get()]
+            while request.open or first or not request.events.empty():
+                events, first = first or [await request.events.get()], []
                 while not request.events.empty():
                     events.append(request.events.get_nowait())
                 data = b"".join(self._written(request, event, seen) for event in events)
@@ -181,7 +184,7 @@ class GenerationResponse(Response):
         if isinstance(event, ClientGone):
             raise _GoneError
         if isinstance(event, Failed):
-            raise _FailedError(event)
+            raise _FailedError(event, self._wire_format)
         if not isinstance(event, (Started, Prefilled, Scored, Stepped, Ended)):
             return None
         choice = self._choices[request.runs[event.id]]

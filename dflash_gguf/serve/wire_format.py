@@ -19,6 +19,8 @@ class WireFormat:
 
     DONE = b""
     """Bytes after the last event of a stream."""
+    CONSTRAINT = "response_format"
+    """Name of the field that other formats call response_format."""
 
     def whole(self, choices: Sequence[CompletionChoice]) -> Any:
         """Returns the whole response."""
@@ -46,6 +48,11 @@ class WireFormat:
     def finish(self, choices: Sequence[CompletionChoice]) -> Iterable[Event]:  # noqa: ARG002
         """Returns the last events of a stream, after the ends of all answers."""
         return ()
+
+    @classmethod
+    def in_own_words(cls, sentence: str) -> str:
+        """Returns an error message with the name that clients know a field by."""
+        return sentence.replace(WireFormat.CONSTRAINT, cls.CONSTRAINT)
 
     def keep_alive(self) -> bytes:
         """Returns the bytes that a stream sends after some seconds without an event."""

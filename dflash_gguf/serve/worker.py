@@ -16,7 +16,7 @@ import traceback
 import warnings
 from collections import deque
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from .._entry import show_warning
 from .._files import message_of
@@ -32,6 +32,7 @@ from ..native import Error, Progress, devices
 from ..text.chat import ChatPrompt
 from ..text.reasoning import Format
 from .messages import (
+    Accepted,
     Ask,
     Cancel,
     Channel,
@@ -54,6 +55,9 @@ from .messages import (
     Throttle,
     ToEngine,
 )
+
+if TYPE_CHECKING:  # llguidance is loaded with the first constraint
+    from ..constraints.compiler import CompiledConstraint
 
 LOADING_S = 0.5
 """Minimum seconds between two messages about the progress of loading."""
@@ -88,6 +92,8 @@ class Job:
         self.config = config
         self.is_cancelled = self.is_throttled = False
         self.n_scored = 0
+        self.constraint: CompiledConstraint | None = None
+        """Constraint of the answer, compiled but for an error; None if the answer is free."""
         self.error: Exception | None = None
         """Reason why the constraint of the answer cannot be compiled."""
         self.state: RequestState | None = None
@@ -115,6 +121,8 @@ class Worker:
         self._changed = threading.Condition()
         self._jobs: dict[int, Job] = {}
         self._new: deque[Job | SlotAction] = deque()
+        self._uncompiled: dict[str, deque[list[Job]]] = {}
+        """Answers whose constraints wait for the compiler, by client; the first client is next."""
         self._live: list[Job] = []
         self._slots = range(n_parallel)
         # Tokens of the last prompt and answer in each slot of the server, for each `Ask.scope`.
@@ -126,6 +134,7 @@ class Worker:
     def run(self) -> None:
         """Runs rounds until the HTTP process closes the channel."""
         threading.Thread(target=self._listen, daemon=True).start()
+        threading.Thread(target=self._compile, daemon=True).start()
         while self._wait():
             while self._new:
                 message = self._new.popleft()
@@ -156,34 +165,51 @@ class Worker:
                     config = DecodeConfig(**{**message.config, "seed": message.runs[0].seed})
                     jobs = [Job(message, run, config) for run in message.runs]
                     self._jobs |= {job.run.id: job for job in jobs}
-                    tools = [one.tools for one in message.prompts if one.tools is not None]
-                    if config.constraint is None and not any(one.grammar for one in tools):
-                        self._new += jobs
+                    if message.is_constrained:
+                        self._uncompiled.setdefault(message.client, deque()).append(jobs)
                     else:
-                        threading.Thread(target=self._compile, args=(jobs,), daemon=True).start()
+                        self._new += jobs
                 elif isinstance(message, SlotAction):
                     self._new.append(message)
                 elif isinstance(message, Cancel) and message.id in self._jobs:
                     self._jobs[message.id].is_cancelled = True
                 elif isinstance(message, Throttle) and message.id in self._jobs:
                     self._jobs[message.id].is_throttled = message.is_on
-                self._changed.notify()
+                self._changed.notify_all()
         with self._changed:
             self._is_over = True
             for job in self._jobs.values():
                 job.is_cancelled = True
-            self._changed.notify()
+            self._changed.notify_all()
 
-    def _compile(self, jobs: list[Job]) -> None:
-        """Compiles the constraint of an `Ask` beside the rounds of other answers."""
+    def _compile(self) -> None:
+        """Compiles constraints in a thread of its own, beside rounds; clients take turns."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_over or self._uncompiled)
+                if self._is_over:
+                    return
+                client = next(iter(self._uncompiled))
+                waiting = self._uncompiled.pop(client)
+                jobs = waiting.popleft()
+            self._compile_for(jobs)
+            with self._changed:
+                waiting += self._uncompiled.pop(client, ())
+                if waiting:
+                    self._uncompiled[client] = waiting  # behind the other clients
+                self._new += jobs
+                self._changed.notify_all()
+
+    def _compile_for(self, jobs: list[Job]) -> None:
+        constraint, why = None, None
         try:
-            self._decoder.compile_constraint(jobs[0].config, jobs[0].prompt.tools)
+            if all(job.is_cancelled for job in jobs):
+                raise ValueError("the client left before the constraint was compiled")
+            constraint = self._decoder.compile_constraint(jobs[0].config, jobs[0].prompt.tools)
         except Exception as error:
-            for job in jobs:
-                job.error = error
-        with self._changed:
-            self._new += jobs
-            self._changed.notify()
+            why = error
+        for job in jobs:
+            job.constraint, job.error = constraint, why
 
     def _say(self, message: Message) -> None:
         """Queues a message; `_flush` sends all of them, so that the HTTP process wakes up once."""
@@ -239,6 +265,9 @@ class Worker:
         if job.error is not None:
             self._fail(job, job.error)
             return
+        if job.constraint is not None:
+            self._say(Accepted(job.run.id))
+            self._flush()
         reasoning = None if prompt.reasoning is None else Format(*prompt.reasoning)
         try:
             job.state = self._decoder.add_request(

@@ -160,7 +160,7 @@ def test_a_stream_whose_engine_ends_says_so_in_the_words_of_its_protocol(served:
     whole, (*_, message) = answer_of(served, "/v1/messages", 5)
     _, (*_, response) = answer_of(served, "/v1/responses", 5)
     assert (whole.status_code, whole.json()["type"]) == (500, "error")
-    assert (message["type"], message["error"]["type"]) == ("error", "api_error")
+    assert (message["type"], message["error"]["type"]) == ("error", "overloaded_error")
     assert message["error"]["message"] == "the device is gone"
     assert response["type"] == "response.failed"
     assert response["response"]["error"]["code"] == "server_error"

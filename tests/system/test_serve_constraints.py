@@ -113,6 +113,49 @@ def test_bad_constraints_get_one_sentence_before_the_head(
     assert "\n" not in message
 
 
+GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": "start: ("}
+STRICT = {"type": "json_schema", "name": "x", "schema": {"not": {}}, "strict": True}
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "fields", "sentence"),
+    [
+        ("/v1/responses", {"tools": [{"type": "custom", "name": "patch", "format": GRAMMAR}]}, ""),
+        ("/v1/responses", {"text": {"format": STRICT}}, "text.format: keywords that cannot be"),
+        ("/v1/responses", {"text": {"format": {"type": "xml"}}}, "type of text.format is 'xml'"),
+        (
+            "/v1/messages",
+            {"output_config": {"format": {"type": "json_schema", "schema": {"type": "thing"}}}},
+            "output_config.format: Invalid type: thing",
+        ),
+        (
+            "/v1/messages",
+            {"output_config": {"format": {"type": "xml"}}},
+            "type of output_config.format is 'xml'",
+        ),
+    ],
+)
+def test_bad_constraints_of_agents_routes_get_400_in_their_words(
+    served: Served, path: str, fields: dict[str, Any], sentence: str, is_stream: bool
+) -> None:
+    """Their streams begin with events before the prompt is computed, but not before this."""
+    asked = {"input": "add"} if path == "/v1/responses" else {"messages": USER, "max_tokens": 9}
+    found = served.post(path, asked | fields | {"stream": is_stream})
+    assert found.status_code == 400, found.text
+    message = found.json()["error"]["message"]
+    assert message.startswith(sentence)
+    assert "response_format" not in message
+
+
+def test_the_log_has_the_reason_of_a_refusal_and_no_quotation(served: Served) -> None:
+    served.post("/completion", body("/completion", response_format={"type": "se'cret"}))
+    served.wait_for(r"POST /completion 400 \d+ ms, type of response_format is \.\.\.")
+    served.post("/completion", body("/completion", grammar=7))
+    served.wait_for(r"POST /completion 400 \d+ ms, grammar")
+    assert "se'cret" not in served.log
+
+
 def test_keywords_that_are_not_enforced_are_logged(served: Served) -> None:
     schema = {"type": "array", "maxItems": 1, "uniqueItems": True, "items": {"type": "null"}}
     found = served.answer("/completion", **body("/completion", json_schema=schema))

@@ -287,7 +287,9 @@ def test_a_stream_that_fails_ends_with_an_error_event() -> None:
     assert event == "event: error"
     found = json.loads(data.removeprefix("data: "))
     assert found["type"] == "error"
+    # At an api_error clients stop.
     assert (found["error"]["type"], found["error"]["message"]) == (
-        "api_error",
+        "overloaded_error",
         "the engine ended",
     )
+    assert b'"type":"invalid_request_error"' in message_format.failure(400, "bad")

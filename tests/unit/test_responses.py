@@ -387,6 +387,7 @@ def test_signs_of_life_and_failures_are_events() -> None:
     assert (failed["type"], failed["sequence_number"]) == ("response.failed", 3)
     error = {"code": "server_error", "message": "the engine ended"}
     assert (failed["response"]["status"], failed["response"]["error"]) == ("failed", error)
+    assert b'"code":"invalid_prompt"' in response_format.failure(400, "the answer cannot go on")
 
 
 @pytest.mark.parametrize("kind", ["calls", "reasoning", "tools", "allowed"])

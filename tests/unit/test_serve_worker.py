@@ -14,6 +14,7 @@ from dflash_gguf.config import DecodeConfig
 from dflash_gguf.native import Error
 from dflash_gguf.outputs import Result, Step
 from dflash_gguf.serve.messages import (
+    Accepted,
     Ask,
     AskedPrompt,
     Cancel,
@@ -144,13 +145,34 @@ def run(number: int, *tokens: int, draft: str = "auto") -> Ask:
     return Ask([Run(number, 0, 1)], [AskedPrompt(list(tokens))], {"draft": draft})
 
 
+class Compiling(Many):
+    """A decoder whose compiler waits for `may_compile` before each constraint."""
+
+    def __init__(self, n_parallel: int) -> None:
+        super().__init__(n_parallel)
+        self.may_compile = threading.Semaphore(0)
+        self.compiled: list[str | None] = []
+
+    def compile_constraint(self, config: DecodeConfig, tools: object) -> object:
+        assert tools is None
+        self.compiled.append(config.regex)
+        assert self.may_compile.acquire(timeout=HANGS_S)
+        if config.regex == "bad":
+            raise ValueError("regex: bad")
+        return object()
+
+
+def constrained(number: int, regex: str, client: str) -> Ask:
+    return Ask([Run(number, 0, 1)], [AskedPrompt([2])], {"regex": regex}, client=client)
+
+
 @pytest.fixture
 def pipe() -> Pipe:
     return Pipe()
 
 
-def start(pipe: Pipe, n_parallel: int) -> tuple[Many, threading.Thread]:
-    decoder: Any = Many(n_parallel)
+def start(pipe: Pipe, n_parallel: int, kind: type[Many] = Many) -> tuple[Any, threading.Thread]:
+    decoder: Any = kind(n_parallel)
     worker = Worker(decoder, pipe, n_parallel)
     thread = threading.Thread(target=worker.run, daemon=True)
     thread.start()
@@ -273,3 +295,20 @@ def test_frames_come_out_as_they_went_in() -> None:
         assert channel.read() is None
     with pytest.raises(ValueError, match=r"takes 4294967295 bytes .* the limit is"):
         length(b"\xff\xff\xff\xff")
+
+
+def test_clients_take_turns_at_the_compiler_and_free_answers_do_not_wait(pipe: Pipe) -> None:
+    decoder, _ = start(pipe, 4, Compiling)
+    pipe.tell(*(constrained(i, f"a{i}", "many") for i in range(1, 5)))
+    pipe.wait_read()
+    pipe.tell(constrained(6, "b", "one"), constrained(7, "bad", "third"), Cancel(3), run(5, 1))
+    pipe.wait(lambda said: bool(of(said, Ended, 5)))
+    assert decoder.compiled == ["a1"]
+    decoder.may_compile.release(9)
+    pipe.wait(lambda said: len(of(said, Ended)) == 5 and len(of(said, Failed)) == 2)
+    assert decoder.compiled == ["a1", "b", "bad", "a2", "a4"]
+    assert [m.id for m in of(pipe.said, Accepted)] == [1, 6, 2, 4]
+    assert {m.id: m.sentence for m in of(pipe.said, Failed)} == {
+        3: "the client left before the constraint was compiled",
+        7: "regex: bad",
+    }
