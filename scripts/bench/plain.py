@@ -2,6 +2,7 @@
 
     scripts/bench/plain.py MODEL.gguf... [--pairs 15] [-t 1 2] [--ik IK_BUILD/bin/llama-bench]
     scripts/bench/plain.py MODEL.gguf --prompt 1024 8192 --ubatch 128 512 2048 --decode 0
+    scripts/bench/plain.py MODEL.gguf... --prompt 8 16 --decode 0 --ours-only --ik LLAMA_BENCH
     scripts/bench/plain.py MODEL.gguf... --read-loop
 
 Each of --pairs processes runs both engines in turns, so that they share ggml, an OpenMP pool and
@@ -42,6 +43,8 @@ PHASES = ("prefill", "decode")
 LOOP_BYTES = 512 << 20
 LONG_PROMPT = 1024
 """Prompt tokens above which a process computes the prompt once instead of twice."""
+SHORT_TOKENS = 256
+"""Tokens that repeated runs of a shorter prompt, the size of a verify, have together."""
 
 Speeds = dict[str, dict[str, float]]
 """Tokens per second by phase (prefill, decode), then by engine."""
@@ -76,13 +79,18 @@ def run_pair(work: Work) -> tuple[Speeds, int]:
     tokens = random.integers(0, ours.model.n_vocab, n_ctx, dtype=np.int32)
     prompt, answer = tokens[: work.n_prompt], tokens[work.n_prompt :].tolist()
     prefill_seconds(engines, prompt[: work.n_ubatch], 1, work.index)  # untimed warm-up run
-    n_runs = 1 if work.n_prompt > LONG_PROMPT else 2
+    n_runs = prompt_runs(work.n_prompt)
     prefill = prefill_seconds(engines, prompt, n_runs, work.index)
     decode = decode_seconds(engines, answer, work.n_segment, work.index)
     return {
         "prefill": {name: n_runs * work.n_prompt / s for name, s in prefill.items()},
         "decode": {name: work.n_decode / s for name, s in decode.items() if s > 0},
     }, n_threads
+
+
+def prompt_runs(n_prompt: int) -> int:
+    """Returns how many times each engine computes a prompt of n_prompt tokens in a process."""
+    return 1 if n_prompt > LONG_PROMPT else max(2, SHORT_TOKENS // n_prompt)
 
 
 def prefill_seconds(
@@ -119,8 +127,11 @@ def decode_seconds(
 
 def ik_speeds(bench: Path, work: Work, n_threads: int, *, repack: bool) -> dict[str, float]:
     """Runs ik_llama.cpp's llama-bench; returns tokens per second by phase."""
-    lengths = f"-p {work.n_prompt} -n 0 -gp {work.n_prompt},{work.n_decode}"
-    flags = f"{lengths} -t {n_threads} -r 1 -fa 1 -fmoe 1 -ngl 0 -o json"
+    lengths = f"-p {work.n_prompt} -n 0"
+    if work.n_decode:
+        lengths += f" -gp {work.n_prompt},{work.n_decode}"
+    n_runs = prompt_runs(work.n_prompt)
+    flags = f"{lengths} -t {n_threads} -r {n_runs} -fa 1 -fmoe 1 -ngl 0 -o json"
     command = [str(bench), "-m", str(work.path), *flags.split(), "-rtr", str(int(repack))]
     run = subprocess.run(command, capture_output=True, text=True)
     if run.returncode:

@@ -5,6 +5,11 @@ tests/exhaustive/same_bits.py compares every type bit by bit; two cases here may
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +21,7 @@ from gguf_files import Parts, edited, make_gguf
 from numpy.typing import NDArray
 
 from dflash_gguf.config import LoadConfig
-from dflash_gguf.native import Engine, Model, Sequence, quantize
+from dflash_gguf.native import Engine, Error, Model, Sequence, quantize
 
 pytestmark = pytest.mark.skipif(DEVICE is not None, reason="the CPU's kernels are meant")
 
@@ -27,6 +32,10 @@ QUANTISED = ["q4_0", "q8_0", "q2_K", "q3_K", "q4_K", "q6_K", "iq4_nl", "iq4_xs",
 QUANTISED += ["iq1_m", "tq2_0", "mxfp4"]
 REARRANGED = ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K"]
 REARRANGED += ["iq4_nl", "iq4_xs", "mxfp4"]
+
+
+GROUPS = (1, 3, 4, 5, 8, 11, 16)
+"""Rows of passes that compute TOKENS[1:]; kernels treat these numbers of rows differently."""
 
 
 def quantised_to(type_name: str, parts: Parts) -> None:
@@ -124,3 +133,54 @@ def test_rearranged_weights_are_those_of_the_file(
         logits.append(single_logits(Sequence(Engine(model))))
     ours, plainly = logits  # rounding differences add up to 1 % of the range
     assert np.abs(ours - plainly).max() <= 0.05 * np.ptp(plainly)
+
+
+def mixed(parts: Parts) -> None:
+    """Quantises the matrices in turn to every type that has packed kernels."""
+    types = cycle(REARRANGED)
+    for name, (data, _) in list(parts.tensors.items()):
+        if data.ndim >= 2:
+            one = replace(parts, tensors={name: parts.tensors[name]})
+            quantised_to(next(types), one)
+            parts.tensors.update(one.tensors)
+
+
+def save_logits(path: Path) -> None:
+    """Saves the logits of TOKENS[1:], one by one and in passes of GROUPS rows."""
+    single = single_logits(Sequence(Engine(load(path))))
+    sequence = Sequence(Engine(load(path)))
+    sequence.prefill(TOKENS[:1])
+    ends = np.cumsum((1, *GROUPS)).tolist()
+    rows = [sequence.logits(TOKENS[first:end]) for first, end in pairwise(ends)]
+    np.save(path.with_suffix(".npy"), np.stack((single, np.concatenate(rows))))
+
+
+def run_with_set(path: Path, name: str) -> subprocess.CompletedProcess[str]:
+    """Runs save_logits() in a process that uses the instruction set and those after it."""
+    folders = os.pathsep.join(folder for folder in sys.path if folder)
+    environment = {**os.environ, "DFLASH_CPU": name, "PYTHONPATH": folders}
+    command = [sys.executable, __file__, str(path)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
+def test_each_instruction_set(tmp_path: Path) -> None:
+    """Compares rows of passes with single rows bit by bit, and each set with the best."""
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_hidden_layers": 3}
+    path = edited(make_gguf(tmp_path, "qwen3", **sizes), tmp_path / "it.gguf", mixed)
+    names = run_with_set(path, "none").stderr.strip().rsplit(": ", 1)[-1].split(", ")
+    assert names[-1] == "portable"
+    best = None
+    for name in names:
+        done = run_with_set(path, name)
+        assert done.returncode == 0, done.stderr
+        single, grouped = np.load(path.with_suffix(".npy"))
+        np.testing.assert_array_equal(grouped, single, err_msg=name)
+        best = single if best is None else best
+        assert np.abs(single - best).max() < 0.01 * np.ptp(best), name
+
+
+if __name__ == "__main__":
+    try:
+        save_logits(Path(sys.argv[1]))
+    except Error as error:
+        sys.exit(str(error))
