@@ -298,7 +298,7 @@ def test_frames_come_out_as_they_went_in() -> None:
 
 
 def test_clients_take_turns_at_the_compiler_and_free_answers_do_not_wait(pipe: Pipe) -> None:
-    decoder, _ = start(pipe, 4, Compiling)
+    decoder, thread = start(pipe, 4, Compiling)
     pipe.tell(*(constrained(i, f"a{i}", "many") for i in range(1, 5)))
     pipe.wait_read()
     pipe.tell(constrained(6, "b", "one"), constrained(7, "bad", "third"), Cancel(3), run(5, 1))
@@ -312,3 +312,5 @@ def test_clients_take_turns_at_the_compiler_and_free_answers_do_not_wait(pipe: P
         3: "the client left before the constraint was compiled",
         7: "regex: bad",
     }
+    pipe.tell(None)
+    thread.join(HANGS_S)
