@@ -1,4 +1,4 @@
-"""Stores answers in small compressed files, which can be joined by writing one after the other.
+"""Stores answers in small compressed files.
 
 A file is an xz stream of little-endian uint16: for each answer its `FIELDS`, then its token ids.
 """
@@ -51,7 +51,7 @@ def save(path: Path, answers: Iterable[StoredAnswer]) -> None:
 
 
 def load(path: Path) -> list[StoredAnswer]:
-    """Reads a file that `save` wrote, or several written one after the other."""
+    """Reads a file that `save` wrote."""
     rows = np.frombuffer(lzma.decompress(path.read_bytes()), "<u2").tolist()
     answers, at = [], 0
     while at < len(rows):
@@ -64,11 +64,10 @@ def load(path: Path) -> list[StoredAnswer]:
     return answers
 
 
-def join(paths: Sequence[Path], path: Path) -> None:
-    """Writes several files as one."""
-    with replacing(path) as file:
-        for piece in paths:
-            file.write(piece.read_bytes())
+def join(paths: Iterable[Path], path: Path) -> None:
+    """Writes the answers of several files as one, by prompt, which is smaller than the pieces."""
+    answers = [answer for piece in paths for answer in load(piece)]
+    save(path, sorted(answers, key=lambda x: (x.index, x.turn)))
 
 
 def loop_end(tokens: Sequence[int], n_prompt: int, size: int = 12) -> int:
