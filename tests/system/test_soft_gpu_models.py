@@ -171,6 +171,13 @@ def check_context(line: dict[str, Any], name: str) -> None:
     assert max(line["answer_margins"], default=0.0) < limits.margin
 
 
+def test_drafts_of_an_mtp_layer(tmp_path_factory: pytest.TempPathFactory) -> None:
+    line = comparing(tmp_path_factory, "few")("mtp_agreement.py", "qwen35")
+    assert line["n"] > 60
+    assert line["n_apart"] < 4
+    assert line["largest"] < 0.3
+
+
 def test_sequences_at_once(compare: Compare) -> None:
     check_many(compare("timelines.py", "tiny-qwen35", "--part", "many"), "tiny-qwen35")
 
