@@ -7,6 +7,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import gguf
+import numpy as np
 import pytest
 
 from dflash_gguf import bundled
@@ -136,3 +138,18 @@ def test_a_bad_preset_names_section_and_key(text: str, sentence: str, tmp_path: 
         read_presets(str(file))
     assert str(caught.value).startswith(f"{file}: ")
     assert "\n" not in str(caught.value)
+
+
+def test_a_file_of_an_mtp_layer_is_the_drafter_of_its_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "q"
+    folder.mkdir()
+    (folder / "model.gguf").write_bytes(MODEL)
+    writer = gguf.GGUFWriter(folder / "mtp-model.gguf", "qwen35")
+    writer.add_uint32("qwen35.nextn_predict_layers", 1)
+    writer.add_tensor("blk.4.nextn.eh_proj.weight", np.zeros((4, 8), dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    (model,) = models_in_folder(tmp_path, lambda *_: None)
+    assert (model.path.name, model.drafter) == ("model.gguf", folder / "mtp-model.gguf")
