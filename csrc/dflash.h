@@ -14,7 +14,7 @@ extern "C" {
 
 #pragma GCC visibility push(default)
 
-enum { DFL_ABI_VERSION = 27 };
+enum { DFL_ABI_VERSION = 28 };
 
 typedef enum {
     DFL_STATUS_OK = 0,
@@ -314,11 +314,17 @@ typedef struct {
 dfl_status dfl_engine_run(dfl_engine * engine, dfl_batch_entry * entries, int64_t n_entries,
                           dfl_progress progress, void * user, dfl_error * err);
 
-/* A request to draft the n_draft positions after last_token, which is not appended yet. */
+/* Samples tokens from rows of logits. A sampler has no state, so drafting changes no sample. */
+typedef struct dfl_sampler dfl_sampler;
+
+/* A request to draft the n_draft positions after last_token, which is not appended yet. sampler: of
+ * the text; a drafter that drafts step by step follows the tokens that it is predicted to sample,
+ * which come first among the candidates of a position; NULL: the best tokens. */
 typedef struct {
     dfl_sequence * sequence;
     int32_t last_token;
     int64_t n_draft;
+    const dfl_sampler * sampler;
 } dfl_draft_request;
 
 /* Sets the factor of a drafter's token embeddings for later drafts. Errors: ARGUMENT (drafter). */
@@ -363,8 +369,6 @@ dfl_status dfl_sequence_argmax(dfl_sequence * sequence, int64_t row, int32_t * t
 dfl_status dfl_sequence_logits(dfl_sequence * sequence, const int64_t * rows, int64_t n,
                                float * logits, dfl_error * err);
 
-/* Samples tokens from rows of logits. A sampler has no state, so drafting changes no sample. */
-typedef struct dfl_sampler dfl_sampler;
 typedef struct {
     double temperature;  /* temperature 0 selects the best token after biases, bans and penalties */
     double top_p, min_p; /* cutoffs of top-p (1: off) and min-p (0: off) */

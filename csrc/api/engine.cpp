@@ -129,8 +129,10 @@ dfl_status dfl_engine_draft(dfl_engine * engine, int32_t drafter,
         std::vector<dfl::DraftRequest> parsed;
         for (int64_t i = 0; i < n_requests; ++i) {
             need(requests[i].sequence);
-            parsed.push_back(
-                {&requests[i].sequence->sequence, requests[i].last_token, requests[i].n_draft});
+            const dfl_sampler * sampler = requests[i].sampler;
+            parsed.push_back({&requests[i].sequence->sequence, requests[i].last_token,
+                              requests[i].n_draft,
+                              sampler != nullptr ? &sampler->sampler : nullptr});
         }
         const dfl::Draft draft = engine->engine->draft(drafter, parsed, k);
         for (const dfl::Candidate & candidate : draft.best) {

@@ -8,6 +8,7 @@
 #include "draft/feature_ring.h"
 #include "graph/graph.h"
 #include "graph/graph_sizes.h"
+#include "sampling/sampler.h"
 
 #include <algorithm>
 #include <map>
@@ -36,10 +37,12 @@ struct DraftHost {
     DraftSizes sizes;
 };
 
-// A request for n_draft tokens after `position` committed tokens and last_token.
+// A request for n_draft tokens after `position` committed tokens and last_token. sampler: a draft
+// whose steps depend on the path follows the tokens that it would sample; NULL: the best.
 struct DraftBlock {
     int32_t sequence, last_token, position;
     int64_t n_draft;
+    const Sampler * sampler = nullptr;
 };
 
 // The row of the feature ring that has the features of a committed token.

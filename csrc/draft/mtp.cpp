@@ -367,9 +367,16 @@ Draft MtpModel::draft(const std::vector<DraftBlock> & blocks, int64_t k) {
             const Draft found = run(step, k, left);
             for (size_t row = 0; row < drafting.size(); ++row) {
                 const size_t b = drafting[row], at = first_rows[b] + i;
-                const auto best = found.best.begin() + row * k;
-                std::copy(best, best + k, draft.best.begin() + at * k);
+                const auto best = draft.best.begin() + at * k;
+                std::copy_n(found.best.begin() + row * k, k, best);
                 draft.log_sum_exp[at] = found.log_sum_exp[row];
+                const Sampler * sampler = blocks[b].sampler;
+                if (sampler != nullptr) { // the first candidate is the one that the draft follows
+                    const int32_t token =
+                        sampler->predict({best, best + k}, step.positions[row] + 1);
+                    const auto is_it = [&](const Candidate & one) { return one.token == token; };
+                    std::iter_swap(best, std::find_if(best, best + k, is_it));
+                }
                 tokens[b] = drafter_->token(best->token);
                 hidden[b] = std::move(left[row]);
             }

@@ -64,10 +64,12 @@ struct Path {
 };
 
 // A request for candidates for the n_draft positions after last_token, which is not appended yet.
+// sampler: see DraftBlock.
 struct DraftRequest {
     Sequence * sequence;
     int32_t last_token;
     int64_t n_draft;
+    const Sampler * sampler = nullptr;
 };
 
 // A request to sample from a sequence's rows; dfl_sample_request describes the fields.

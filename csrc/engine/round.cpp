@@ -28,7 +28,7 @@ Draft Engine::draft(int64_t index, const std::vector<DraftRequest> & requests, i
     int64_t n_rows = 0;
     std::vector<DraftBlock> blocks;
     check_sequences("requests", requests);
-    for (const auto & [sequence, last_token, n_draft] : requests) {
+    for (const auto & [sequence, last_token, n_draft, sampler] : requests) {
         sequence->check_no_pending_verify();
         const int64_t max_draft = drafter.max_block() - 1, position = sequence->position();
         DFL_CHECK(n_draft >= 1 && n_draft <= max_draft, DFL_STATUS_ARGUMENT,
@@ -42,7 +42,8 @@ Draft Engine::draft(int64_t index, const std::vector<DraftRequest> & requests, i
                   "of %lld",
                   (long long)n_draft, (long long)position, (long long)n_ctx());
         n_rows += n_draft + 1;
-        blocks.push_back({sequence->slot(), last_token, static_cast<int32_t>(position), n_draft});
+        blocks.push_back(
+            {sequence->slot(), last_token, static_cast<int32_t>(position), n_draft, sampler});
     }
     DFL_CHECK(n_rows <= verify_rows_, DFL_STATUS_ARGUMENT,
               "the drafts have %lld rows in one pass, the limit is %lld", (long long)n_rows,

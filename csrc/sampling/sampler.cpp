@@ -222,6 +222,23 @@ bool Sampler::sample_from(const Candidate * best, int64_t n, TokenHistory histor
     return true;
 }
 
+int32_t Sampler::predict(const std::vector<Candidate> & best, int64_t position) const {
+    std::vector<Candidate> candidates;
+    std::copy_if(best.begin(), best.end(), std::back_inserter(candidates),
+                 [&](const Candidate & one) { return !is_banned(one.token); });
+    if (candidates.empty() || !std::isfinite(candidates.front().logit)) {
+        return best.front().token;
+    }
+    if (params_.temperature == 0.0) {
+        return candidates.front().token;
+    }
+    if (params_.top_k > 0) {
+        candidates.resize(std::min<size_t>(candidates.size(), params_.top_k));
+    }
+    apply_cutoffs(candidates, -1.0);
+    return sample_candidates(candidates, position).token;
+}
+
 Sampler::Fault Sampler::filter(float * row, int64_t n, TokenHistory history,
                                std::vector<Candidate> & candidates) const {
     const Adjusted adjusted(row, n, *this, history);

@@ -73,6 +73,9 @@ class Sampler {
     // tokens are lowered or not allowed, or none can be sampled.
     bool sample_from(const Candidate * best, int64_t n, TokenHistory history, int64_t position,
                      const uint32_t * mask, SampledToken & sampled) const;
+    // Predicts the token of a position from a drafter's candidates, best first. Penalties and
+    // biases are left out, and top-p counts the candidates alone.
+    int32_t predict(const std::vector<Candidate> & best, int64_t position) const;
     // Appends the candidates that may be sampled, best first; without cutoffs all tokens, by id.
     Fault filter(float * row, int64_t n, TokenHistory history,
                  std::vector<Candidate> & candidates) const;

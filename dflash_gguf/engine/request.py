@@ -95,6 +95,7 @@ class RequestState(SpeculativeState):
         banned = vocabulary.stop_tokens if config.ignore_eos else frozenset()
         self.sampler = Sampler(config, banned=banned | vocabulary.suppressed_tokens)
         super().__init__(None, list(request.prompt), self.sampler.scorer)
+        self.core_sampler = self.sampler.core
         self.request = request
         if request.constraint is not None:
             binds_all = request.tools is not None and request.tools.binds_reasoning

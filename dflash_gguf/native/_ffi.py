@@ -15,7 +15,7 @@ from typing import Any
 
 from cffi import FFI
 
-ABI_VERSION = 27
+ABI_VERSION = 28
 
 ffi: Any = FFI()
 

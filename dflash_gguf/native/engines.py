@@ -226,6 +226,8 @@ class Engine:
         for request, to in zip(requests, params, strict=True):
             (to.last_token,) = ids_of([request.last_token], self.model.n_vocab)
             to.sequence, to.n_draft = request.sequence.handle, request.n_draft
+            if request.sampler is not None:
+                to.sampler = request.sampler.handle
             n += max(0, request.n_draft)
         tokens = np.empty((n, max(0, k)), dtype=np.int32)
         logits = np.empty(tokens.shape, dtype=np.float32)

@@ -35,16 +35,30 @@ class BatchEntry(NamedTuple):
     """Output array for the logits of each token of an append, float32 [n, n_vocab]."""
 
 
+class SamplerHandle(Protocol):
+    """The member of a core sampler that drafts use."""
+
+    handle: Any
+
+
 class DraftRequest(NamedTuple):
-    """A request to draft n_draft positions after last_token, which is sampled but not appended."""
+    """A request to draft n_draft positions after last_token, which is sampled but not appended.
+
+    sampler: of the text; a drafter that drafts step by step follows the tokens that it is predicted
+    to sample, and returns these first. None: the best tokens.
+    """
 
     sequence: SequenceHandle
     last_token: int
     n_draft: int
+    sampler: SamplerHandle | None = None
 
 
 class Draft(NamedTuple):
-    """Candidates of a drafter for n_draft positions: the k best tokens of each, best first."""
+    """Candidates of a drafter for n_draft positions: the k best tokens of each, best first.
+
+    With a sampler in the request, the token that the draft follows comes first.
+    """
 
     tokens: NDArray[np.int32]
     logits: NDArray[np.float32]

@@ -60,6 +60,11 @@ class Sampler(SamplingNoise):
         return DraftScorer(config, sequence=self.sequence, banned=self.banned)
 
     @property
+    def core(self) -> CoreSampler:
+        """The sampler in the core."""
+        return self._core
+
+    @property
     def n_best(self) -> int:
         """Best tokens of a row that sampling needs; 0: it needs the argmax or the whole row."""
         return self._core.n_best

@@ -24,6 +24,7 @@ from pairs import N_UBATCH, Pair, draft_logits, load_target, open_pair, random_t
 import dflash_gguf
 from dflash_gguf.config import DecodeConfig
 from dflash_gguf.native import BatchEntry, Drafter, DraftRequest, Engine, Error, Sequence
+from dflash_gguf.sampling.sampler import Sampler
 
 HYBRIDS = ("qwen35", "qwen35moe", "qwen3next")
 N_TOKENS = 200
@@ -147,6 +148,23 @@ def trained(folder: Path, n_tokens: int) -> tuple[Pair, list[int]]:
 @pytest.fixture(scope="module")
 def known(tmp_path_factory: pytest.TempPathFactory) -> tuple[Pair, list[int]]:
     return trained(tmp_path_factory.mktemp("known"), 300)
+
+
+def test_a_draft_follows_the_tokens_that_it_would_sample(tmp_path: Path) -> None:
+    at = compared(tmp_path, "qwen35")
+    at.prefill(30)
+    config = DecodeConfig(temperature=2.0, top_k=8, seed=3)
+    sampler, n_draft = Sampler(config), 6
+    request = DraftRequest(at.sequence, at.tokens[30], n_draft, sampler.core)
+    (draft,) = at.sequence.engine.draft([request], 16)
+    followed = draft.tokens[:, 0].tolist()
+    rows = at.reference.logits_of_path(30, [at.tokens[30], *followed[:-1]])
+    found = np.take_along_axis(rows, draft.tokens.astype(np.int64), 1)
+    assert_close(draft.logits, found)
+    history = at.tokens[:31]
+    for i, row in enumerate(rows.astype(np.float32)):
+        assert sampler.sample(row, history, 31 + i).token == followed[i]
+    assert followed != rows.argmax(1).tolist()
 
 
 @pytest.mark.parametrize("kind", HYBRIDS)

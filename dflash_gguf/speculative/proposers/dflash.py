@@ -58,6 +58,8 @@ class DFlash(Proposer):
     """
 
     name = "dflash"
+    samples = False
+    """True if drafts follow the tokens that the requests' samplers are predicted to sample."""
 
     def __init__(self, max_draft: int, scale_trial: ScaleTrial | None = None) -> None:
         """Creates the proposer. max_draft: maximum positions, the drafter's block minus one."""
@@ -71,7 +73,8 @@ class DFlash(Proposer):
         self._learn_outcomes()
         if self._scale_trial is not None:
             self._scale_trial.begin()
-        drafts = draft_for_all(requests, [self._width(request) for request in requests])
+        widths = [self._width(request) for request in requests]
+        drafts = draft_for_all(requests, widths, samples=self.samples)
         trees: dict[SpeculativeState, Tree] = {}
         # Requests and drafts by sampling settings, to be ranked together; None: top-1 drafts.
         groups: dict[object, list[tuple[SpeculativeState, Draft]]] = {}

@@ -1,4 +1,4 @@
-"""The MTP layer as a proposer: it drafts step by step, each step after its best token so far."""
+"""The MTP layer as a proposer: it drafts step by step, along the tokens that are likely sampled."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ...native import Draft
 from ...text.stream import n_common
 from ..ddtree import PositionCandidates
 from ..tree import Tree
-from .dflash import DFlash
+from .dflash import N_RANKED, DFlash
 from .proposer import CHAIN, MAIN_CHAIN, SpeculativeState
 
 _FOLLOWED = "mtp path"
@@ -20,6 +20,7 @@ class Mtp(DFlash):
     """Proposes the path that the steps followed, and beside each of its tokens other candidates."""
 
     name = "mtp"
+    samples = True
     lengths = (1, 2, 3, 5)
 
     def observe(
@@ -35,6 +36,10 @@ class Mtp(DFlash):
             n = len(chosen) if followed is None else n_common(followed, list(chosen)) + 1
             judged.append(chosen[:n])
         super().observe(requests, judged)
+
+    def _width(self, request: SpeculativeState) -> int:
+        width = super()._width(request)
+        return width if request.scorer.config.temperature == 0.0 else N_RANKED
 
     def _brief(self, request: SpeculativeState, draft: Draft) -> Tree:
         request.notes[_FOLLOWED] = followed = draft.tokens[:, 0].tolist()

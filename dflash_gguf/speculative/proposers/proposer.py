@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ...native import NO_THRESHOLD, BreakEven, Draft, DraftRequest
+from ...native import NO_THRESHOLD, BreakEven, CoreSampler, Draft, DraftRequest
 from ...sampling.noise import DraftScorer
 from ..tree import Tree, merged
 
@@ -58,6 +58,7 @@ class SpeculativeState:
     round by proposer. tree: the tree to verify, None for plain decoding. has_drafted: True once a
     draft has computed the drafter's K/V of the prompt. scope: requests of the same scope may be
     proposed each other's texts. constraint: forbids candidates; None if the answer is free.
+    core_sampler: the request's sampler, which a draft that depends on the path follows.
     """
 
     sequence: Any
@@ -76,6 +77,7 @@ class SpeculativeState:
     has_drafted: bool = False
     scope: Hashable = ""
     constraint: TreeConstraint | None = None
+    core_sampler: CoreSampler | None = None
 
     @property
     def limit(self) -> int:
@@ -144,9 +146,14 @@ class Proposer:
         """Restores learned values. KeyError, TypeError or ValueError, without change, if bad."""
 
 
-def draft_for_all(requests: Sequence[SpeculativeState], widths: Sequence[int]) -> list[Draft]:
-    """Drafts in as few passes as possible, for request i widths[i] candidates a position."""
-    if len(requests) == 1:
+def draft_for_all(
+    requests: Sequence[SpeculativeState], widths: Sequence[int], *, samples: bool = False
+) -> list[Draft]:
+    """Drafts in as few passes as possible, for request i widths[i] candidates a position.
+
+    samples: True to follow the tokens that the requests' samplers are predicted to sample.
+    """
+    if len(requests) == 1 and not samples:
         (request,), (width,) = requests, widths
         return [request.sequence.draft(request.history[-1], request.n_positions, width)]
     engine = requests[0].sequence.engine
@@ -155,7 +162,12 @@ def draft_for_all(requests: Sequence[SpeculativeState], widths: Sequence[int]) -
     while waiting:
         n_rows = list(itertools.accumulate(request.n_positions + 1 for request in waiting))
         n = max(1, sum(rows <= engine.max_verify for rows in n_rows))
-        asked = [DraftRequest(x.sequence, x.history[-1], x.n_positions) for x in waiting[:n]]
+        asked = [
+            DraftRequest(
+                x.sequence, x.history[-1], x.n_positions, x.core_sampler if samples else None
+            )
+            for x in waiting[:n]
+        ]
         drafts += engine.draft(asked, max(widths[len(drafts) : len(drafts) + n]))
         del waiting[:n]
     return [
