@@ -84,9 +84,8 @@ struct Blocks256 {
     };
     static constexpr int UNPACKED_INPUTS = 256, UNPACKED_X = sizeof(Block256);
 
-    static void unpack(const uint8_t * tile, int64_t, int64_t step, int64_t ahead, Unpacked & to) {
+    static void unpack(const uint8_t * tile, int64_t, int64_t step, Unpacked & to) {
         const uint8_t * block = tile + step * Format::TILE_BLOCK;
-        prefetch<Format::TILE_BLOCK>(block, ahead);
         uint8_t scales[Format::SCALE_BYTES];
         Format::read_scales(block, scales);
         for_each<PARTS>([&](auto i) {

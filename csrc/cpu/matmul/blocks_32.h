@@ -82,14 +82,11 @@ struct Blocks32 {
     };
     static constexpr int UNPACKED_INPUTS = 256, UNPACKED_X = 8 * sizeof(BlockX);
 
-    static void unpack(const uint8_t * tile, int64_t n_in, int64_t step, int64_t ahead,
-                       Unpacked & to) {
+    static void unpack(const uint8_t * tile, int64_t n_in, int64_t step, Unpacked & to) {
         const int64_t n = n_blocks(n_in, step);
         for (int64_t i = 0; i < n; ++i) {
             const uint8_t *scales = tile + scales_at(8 * step + i),
                           *weights = tile + weights_at(8 * step + i);
-            prefetch<WEIGHTS_BLOCK>(weights, ahead);
-            prefetch<SCALES_BLOCK>(scales, ahead);
             for_each<8>([&](auto k) {
                 V::store_bytes(to.weights + (8 * i + k) * 4 * T,
                                W::template weights<decltype(k)::value>(weights));

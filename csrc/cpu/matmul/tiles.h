@@ -28,9 +28,10 @@ inline bool leaves_fetches(int unfetched_rows, int64_t n_rows) {
     return n_rows <= unfetched_rows && is_zen4;
 }
 
-// Prefetches N bytes of weights, `ahead` bytes after p; nothing if that is 0.
+// Prefetches N bytes of weights, `ahead` bytes after p; nothing if that is 0. GCC 12 takes a call
+// of it for free of effects and drops the call unless it is inlined first.
 template <int N>
-inline void prefetch(const uint8_t * p, int64_t ahead) {
+[[gnu::always_inline]] inline void prefetch(const uint8_t * p, int64_t ahead) {
     if (ahead == 0) {
         return;
     }
@@ -184,13 +185,18 @@ struct Tiles : Format {
         }
         const int64_t x_size = Format::quantized_row_size(n_in);
         const int64_t n_groups = (n_rows + UNPACKED_ROWS - 1) / UNPACKED_ROWS;
-        for (int64_t step = 0; step * Format::UNPACKED_INPUTS < n_in; ++step) {
+        const int64_t n_steps = (n_in + Format::UNPACKED_INPUTS - 1) / Format::UNPACKED_INPUTS;
+        const int64_t n_shares = n_steps * (TILES + n_groups);
+        for (int64_t step = 0; step < n_steps; ++step) {
+            int64_t share = step * (TILES + n_groups);
             for (int t = 0; t < TILES; ++t) {
-                Format::unpack(tile + t * size, n_in, step, V::FETCH_AHEAD, unpacked[t]);
+                prefetch_tiles<TILES>(tile, size, share++, n_shares);
+                Format::unpack(tile + t * size, n_in, step, unpacked[t]);
             }
             const uint8_t * of_step = x + step * Format::UNPACKED_X;
             int64_t row = 0;
             for (int64_t group = 0; group < n_groups; ++group) {
+                prefetch_tiles<TILES>(tile, size, share++, n_shares);
                 const int64_t end = n_rows * (group + 1) / n_groups;
                 const auto function = multiply_group_of<TILES>(
                     static_cast<int>(end - row), std::make_integer_sequence<int, UNPACKED_ROWS>());
@@ -202,6 +208,21 @@ struct Tiles : Format {
             for (int t = 0; t < TILES; ++t) {
                 const auto n = static_cast<int>(std::min<int64_t>(T, n_out - t * T));
                 V::store(dst + r * dst_stride + t * T, sums[r][t], n);
+            }
+        }
+    }
+
+    // Prefetches the i-th of n shares of tiles, FETCH_AHEAD bytes ahead.
+    template <int TILES>
+    [[gnu::always_inline]] static void prefetch_tiles(const uint8_t * tile, int64_t size, int64_t i,
+                                                      int64_t n) {
+        for (int64_t at = size * i / n / 64 * 64; at < size * (i + 1) / n / 64 * 64; at += 64) {
+            // Behind the end of a tile follows the tile after those that are unpacked together.
+            const int64_t ahead = at + V::FETCH_AHEAD < size ? 0 : (TILES - 1) * size;
+            for (int t = 0; t < TILES; ++t) {
+                _mm_prefetch(
+                    reinterpret_cast<const char *>(tile + t * size + at + V::FETCH_AHEAD + ahead),
+                    _MM_HINT_T1);
             }
         }
     }
