@@ -97,7 +97,7 @@ class CompiledConstraint:
 
     @property
     def warnings(self) -> list[str]:
-        """What the grammar has and llguidance does not enforce."""
+        """Parts of the grammar that llguidance does not enforce, a sentence each."""
         return list(self._prototypes[0].get_grammar_warnings())
 
     def matcher(self, level: int = 0) -> llguidance.LLMatcher:

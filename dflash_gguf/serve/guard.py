@@ -28,7 +28,7 @@ MAX_NAMED = 256
 MAX_LINES_S = 200
 """Most lines about requests that the log takes in a second, so that a flood cannot fill a disk."""
 QUOTED = re.compile(r"""(?<!\w)'.*?(?:'(?!\w)|$)|"[^"]*(?:"|$)|[\[{].*""", re.DOTALL)
-"""What an error message may quote of a request."""
+"""Quotations in an error message, which may hold the request's text: the log leaves them out."""
 ENDING = "the server is being shut down: send the request again when it is back"
 
 

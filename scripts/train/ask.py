@@ -42,7 +42,7 @@ def texts_of(args: argparse.Namespace, target: Any, tokenizer: Any) -> tuple[lis
 
 
 HELD_OUT_EVERY = 40
-"""One of so many prompts of pieces is held out."""
+"""Number of prompts of pieces, of which one is held out."""
 
 
 def from_pieces(paths: Sequence[Path], n: int, n_held_out: int) -> tuple[list[Answer], ...]:
