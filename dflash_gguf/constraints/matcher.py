@@ -274,7 +274,7 @@ class AnswerConstraint:
     def _consume(self, token: int) -> None:
         # A limit may be exceeded within forced text: advance to its end before each token, as masks
         # do, so that the limits are checked at the same places with and without drafts.
-        self._matcher.compute_ff_tokens()
+        self._matcher.compute_ff_bytes()
         self._matcher.consume_token(token)
 
     def _widen(self) -> None:
