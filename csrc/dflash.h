@@ -14,7 +14,7 @@ extern "C" {
 
 #pragma GCC visibility push(default)
 
-enum { DFL_ABI_VERSION = 28 };
+enum { DFL_ABI_VERSION = 29 };
 
 typedef enum {
     DFL_STATUS_OK = 0,
@@ -206,6 +206,8 @@ typedef struct {
     const dfl_drafter * const * drafters; /* [n_drafters] drafters loaded for this model */
     int32_t n_drafters;
     int64_t draft_window; /* number of last target positions that drafters attend to */
+    const int32_t * taps; /* [n_taps] hidden states that all_features gets, see dfl_batch_entry */
+    int32_t n_taps;
 } dfl_engine_params;
 
 typedef struct {
@@ -283,7 +285,10 @@ dfl_status dfl_sequence_get_tokens(const dfl_sequence * sequence, int32_t * toke
  * is chosen but not appended yet), 0 <= parents[i] < i for the others. n_remaining: number of
  * prompt tokens that later passes append; if above 0, the append has no readable row. first_row:
  * out, number of the first readable row. all_logits: out, logits of all appended tokens,
- * [n][n_vocab], checked as by dfl_sequence_logits; may be NULL. */
+ * [n][n_vocab], checked as by dfl_sequence_logits; may be NULL. all_features: out, hidden states of
+ * all appended tokens, [n][n_taps][n_embd] in the order of the engine's taps; may be NULL. Tap i is
+ * the residual stream that enters layer i; n_layer: the last layer's output; n_layer + 1: its norm,
+ * the output head's input. */
 typedef struct {
     dfl_sequence * sequence;
     int32_t is_verify;
@@ -293,6 +298,7 @@ typedef struct {
     int64_t n_remaining;
     int64_t first_row;
     float * all_logits;
+    float * all_features;
 } dfl_batch_entry;
 
 /* Runs batch entries of different sequences in one pass. The results of a row do not depend on the
@@ -308,9 +314,10 @@ typedef struct {
  * verifies together have at most dfl_engine_verify_rows candidates.
  *
  * progress: receives tokens after each micro-batch of a single append; may be NULL. Errors:
- * ARGUMENT (token ids, parents, context length, free cells, number of candidates; nothing has run),
- * MEMORY, COMPUTE (a single append is not finite, or the device failed), CANCELLED. If the device
- * failed, sequences with tokens to append are empty on models with recurrent layers. */
+ * ARGUMENT (token ids, parents, context length, free cells, number of candidates, features of an
+ * engine without taps; nothing has run), MEMORY, COMPUTE (a single append is not finite, or the
+ * device failed), CANCELLED. If the device failed, sequences with tokens to append are empty on
+ * models with recurrent layers. */
 dfl_status dfl_engine_run(dfl_engine * engine, dfl_batch_entry * entries, int64_t n_entries,
                           dfl_progress progress, void * user, dfl_error * err);
 

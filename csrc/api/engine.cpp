@@ -27,6 +27,10 @@ dfl_status dfl_engine_create(const dfl_model * model, const dfl_engine_params * 
             p.drafters.push_back(params->drafters[i]->drafter);
             p.draft_window = params->draft_window;
         }
+        for (int32_t i = 0; i < params->n_taps; ++i) {
+            need(params->taps);
+            p.taps.push_back(params->taps[i]);
+        }
         *engine = new dfl_engine{std::make_shared<dfl::Engine>(model->model, p),
                                  std::make_shared<std::atomic<bool>>(false)};
     });
@@ -107,7 +111,8 @@ dfl_status dfl_engine_run(dfl_engine * engine, dfl_batch_entry * entries, int64_
             const dfl_batch_entry & entry = entries[i];
             need(entry.sequence, entry.tokens);
             parsed.push_back({&entry.sequence->sequence, entry.is_verify != 0, entry.tokens,
-                              entry.n, entry.parents, entry.n_remaining, entry.all_logits});
+                              entry.n, entry.parents, entry.n_remaining, entry.all_logits,
+                              entry.all_features});
         }
         dfl::PrefillProgress watch;
         if (progress != nullptr) {

@@ -41,13 +41,27 @@ void FeatureRing::add_taps(CachedGraph & cached, GraphContext & g) const {
     };
 }
 
-ggml_tensor * FeatureRing::of_drafter(ggml_context * ctx, size_t drafter) const {
+size_t FeatureRing::offset_of(size_t index) const {
     size_t first = 0;
-    for (size_t i = 0; i < drafter; ++i) {
+    for (size_t i = 0; i < index; ++i) {
         first += taps_[i].size();
     }
+    return first * n_embd_ * sizeof(float);
+}
+
+ggml_tensor * FeatureRing::of_drafter(ggml_context * ctx, size_t drafter) const {
     return ggml_view_2d(ctx, rows_, n_embd_ * taps_[drafter].size(), rows_->ne[1], rows_->nb[1],
-                        first * n_embd_ * sizeof(float));
+                        offset_of(drafter));
+}
+
+void FeatureRing::read(size_t index, const std::vector<int64_t> & rows, float * to) const {
+    const size_t n = taps_[index].size() * n_embd_;
+    std::vector<Backend::Fetch> fetches;
+    for (const int64_t row : rows) {
+        fetches.emplace_back(rows_, to, row * rows_->nb[1] + offset_of(index), n * sizeof(float));
+        to += n;
+    }
+    backend_.read(fetches);
 }
 
 } // namespace dfl

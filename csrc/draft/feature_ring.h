@@ -1,5 +1,5 @@
-// Feature ring: hidden states of the target that drafters read. Passes write them to rows on the
-// device; a row is free again when every drafter has computed its K/V.
+// Feature ring: hidden states of the target that drafters and callers of a pass read. Passes write
+// them to rows on the device; a row is free again when every drafter has computed its K/V.
 #pragma once
 
 #include "device/devices.h"
@@ -27,8 +27,13 @@ class FeatureRing {
     void add_taps(CachedGraph & cached, GraphContext & g) const;
     // Returns a view of the features of one drafter in all rows, f32 [n_embd * taps, rows].
     ggml_tensor * of_drafter(ggml_context * ctx, size_t drafter) const;
+    // Copies the features of the taps at `index` in some rows to the host, [row][tap][n_embd].
+    void read(size_t index, const std::vector<int64_t> & rows, float * to) const;
 
   private:
+    // Returns the offset in bytes of the features of the taps taps_[index] in a row.
+    size_t offset_of(size_t index) const;
+
     Backend & backend_;
     int64_t n_embd_;
     std::vector<std::vector<int64_t>> taps_;

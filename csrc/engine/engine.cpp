@@ -88,18 +88,37 @@ Engine::Engine(std::shared_ptr<const Model> model, const EngineParams & params)
     reserve_graphs();
 }
 
+void Engine::allocate_ring() {
+    std::vector<std::vector<int64_t>> taps;
+    for (const auto & drafter : params_.drafters) {
+        taps.push_back(drafter->draft().taps);
+    }
+    for (const int64_t tap : params_.taps) {
+        const int64_t max_tap = model_->hparams().n_layer() + 1;
+        DFL_CHECK(tap >= 0 && tap <= max_tap, DFL_STATUS_ARGUMENT,
+                  "tap %lld is out of range, the model has taps 0 to %lld", (long long)tap,
+                  (long long)max_tap);
+    }
+    if (!params_.taps.empty()) {
+        taps.push_back(params_.taps);
+    }
+    if (!taps.empty()) {
+        ring_ = std::make_unique<FeatureRing>(devices_.main(), model_->hparams().n_embd, taps);
+        ring_->allocate(n_ring_rows(verify_rows_));
+    }
+}
+
 void Engine::attach_drafters() {
     if (params_.drafters.empty()) {
+        allocate_ring();
         return;
     }
     int64_t max_block = 1;
-    std::vector<std::vector<int64_t>> taps;
     for (const auto & drafter : params_.drafters) {
         DFL_CHECK(drafter->fits(model_), DFL_STATUS_ARGUMENT,
                   "the drafter %s was loaded for another model than %s",
                   drafter->file().path().c_str(), model_->file().path().c_str());
         max_block = std::max(max_block, drafter->max_block());
-        taps.push_back(drafter->draft().taps);
     }
     // Rows to verify for each sequence after the first: more sequences verify fewer nodes each.
     constexpr int64_t more_rows = 3;
@@ -107,8 +126,7 @@ void Engine::attach_drafters() {
         std::min(max_block + more_rows * (params_.n_parallel - 1), MAX_VERIFY), model_->weights());
     recurrent_.reserve_updates(verify_rows_, !scans_);
     kv_.reserve_masks(max_masked_rows(verify_rows_));
-    ring_ = std::make_unique<FeatureRing>(devices_.main(), model_->hparams().n_embd, taps);
-    ring_->allocate(n_ring_rows(verify_rows_));
+    allocate_ring();
     for (size_t i = 0; i < params_.drafters.size(); ++i) {
         const auto & drafter = params_.drafters[i];
         drafts_.push_back(drafter->kind().attach(
@@ -203,7 +221,7 @@ void Engine::reserve_graphs() {
         }
         graphs_.get(largest, [&](CachedGraph & cached) { build_forward(cached); });
     }
-    if (ring_) {
+    if (!drafts_.empty()) {
         reserve_verify_graphs(verify_rows_);
     }
     for (const auto & draft : drafts_) {

@@ -36,6 +36,7 @@ struct EngineParams {
     ggml_type type_v = GGML_TYPE_F16;
     std::vector<std::shared_ptr<const Drafter>> drafters;
     int64_t draft_window = 4096;
+    std::vector<int64_t> taps;
     // Form of recurrent layers to try first; the forms after it in DeltaForm are fallbacks.
     DeltaForm delta_form = DeltaForm::OWN;
 };
@@ -162,6 +163,7 @@ class Engine {
   private:
     LayerPlace layer_place();
     void attach_drafters();
+    void allocate_ring();
     std::vector<int64_t> max_cells() const;
     // Returns the largest number of rows of a pass, padding included, with n_verify verified rows.
     int64_t max_masked_rows(int64_t n_verify) const;
@@ -226,7 +228,7 @@ class Engine {
     bool fused_; // true: recurrent layers need the tree form only for trees, not for chains
     GraphSizes sizes_;
     GraphPool graphs_;
-    std::unique_ptr<FeatureRing> ring_; // feature ring; NULL without drafters
+    std::unique_ptr<FeatureRing> ring_; // feature ring; NULL without drafters and taps
     std::vector<std::unique_ptr<DraftModel>> drafts_;
     std::vector<CacheGroup> caches_;
     std::vector<Sequence *> sequences_; // sequence of each slot; NULL: the slot is free

@@ -30,6 +30,8 @@ void Engine::check(const std::vector<BatchEntry> & entries) const {
     for (const BatchEntry & entry : entries) {
         entry.sequence->check_no_pending_verify();
         check_ids(entry.tokens, entry.n, entry.sequence->position());
+        DFL_CHECK(entry.all_features == nullptr || !params_.taps.empty(), DFL_STATUS_ARGUMENT,
+                  "features are asked for, and the engine was created without taps");
         n_appended += entry.is_verify ? 0 : entry.n;
         n_needed += entry.sequence->cells_needed(entry.n);
     }
@@ -118,6 +120,7 @@ Pass Engine::plan(const std::vector<BatchEntry> & entries, const std::vector<int
         entry.is_tapped = std::any_of(drafts_.begin(), drafts_.end(), [&](const auto & draft) {
             return n_left + of.n_remaining < draft->window();
         });
+        entry.is_tapped = entry.is_tapped || (of.all_features != nullptr && !of.is_verify);
         pass.entries.push_back(std::move(entry));
     }
     pass.n_real = pass.n_rows();
@@ -447,14 +450,19 @@ void Engine::run_pass(const std::vector<BatchEntry> & entries, const std::vector
     }
     find_finite_rows(*cached, pass);
     const int64_t n_vocab = model_->hparams().n_vocab;
+    const auto n_features = static_cast<int64_t>(params_.taps.size()) * model_->hparams().n_embd;
     for (PassEntry & entry : pass.entries) {
-        if (!entry.reads_all_logits) {
-            continue;
-        }
         const auto of =
             std::find_if(entries.begin(), entries.end(), [&](const BatchEntry & batch_entry) {
                 return batch_entry.sequence == entry.sequence;
             });
+        if (of->all_features != nullptr && !entry.is_verify) {
+            ring_->read(params_.drafters.size(), entry.feature_rows,
+                        of->all_features + from[of - entries.begin()] * n_features);
+        }
+        if (!entry.reads_all_logits) {
+            continue;
+        }
         float * to = of->all_logits + from[of - entries.begin()] * n_vocab;
         const size_t row_size = n_vocab * sizeof(float);
         devices_.main().read(cached->logits, to, entry.first_out * row_size, entry.n * row_size);

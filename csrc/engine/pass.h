@@ -23,6 +23,7 @@ struct BatchEntry {
     const int32_t * parents = nullptr;
     int64_t n_remaining = 0;
     float * all_logits = nullptr;
+    float * all_features = nullptr;
 };
 
 // Rows [first, first + n) of a pass, which compute a batch entry or a micro-batch of it.
@@ -33,7 +34,7 @@ struct PassEntry {
     Tree tree;
     // Cells that the rows write, for each K/V group; a verify may have one more cell for padding.
     std::vector<std::vector<int64_t>> cells;
-    bool is_tapped = false;            // True if a drafter will read the features of the rows
+    bool is_tapped = false; // True if a drafter or the caller reads the features of the rows
     std::vector<int64_t> feature_rows; // rows of the feature ring that receive the features
     int64_t first_out = 0, n_out = 0;  // readable rows of the pass's logits: index of first, number
     bool reads_all_logits = false;

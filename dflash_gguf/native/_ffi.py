@@ -15,7 +15,7 @@ from typing import Any
 
 from cffi import FFI
 
-ABI_VERSION = 28
+ABI_VERSION = 29
 
 ffi: Any = FFI()
 

@@ -37,11 +37,13 @@ class Engine:
         drafter: Drafter | None = None,
         draft_window: int | None = None,
         config: LoadConfig | None = None,
+        taps: Sequence[int] = (),
     ) -> None:
         """Allocates the caches and the compute buffer.
 
-        config replaces the model's; n_ctx and draft_window replace the config's. Error if memory is
-        short or the device cannot combine the K/V types.
+        config replaces the model's; n_ctx and draft_window replace the config's. taps: hidden
+        states that `BatchEntry.all_features` gets. Error if memory is short, the device cannot
+        combine the K/V types, or a tap is out of range.
         """
         config = self.config = config or model.config
         options = c_options("dfl_engine_params", config)
@@ -50,6 +52,8 @@ class Engine:
         options["drafters"], options["n_drafters"] = drafters, len(drafters)
         if draft_window is not None:
             options["draft_window"] = draft_window
+        self.taps = tuple(taps)
+        options["taps"], options["n_taps"] = new("int32_t[]", self.taps), len(self.taps)
         params = new("dfl_engine_params *", options)
         self.model = model
         self.drafter = drafter
@@ -199,6 +203,9 @@ class Engine:
             if item.all_logits is not None:
                 keep.append(ffi.from_buffer("float[]", item.all_logits, True))
                 to.all_logits = keep[-1]
+            if item.all_features is not None:
+                keep.append(ffi.from_buffer("float[]", item.all_features, True))
+                to.all_features = keep[-1]
         if progress is None:  # creating a C callback for nothing slows down rounds
             call("engine_run", self._handle, params, len(items), ffi.NULL, ffi.NULL)
         else:

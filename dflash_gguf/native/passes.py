@@ -33,6 +33,8 @@ class BatchEntry(NamedTuple):
     """Tokens of the prompt left to later passes; above 0 an append has no row."""
     all_logits: NDArray[np.float32] | None = None
     """Output array for the logits of each token of an append, float32 [n, n_vocab]."""
+    all_features: NDArray[np.float32] | None = None
+    """Output array for hidden states of each token of an append, float32 [n, n_taps, n_embd]."""
 
 
 class SamplerHandle(Protocol):

@@ -96,6 +96,20 @@ class Sequence:
         self.engine.run([BatchEntry(self, tokens, all_logits=out)], progress)
         return out
 
+    def features(
+        self, tokens: abc.Sequence[int], progress: Progress | None = None
+    ) -> NDArray[np.float32]:
+        """Appends tokens and returns their hidden states, float32 [n, n_taps, n_embd].
+
+        The states are those of the engine's taps: tap i is the residual stream that enters layer i,
+        n_layer the last layer's output, n_layer + 1 its norm, which is the output head's input.
+        Error for an engine without taps; other errors as for `Engine.run`.
+        """
+        shape = (len(tokens), len(self.engine.taps), self.engine.model.n_embd)
+        out = np.empty(shape, dtype=np.float32)
+        self.engine.run([BatchEntry(self, tokens, all_features=out)], progress)
+        return out
+
     def snapshot(self) -> Prefix:
         """Takes a snapshot for other sequences; may invalidate the rows of the last pass.
 
