@@ -55,7 +55,7 @@ struct Blocks256 {
             Format::read_scales(tile, scales);
             Total total[1][R];
             clear(total);
-            for_each<PARTS>([&](auto i) {
+            for_each<PARTS>([&](auto i) __attribute__((always_inline)) {
                 constexpr int PART = decltype(i)::value;
                 prefetch<SHARE>(tile + PART * SHARE, x.ahead);
                 V::template add_products<Format, FOURS>(

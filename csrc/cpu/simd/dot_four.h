@@ -39,7 +39,7 @@ struct DotFour : Base {
                 sum[t][r] = Base::spread(Format::OFFSET != 0 ? start(r) : int32_t(0));
             }
         }
-        for_each<N>([&](auto k) {
+        for_each<N>([&](auto k) __attribute__((always_inline)) {
             I w[TILES];
             for (int t = 0; t < TILES; ++t) {
                 w[t] = weights(t, k);

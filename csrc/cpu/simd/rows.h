@@ -8,12 +8,13 @@ namespace dfl::cpu {
 namespace {
 
 template <class Body, int... I>
-inline void for_each(std::integer_sequence<int, I...>, Body && body) {
+[[gnu::always_inline]] inline void for_each(std::integer_sequence<int, I...>, Body && body) {
     (body(std::integral_constant<int, I>()), ...);
 }
-// Calls body(0) to body(N - 1), with compile-time constants.
+// Calls body(0) to body(N - 1), with compile-time constants. Inlined always: GCC would else keep
+// the sums of a body in memory.
 template <int N, class Body>
-inline void for_each(Body && body) {
+[[gnu::always_inline]] inline void for_each(Body && body) {
     for_each(std::make_integer_sequence<int, N>(), body);
 }
 
