@@ -69,6 +69,7 @@ class DraftModel {
     const Drafter & drafter() const { return *drafter_; }
     size_t index() const { return host_.index; }
     int64_t window() const { return host_.sizes.window; }
+    int64_t prompt_window() const { return std::min(window(), drafter_->draft().prompt_window); }
     KvCache & kv() { return kv_; }
     const KvCache & kv() const { return kv_; }
     // Sets the scale of the token embeddings of later drafts.

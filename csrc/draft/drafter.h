@@ -5,6 +5,7 @@
 #include "dflash.h"
 
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -25,6 +26,8 @@ struct DraftHparams {
     int64_t block_size = 16; // largest number of rows of a draft, last_token included
     int32_t mask_token = -1; // id of the mask token; -1: none
     bool sees_all = false;   // True if the drafter attends beyond EngineParams::draft_window
+    // Number of a prompt's last tokens from which the drafter has K/V.
+    int64_t prompt_window = std::numeric_limits<int64_t>::max();
 };
 
 // A kind of drafter: functions that recognise, read and run its files.

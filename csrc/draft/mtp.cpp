@@ -16,6 +16,9 @@ namespace dfl {
 // Rows of the longest draft, last_token included. The layer was trained to predict one token ahead,
 // so acceptance falls with the depth of a draft.
 static constexpr int64_t BLOCK_SIZE = 8;
+// Last tokens of a prompt that get K/V. The layer reads the target's last hidden states, which a
+// prefill computes for such tokens only: for all of a prompt, 24 layers would lose 3 to 4 %.
+static constexpr int64_t PROMPT_WINDOW = 256;
 
 // True for a file of MTP layer alone, and for a target's own file with one.
 static bool is_mtp(const GgufFile & file) {
@@ -47,6 +50,7 @@ static DraftHparams read(const GgufFile & file, const Model & target) {
     draft.first_block = static_cast<int>(n_trunk);
     draft.taps = {n_layer + 1};
     draft.block_size = BLOCK_SIZE;
+    draft.prompt_window = PROMPT_WINDOW;
     return draft;
 }
 

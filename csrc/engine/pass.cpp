@@ -116,9 +116,9 @@ Pass Engine::plan(const std::vector<BatchEntry> & entries, const std::vector<int
         const int64_t n_left = of.n - from[i] - entry.n;
         const bool ends = n_left + of.n_remaining == 0;
         entry.n_out = of.is_verify || entry.reads_all_logits ? entry.n : ends ? 1 : 0;
-        // Rows that leave every drafter's window before the prompt ends need no features.
+        // Rows that no drafter attends to when the prompt ends need no features.
         entry.is_tapped = std::any_of(drafts_.begin(), drafts_.end(), [&](const auto & draft) {
-            return n_left + of.n_remaining < draft->window();
+            return n_left + of.n_remaining < draft->prompt_window();
         });
         entry.is_tapped = entry.is_tapped || (of.all_features != nullptr && !of.is_verify);
         pass.entries.push_back(std::move(entry));

@@ -276,6 +276,16 @@ def test_a_draft_sees_the_last_positions_only(tmp_path: Path, window: int) -> No
         at.check(3, window=window)
 
 
+def test_the_last_256_tokens_of_a_prompt_have_keys_and_values(tmp_path: Path) -> None:
+    pair = make_mtp(tmp_path, "qwen35")
+    at = Compared(MtpReference(pair.target_dir, random_tokens(420)), open_pair(pair))
+    at.prefill(400)
+    at.unknown = {144}
+    at.check(window=256)
+    at.round(5, 6)
+    at.check(window=261)
+
+
 SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "sampled": {"temperature": 0.7, "seed": 5},
