@@ -78,7 +78,8 @@ def _parser() -> argparse.ArgumentParser:
         "--target-model-dir",
         type=Path,
         metavar="DIR",
-        help="folder of a drafter's target: config and tokenizer, weights are not needed",
+        help="target of a drafter: its folder, of which config and tokenizer are enough, or its "
+        "GGUF file",
     )
     add(
         "--pre",

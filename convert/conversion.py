@@ -12,6 +12,7 @@ from .arch.common import IGNORED
 from .checkpoint import Checkpoint
 from .errors import ConvertError
 from .general import general_metadata
+from .gguf_target import copy_tokenizer
 from .plan import Metadata, TensorPlan
 from .schema import Key
 from .tokenizer import add_tokenizer
@@ -61,7 +62,10 @@ def prepare(
     tokenizer = Metadata(model.arch)
     tokenizer_dir = options.target_model_dir if architecture.is_drafter else model_dir
     vocab_size = checkpoint.config.integer("vocab_size")
-    add_tokenizer(tokenizer, tokenizer_dir or model_dir, vocab_size, pre)
+    if tokenizer_dir is not None and tokenizer_dir.is_file():
+        copy_tokenizer(tokenizer, tokenizer_dir)
+    else:
+        add_tokenizer(tokenizer, tokenizer_dir or model_dir, vocab_size, pre)
     # The model's keys come last, so that a drafter's mask token replaces the target's.
     metadata = Metadata(model.arch)
     for part in (general, tokenizer, model):

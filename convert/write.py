@@ -148,6 +148,8 @@ def _string(text: str) -> bytes:
 
 
 def _value(key: str, kind: str, value: Any) -> bytes:
+    if kind == "raw":  # type and value, as in another GGUF file
+        return bytes(value)
     if kind == "string":
         return struct.pack("<I", _STRING) + _string(value)
     if kind == "array":

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..checkpoint import Checkpoint, Config, is_number
 from ..errors import ConvertError
+from ..gguf_target import GgufConfig
 from ..plan import Metadata, TensorPlan
 from ..schema import Arch, Key, Tensor
 from .blocks import add_attention, add_ffn
@@ -37,9 +38,10 @@ def target_of(checkpoint: Checkpoint, options: Options) -> Config:
     if options.target_model_dir is None:
         raise ConvertError(
             f"{checkpoint.directory}: a DFlash drafter needs --target-model-dir, "
-            "the folder of its target (config and tokenizer)"
+            "the folder of its target (config and tokenizer) or its GGUF file"
         )
-    return Config(options.target_model_dir)
+    target = options.target_model_dir
+    return GgufConfig(target) if target.is_file() else Config(target)
 
 
 def _setting(config: Config, name: str, default: Any = None) -> Any:

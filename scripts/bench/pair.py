@@ -27,7 +27,7 @@ from dflash_gguf.bench.prompts import Prompt
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from train.acceptance import measure, prompt_lookup, repeated_share
-from train.prompts import from_python
+from train.python_prompts import from_python
 
 KINDS = ("none", "chain", "tree", "auto")
 

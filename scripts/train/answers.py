@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from dflash_gguf._files import write_text
+from dflash_gguf._files import appending, write_text
+from dflash_gguf.config import DecodeConfig
+from dflash_gguf.decoder import Decoder
+from dflash_gguf.outputs import Result
 
 from .pieces import loop_end
 
 LOG_EVERY_S = 30.0
+KEPT = "drawn-"
+"""Beginning of the names of files with answers that a run saved before it was interrupted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,71 +31,68 @@ class Answer:
 
 
 def generate(
-    target: Any,
+    decoder: Decoder,
     prompts: Sequence[Sequence[int]],
     *,
     n_new: int,
-    n_batch: int,
-    stop_tokens: Iterable[int],
-    pad_token: int,
     temperature: float = 0.0,
     seed: int = 0,
-    n_threads: int = 1,
+    folder: Path | None = None,
 ) -> list[Answer]:
     """Continues every prompt by up to `n_new` tokens; a stop token ends an answer and stays in it.
 
-    target: a causal language model of transformers.
+    folder: folder where finished answers are saved, so that an interrupted run continues.
     """
-    stop = sorted(set(stop_tokens))
-    settings: dict[str, Any] = {"do_sample": False}
-    if temperature > 0:
-        settings = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
-        torch.manual_seed(seed)
-    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-    batches = [order[begin : begin + n_batch] for begin in range(0, len(order), n_batch)]
+    config = DecodeConfig(
+        max_tokens=n_new, temperature=temperature, top_k=0, top_p=1.0, min_p=0.0, draft="none"
+    )
+    work = [(list(prompt), config, seed + i) for i, prompt in enumerate(prompts)]
+    kept = None if folder is None else Kept(folder, [n_new, temperature, work])
+    answers = {} if kept is None else kept.answers()
+    if answers:
+        print(f"answers: {len(answers)} of {len(prompts)} were saved before", flush=True)
+    missing = [i for i in range(len(prompts)) if i not in answers]
+    started = reported = time.monotonic()
+    n_tokens = 0
 
-    def run(chosen: list[int]) -> list[tuple[int, Answer]]:
-        rows, known = _left_padded([prompts[i] for i in chosen], pad_token)
-        with torch.inference_mode():
-            out = target.generate(
-                rows.to(target.device),
-                attention_mask=known.to(target.device),
-                max_new_tokens=n_new,
-                eos_token_id=stop,
-                pad_token_id=pad_token,
-                **settings,
-            )
-        found = []
-        for row, i in enumerate(chosen):
-            fresh = out[row, rows.shape[1] :].tolist()
-            end = next((k + 1 for k, token in enumerate(fresh) if token in stop), len(fresh))
-            found.append((i, Answer((*prompts[i], *fresh[:end]), len(prompts[i]))))
-        return found
+    def add(at: int, result: Result) -> None:
+        nonlocal n_tokens, reported
+        i, now = missing[at], time.monotonic()
+        answers[i] = Answer((*prompts[i], *result.tokens), len(prompts[i]))
+        n_tokens += len(result.tokens)
+        if kept is not None:
+            kept.add(i, answers[i])
+        if now - reported > LOG_EVERY_S:
+            speed = n_tokens / (now - started)
+            print(f"answers: {len(answers)} of {len(prompts)}, {speed:.0f} tokens/s", flush=True)
+            reported = now
 
-    answers: dict[int, Answer] = {}
-    reported = time.monotonic()
-    inside = torch.get_num_threads()
-    # Samples batches one after the other in a fixed order, as they share a random generator.
-    at_a_time = 1 if temperature > 0 else n_threads
-    torch.set_num_threads(max(inside, n_threads // at_a_time))
-    with ThreadPoolExecutor(at_a_time) as pool:
-        for found in pool.map(run, batches):
-            answers.update(found)
-            if time.monotonic() - reported > LOG_EVERY_S:
-                print(f"answers: {len(answers)} of {len(prompts)}", flush=True)
-                reported = time.monotonic()
-    torch.set_num_threads(inside)
+    chosen, seeds = [list(prompts[i]) for i in missing], [seed + i for i in missing]
+    decoder.generate_batch(chosen, config, seed=seeds, on_result=add)
     return [answers[i] for i in range(len(prompts))]
 
 
-def _left_padded(prompts: Sequence[Sequence[int]], pad_token: int) -> tuple[Tensor, Tensor]:
-    width = max(map(len, prompts))
-    rows = torch.full((len(prompts), width), pad_token)
-    known = torch.zeros_like(rows)
-    for row, prompt in enumerate(prompts):
-        rows[row, width - len(prompt) :] = torch.tensor(prompt)
-        known[row, width - len(prompt) :] = 1
-    return rows, known
+class Kept:
+    """A file of finished answers by the numbers of their prompts, one JSON line for each."""
+
+    def __init__(self, folder: Path, what: Any) -> None:
+        """Names the file by a hash of `what`, all values on which the answers depend."""
+        digest = hashlib.sha256(repr(what).encode()).hexdigest()
+        self._path = folder / f"{KEPT}{digest[:16]}.jsonl"
+
+    def answers(self) -> dict[int, Answer]:
+        """Returns the saved answers; cuts off a last line that an interruption left incomplete."""
+        if not self._path.is_file():
+            return {}
+        *lines, cut = self._path.read_text(encoding="utf-8").split("\n")
+        if cut:
+            write_text(self._path, "".join(f"{line}\n" for line in lines))
+        return {i: Answer(tuple(tokens), n) for i, n, tokens in map(json.loads, lines)}
+
+    def add(self, i: int, answer: Answer) -> None:
+        """Appends the answer to prompt i to the file."""
+        with appending(self._path) as file:
+            file.write(json.dumps([i, answer.n_prompt, answer.tokens]).encode() + b"\n")
 
 
 def without_loops(answer: Answer, size: int = 12) -> Answer:

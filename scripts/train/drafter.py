@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from dflash.model import DFlashDraftModel, build_target_layer_ids
@@ -11,10 +10,11 @@ from torch import Tensor
 from transformers import Qwen3Config
 
 from .blocks import Blocks
+from .target import Sizes
 
 
 def new_drafter(
-    target_config: Any,
+    target: Sizes,
     *,
     n_layers: int,
     n_taps: int,
@@ -24,31 +24,29 @@ def new_drafter(
     n_ff: int | None = None,
 ) -> DFlashDraftModel:
     """Returns a random drafter; ValueError for too many taps. n_ff: None for the target's FFN."""
-    config = target_config.get_text_config()
-    n_target = config.num_hidden_layers
-    taps = _taps(n_target, n_taps)
-    heads = config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    rope = getattr(config, "rope_parameters", None) or {}
     torch.manual_seed(seed)
     return DFlashDraftModel(
         Qwen3Config(
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            intermediate_size=n_ff or config.intermediate_size,
+            vocab_size=target.n_vocab,
+            hidden_size=target.n_embd,
+            intermediate_size=n_ff or target.n_ff,
             num_hidden_layers=n_layers,
-            num_attention_heads=heads,
-            num_key_value_heads=config.num_key_value_heads,
-            head_dim=head_dim,
-            max_position_embeddings=config.max_position_embeddings,
-            rms_norm_eps=config.rms_norm_eps,
-            rope_parameters={"rope_type": "default", "rope_theta": rope.get("rope_theta", 1e4)},
+            num_attention_heads=target.n_head,
+            num_key_value_heads=target.n_head_kv,
+            head_dim=target.head_dim,
+            max_position_embeddings=target.n_ctx_train,
+            rms_norm_eps=target.norm_eps,
+            rope_parameters={"rope_type": "default", "rope_theta": target.rope_base},
             tie_word_embeddings=False,
             bos_token_id=None,
             eos_token_id=None,
-            num_target_layers=n_target,
+            num_target_layers=target.n_layer,
             block_size=block_size,
-            dflash_config={"mask_token_id": mask_token, "target_layer_ids": taps},
+            dflash_config={
+                "mask_token_id": mask_token,
+                "target_layer_ids": _taps(target.n_layer, n_taps),
+                "input_embedding_scale": 1.0,
+            },
         )
     )
 

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import torch
-from dflash.model import extract_context_feature
 from torch import Tensor
 
-from .answers import Answer
+from dflash_gguf import native
+from dflash_gguf._files import appending
+
+from .answers import LOG_EVERY_S, Answer
 
 
 class Features:
     """The features of all tokens of some answers, a file of bfloat16 [tokens, taps * hidden].
 
-    Behind a token's features the file may have the input of the target's output head.
+    Behind the features of a token the file may have the input of the target's output head.
     """
 
     def __init__(
@@ -67,56 +69,28 @@ def offsets(answers: Sequence[Answer]) -> list[int]:
     return found
 
 
-def write(
-    path: Path,
-    target: Any,
-    answers: Sequence[Answer],
-    layer_ids: Sequence[int],
-    *,
-    n_batch: int,
-    n_threads: int = 1,
-    log_every_s: float = 30.0,
-    with_head_input: bool = False,
-) -> None:
-    """Writes the outputs of the target's layers `layer_ids`; `path` exists when complete.
+def write(path: Path, model: native.Model, answers: Sequence[Answer], taps: Sequence[int]) -> None:
+    """Writes hidden states of answers, by the target itself; `path` exists when complete.
 
-    with_head_input: True to write the input of the target's output head behind them.
+    taps: hidden states of each token, see `native.Sequence.features`. After an interruption the
+    answers that were written before are kept.
     """
-    starts = offsets(answers)
-    n_states = len(layer_ids) + with_head_input
-    width = n_states * target.config.get_text_config().hidden_size
     beside = path.with_name(path.name + ".part")
-    beside.unlink(missing_ok=True)
-    rows = torch.from_file(
-        str(beside), shared=True, size=starts[-1] * width, dtype=torch.bfloat16
-    ).view(-1, width)
-    order = sorted(range(len(answers)), key=lambda i: len(answers[i].tokens))
-    batches = [order[begin : begin + n_batch] for begin in range(0, len(order), n_batch)]
-
-    def run(chosen: list[int]) -> int:
-        longest = max(len(answers[i].tokens) for i in chosen)
-        tokens = torch.zeros(len(chosen), longest, dtype=torch.int64)
-        for row, i in enumerate(chosen):
-            tokens[row, : len(answers[i].tokens)] = torch.tensor(answers[i].tokens)
-        with torch.inference_mode():
-            # No attention mask: attention is causal, and padding follows the answer.
-            found = target.get_decoder()(
-                tokens.to(target.device), use_cache=False, output_hidden_states=True
-            )
-        taps = extract_context_feature(found.hidden_states, list(layer_ids))
-        if with_head_input:
-            taps = torch.cat([taps, found.last_hidden_state], -1)
-        taps = taps.to("cpu", torch.bfloat16)
-        for row, i in enumerate(chosen):
-            n = len(answers[i].tokens)
-            rows[starts[i] : starts[i] + n] = taps[row, :n]
-        return len(chosen)
-
-    done, reported = 0, time.monotonic()
-    with ThreadPoolExecutor(n_threads) as pool:
-        for n in pool.map(run, batches):
-            done += n
-            if time.monotonic() - reported > log_every_s:
-                print(f"features: {done} of {len(answers)} answers", flush=True)
+    row_bytes = len(taps) * model.n_embd * 2
+    starts = offsets(answers)
+    n_rows = beside.stat().st_size // row_bytes if beside.exists() else 0
+    n_done = max(i for i, start in enumerate(starts) if start <= n_rows)
+    longest = max((len(answer.tokens) for answer in answers), default=1)
+    config = dataclasses.replace(model.config, n_parallel=1)
+    sequence = native.Sequence(native.Engine(model, longest, config=config, taps=taps))
+    reported = time.monotonic()
+    with appending(beside) as file:
+        os.ftruncate(file.fileno(), starts[n_done] * row_bytes)
+        for i in range(n_done, len(answers)):
+            states = torch.from_numpy(sequence.features(answers[i].tokens)).to(torch.bfloat16)
+            file.write(states.view(torch.int16).numpy().tobytes())
+            sequence.reset()
+            if time.monotonic() - reported > LOG_EVERY_S:
+                print(f"features: {i + 1} of {len(answers)} answers", flush=True)
                 reported = time.monotonic()
     beside.replace(path)

@@ -27,7 +27,7 @@ import dflash_gguf
 from dflash_gguf.engine.request import RequestState
 from train import pieces
 from train.overlap import HeldOutRuns
-from train.prompts import MARK
+from train.prompts import user_turn
 
 TEMPERATURES = (0.0, 0.0, 0.0, 0.5, 0.8)
 SAMPLED = {"top_k": 0, "top_p": 0.95, "min_p": 0.0}
@@ -53,9 +53,7 @@ class Maker:
     def __init__(self, decoder: dflash_gguf.Decoder, held_out: HeldOutRuns, n_new: int) -> None:
         self._decoder, self._held_out, self._n_new = decoder, held_out, n_new
         self._live: list[tuple[Item, RequestState]] = []
-        framed = decoder.detokenize(self._prompt(MARK), special=True)
-        self._user_turn = decoder.tokenize(framed.partition(MARK)[0])
-        assert self._prompt(MARK)[: len(self._user_turn)] == self._user_turn
+        self._user_turn = user_turn(decoder)
 
     def run(self, items: Iterator[Item]) -> Iterator[pieces.StoredAnswer]:
         """Yields answers in the order in which they end."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
+
+from dflash_gguf.convert.schema import Key
 
 from dflash_gguf.text.gguf_metadata import GgufMetadata
 
@@ -12,20 +13,22 @@ UNUSED = re.compile(r"<[^>]*(mask|reserved|unused|fim_pad|extra_id)[^>]*>", re.I
 """Names of tokens that a chat model never writes: of Qwen, Llama 3, gpt-oss, Gemma and others."""
 
 
-def mask_token_of(target: Path, given: str | None) -> str:
-    """Returns the mask token for a target, a folder or a GGUF, from its vocabulary alone.
+def mask_token_of(target: Path, given: str | None) -> int:
+    """Returns the id of the mask token for a target, from the vocabulary of its GGUF alone.
 
     given: the token that the user chose. ValueError if the vocabulary lacks it, or if none was
     given and no token is unused by its name; OSError for a target that cannot be read.
     """
-    ids = _vocabulary(target)
+    with GgufMetadata(target) as metadata:
+        texts = metadata.texts(Key.TOKENIZER_TOKENS) or []
+    ids = {text.decode("utf-8", "replace"): i for i, text in enumerate(texts)}
     if given is not None:
         if given not in ids:
             raise ValueError(
                 f"--mask-token: the target's vocabulary has no token {given!r}; "
                 "name a token that it never writes"
             )
-        return given
+        return ids[given]
     names = sorted((name for name in ids if UNUSED.fullmatch(name)), key=lambda x: ids[x])
     masks = [name for name in names if "mask" in name.lower()]
     if not names:
@@ -34,19 +37,4 @@ def mask_token_of(target: Path, given: str | None) -> str:
             "no token of the target's vocabulary is unused by its name; name one that it never "
             f"writes with --mask-token, maybe one of {', '.join(special[-8:])}"
         )
-    return (masks or names)[0]
-
-
-def _vocabulary(target: Path) -> dict[str, int]:
-    """Returns the ids of a vocabulary's tokens by name."""
-    if target.suffix == ".gguf":
-        with GgufMetadata(target) as metadata:
-            texts = metadata.texts("tokenizer.ggml.tokens") or []
-        return {text.decode("utf-8", "replace"): i for i, text in enumerate(texts)}
-    path = target / "tokenizer.json"
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        added = {entry["content"]: entry["id"] for entry in data.get("added_tokens", ())}
-        return {**data["model"]["vocab"], **added}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path}: not a tokenizer.json with a vocabulary: {error!r}") from None
+    return ids[(masks or names)[0]]

@@ -1,34 +1,15 @@
-"""Reads or makes prompts: from a file, from Python's standard library, or by the target."""
+"""Reads prompts from a file, or lets the target write them."""
 
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
-from typing import Any
 
-import torch
+from dflash_gguf.decoder import Decoder
 
-from . import corpus
+from .answers import generate
 
 MARK = "\N{BLACK STAR}message\N{BLACK STAR}"
-
-
-def from_python(seed: int) -> tuple[list[str], list[str]]:
-    """Returns training and held-out prompts, from functions of different Python modules."""
-    modules = corpus.standard_library()
-    training = [module for module in modules if not module.held_out]
-    draw = random.Random(seed)
-    begun = []
-    for module in training:
-        for text in corpus.functions(module):
-            lines = text.splitlines(keepends=True)
-            begun.append("".join(lines[: draw.randrange(1, len(lines))]))
-    heads = corpus.prompts(training)
-    held_out = corpus.prompts([module for module in modules if module.held_out])
-    for prompts in (heads, begun, held_out):
-        draw.shuffle(prompts)
-    return [prompt for pair in zip(heads, begun, strict=False) for prompt in pair], held_out
 
 
 def from_file(path: Path) -> list[str]:
@@ -51,43 +32,33 @@ def from_file(path: Path) -> list[str]:
     return found
 
 
-def chat_frame(tokenizer: Any) -> tuple[str, str]:
-    """Returns the chat template's text around a user message; ValueError without a template."""
-    if not getattr(tokenizer, "chat_template", None):
-        raise ValueError("the target has no chat template; use --prompts or --python")
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": MARK}], tokenize=False, add_generation_prompt=True
-    )
-    before, mark, after = text.partition(MARK)
+def has_template(decoder: Decoder) -> bool:
+    """True if the target has a chat template."""
+    return decoder.tokenizer is not None and bool(decoder.tokenizer.templates.get(""))
+
+
+def user_turn(decoder: Decoder) -> list[int]:
+    """Returns the tokens of the chat template before a user message.
+
+    Errors: ValueError without a template, or for one that changes the message.
+    """
+    if not has_template(decoder):
+        raise ValueError("--chat: the target has no chat template; give prompts with --prompts")
+    text = decoder.detokenize(decoder.chat_prompt(MARK), special=True)
+    before, mark, _ = text.partition(MARK)
     if not mark:
         raise ValueError(
-            "the target's chat template does not show the user's message unchanged; "
-            "use --prompts with --plain"
+            "--chat: the target's chat template does not show the user's message unchanged; "
+            "give prompts with --prompts"
         )
-    return before, after
+    return decoder.tokenize(before, add_special=False)
 
 
-def from_chat(target: Any, tokenizer: Any, n: int, n_new: int, seed: int) -> list[str]:
+def from_chat(decoder: Decoder, n: int, n_new: int, seed: int, folder: Path) -> list[str]:
     """Returns n user messages that the target itself samples at its template's user turn.
 
-    Source: Magpie (arXiv 2406.08464).
+    Source: Magpie (arXiv 2406.08464). folder: as for `generate`.
     """
-    before, _ = chat_frame(tokenizer)
-    ids = tokenizer(before, add_special_tokens=False).input_ids
-    torch.manual_seed(seed)
-    found: list[str] = []
-    while len(found) < n:
-        rows = torch.tensor([ids] * min(64, n - len(found)), device=target.device)
-        with torch.inference_mode():
-            out = target.generate(
-                rows,
-                attention_mask=torch.ones_like(rows),
-                max_new_tokens=n_new,
-                do_sample=True,
-                temperature=1.0,
-                top_k=0,
-                pad_token_id=tokenizer.eos_token_id,
-            )
-        texts = tokenizer.batch_decode(out[:, len(ids) :], skip_special_tokens=True)
-        found += [text.strip() or "Hello" for text in texts]
-    return found
+    start = user_turn(decoder)
+    found = generate(decoder, [start] * n, n_new=n_new, temperature=1.0, seed=seed, folder=folder)
+    return [decoder.detokenize(x.tokens[x.n_prompt :]).strip() or "Hello" for x in found]

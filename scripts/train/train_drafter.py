@@ -1,45 +1,61 @@
-"""Trains a DFlash drafter for a target, on answers of the target itself.
-
-    python scripts/train/train_drafter.py TARGET OUT_DIR --prompts prompts.jsonl
-
-TARGET is a Hugging Face folder or a GGUF. OUT_DIR becomes a folder for convert-hf-to-gguf. After an
-interruption the same command continues. docs/train-a-drafter.md has a walkthrough.
-"""
+"""dflash-train: trains a DFlash drafter for a target, on answers of the target itself."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-import dflash_gguf
-from dflash_gguf._files import write_text
+from dflash_gguf.convert.errors import ConvertError
+
+from dflash_gguf import bundled
+from dflash_gguf._files import check_file, write_text
+from dflash_gguf.cli.command import guarded
+from dflash_gguf.cli.model_arguments import new_parser
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from train.mask_token import mask_token_of
 
-# Arguments that may change when a training continues; all others must stay the same.
-FREE = ("steps", "falling", "threads", "device")
+DESCRIPTION = "Trains a DFlash drafter for a target, on answers of the target itself."
+EPILOG = """\
+  dflash-train target.gguf OUT --prompts prompts.txt
+  dflash-run -m target.gguf -md OUT/drafter.gguf
+
+After an interruption the same command continues. OUT/curve.png shows the course of the training,
+OUT/training.json has its figures. docs/train-a-drafter.md walks through a run.
+"""
+FREE = ("steps", "falling", "threads", "device", "outtype")
+"""Arguments that may change when a training continues; all others must stay the same."""
+OUTTYPES = ("q8_0", "f16", "bf16", "f32", "q4_0", "q4_1")
 
 
-def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+def parser() -> argparse.ArgumentParser:
+    """Builds the parser of dflash-train."""
+    p = new_parser("dflash-train", DESCRIPTION, EPILOG)
+
+    def add(flag: str, about: str, default: Any = None, **settings: Any) -> None:
+        if default is not None:
+            settings = {"type": type(default), "default": default, **settings}
+            about += " (default: %(default)s)"
+        p.add_argument(flag, help=about, **settings)
+
+    add(
+        "target",
+        "a GGUF file, the name of a bundled model, or a Hugging Face folder, which is converted "
+        "to OUT/target.gguf with 8-bit weights",
+        type=Path,
+        metavar="TARGET",
     )
-    add = parser.add_argument
-    add("target", type=Path, metavar="TARGET", help="a Hugging Face folder or a GGUF")
-    add("out", type=Path, metavar="OUT_DIR", help="output folder of the drafter")
-    source = parser.add_mutually_exclusive_group(required=True)
+    add("out", "output folder", type=Path, metavar="OUT")
+    source = p.add_mutually_exclusive_group(required=True)
     source.add_argument(
         "--prompts",
         type=Path,
         metavar="FILE",
-        help="text file with a prompt in each line, or .jsonl",
-    )
-    source.add_argument(
-        "--python", action="store_true", help="use beginnings of Python functions as prompts"
+        help="text file with a prompt in each line, or .jsonl; the first prompts are held out",
     )
     source.add_argument("--chat", action="store_true", help="let the target write the user turns")
     source.add_argument(
@@ -47,67 +63,49 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         type=Path,
         nargs="+",
         metavar="FILE",
-        help="finished answers, as make_answers.py writes them",
+        help="finished answers, as scripts/train/make_answers.py writes them",
     )
-    add(
-        "--plain", action="store_true", help="continue the prompts as text, without a chat template"
-    )
-    add("--answers", type=int, default=4000, help="answers to train on")
-    add("--held-out", type=int, default=64, help="answers to measure tau on")
-    add("--prompt-tokens", type=int, default=256, help="maximum tokens of a prompt")
-    add("--new-tokens", type=int, default=256, help="maximum tokens of an answer")
-    add("--instruction", metavar="TEXT", help="text before every prompt, followed by an empty line")
-    add("--temperature", type=float, default=0.0, help="temperature of the training answers")
-    add(
-        "--sampled",
-        type=float,
-        default=1.0,
-        help="share of training answers sampled at --temperature, 0 to 1",
-    )
-    add(
-        "--gguf",
-        type=Path,
-        metavar="FILE",
-        help="the target as it will run; it generates the answers",
-    )
-    add("--batch", type=int, default=64, help="answers that are generated at once")
-    add("--layers", type=int, default=3, help="layers of the drafter")
-    add("--ffn", type=int, help="width of the drafter's feed-forward; None: the target's")
-    add("--taps", type=int, default=5, help="number of target layers that the drafter reads")
-    add("--block", type=int, default=16, help="tokens of a block, the given first one included")
+    add("--plain", "continue the prompts as text, without a chat template", action="store_true")
+    add("--instruction", "text before every prompt, followed by an empty line", metavar="TEXT")
+    add("--answers", "answers to train on", 4000, metavar="N")
+    add("--held-out", "answers to measure tau on", 64, metavar="N")
+    add("--prompt-tokens", "maximum tokens of a prompt", 256, metavar="N")
+    add("--new-tokens", "maximum tokens of an answer", 256, metavar="N")
+    add("--temperature", "temperature of the training answers", 0.0, metavar="T")
+    add("--sampled", "share of training answers at --temperature, 0 to 1", 1.0, metavar="SHARE")
+    add("--layers", "layers of the drafter", 3, metavar="N")
+    add("--ffn", "width of its feed-forward (default: the target's)", type=int, metavar="N")
+    add("--taps", "number of target layers that the drafter reads", 5, metavar="N")
+    add("--block", "tokens of a block, the given first one included", 16, metavar="N")
     add(
         "--mask-token",
+        "token that the target never writes (default: a mask, reserved or unused token)",
         metavar="TEXT",
-        help="token that the target never writes; None: a mask, reserved or unused token",
     )
-    add("--steps", type=int, default=3000, help="number of updates")
-    add("--falling", type=int, default=500, help="updates at the end with falling learning rate")
-    add("--sequences", type=int, default=32, help="answers per update")
-    add("--blocks", type=int, default=16, help="blocks per answer and update")
+    add("--pre", "pre-tokenizer of a folder, as for convert-hf-to-gguf", metavar="NAME")
+    add("--steps", "number of updates", 3000, metavar="N")
+    add("--falling", "updates at the end with falling learning rate", 500, metavar="N")
+    add("--sequences", "answers per update", 32, metavar="N")
+    add("--blocks", "blocks per answer and update", 16, metavar="N")
     add(
         "--decay",
+        "decay of loss weights within a block, in tokens (default: half a block)",
         type=float,
-        default=None,
-        help="decay of loss weights within a block, in tokens; None: block / 2",
+        metavar="TOKENS",
     )
     add(
         "--distil",
-        type=float,
-        default=0.0,
+        "share of the loss that compares with the target's distribution, 0 to 1",
+        0.0,
         metavar="SHARE",
-        help="share of the loss that compares with the target's distribution, 0 to 1",
     )
-    add("--words", type=int, default=8192, help="vocabulary entries of an update's softmax, 0: all")
-    add(
-        "--begin",
-        type=Path,
-        metavar="DIR",
-        help="start from this trained drafter of the same sizes",
-    )
-    add("--seed", type=int, default=1)
-    add("--device", help="cuda or cpu; None: cuda if there is a GPU")
-    add("--threads", type=int, help="threads on a CPU; None: one for each core")
-    return parser.parse_args(arguments)
+    add("--words", "vocabulary entries of an update's softmax, 0: all", 8192, metavar="N")
+    add("--begin", "start from this OUT of another training of the same sizes", type=Path)
+    add("--outtype", "type of the drafter's weights in its file", "q8_0", choices=OUTTYPES)
+    add("--seed", "seed of the weights, the order of the answers and the samples", 1, metavar="N")
+    add("--device", "of the updates, cuda or cpu (default: cuda if there is a GPU)")
+    add("-t", "threads on a CPU (default: one for each core)", type=int, dest="threads")
+    return p
 
 
 def remember(args: argparse.Namespace) -> None:
@@ -124,46 +122,66 @@ def remember(args: argparse.Namespace) -> None:
     write_text(path, json.dumps(mine, indent=1))
 
 
+def check(args: argparse.Namespace) -> None:
+    """Raises ValueError or OSError for arguments that no training can use."""
+    for name in ("sampled", "distil"):
+        if not 0 <= getattr(args, name) <= 1:
+            raise ValueError(f"--{name} {getattr(args, name)}: a share lies between 0 and 1")
+    for name in ("answers", "held_out", "prompt_tokens", "new_tokens", "layers", "taps", "steps"):
+        if getattr(args, name) < 1:
+            flag = name.replace("_", "-")
+            raise ValueError(f"--{flag} {getattr(args, name)}: at least 1 is needed")
+    if not 2 <= args.block <= 256:
+        raise ValueError(f"--block {args.block}: a block has 2 to 256 tokens")
+    for flag, paths in (("pieces", args.pieces or ()), ("prompts", [args.prompts or ()])):
+        for path in filter(None, paths):
+            if not path.is_file():
+                raise ValueError(f"--{flag} {path}: no such file")
+    if args.out.exists() and not args.out.is_dir():
+        raise ValueError(f"{args.out}: is a file, OUT must be a folder")
+
+
 def run(args: argparse.Namespace) -> None:
     """Runs a whole training; raises ValueError or OSError for unusable arguments or files.
 
     If it fails before the first answers are written, the output folder is left as it was.
     """
-    if not 0 <= args.sampled <= 1:
-        raise ValueError(f"--sampled {args.sampled}: a share lies between 0 and 1")
-    if not 0 <= args.distil <= 1:
-        raise ValueError(f"--distil {args.distil}: a share lies between 0 and 1")
-    for path in args.pieces or ():
-        if not path.is_file():
-            raise ValueError(f"--pieces {path}: no such file")
-    if args.prompts is not None and not args.prompts.is_file():
-        raise ValueError(f"--prompts {args.prompts}: no such file")
-    args.mask_token = mask_token_of(args.target, args.mask_token)
+    check(args)
     is_new, is_begun = not args.out.exists(), (args.out / "arguments.json").exists()
+    folder = args.target if args.target.is_dir() else None
+    if folder is None:
+        args.target = Path(bundled.files_of(args.target, None)[0])
+        check_file(args.target)
+        mask_token_of(args.target, args.mask_token)
     args.out.mkdir(parents=True, exist_ok=True)
-    remember(args)
-    # Loading torch and transformers takes seconds: bad arguments are reported before.
-    from train.training import train
-
     try:
+        remember(args)
+        # Loading torch takes seconds: bad arguments are reported before.
+        from train.training import convert_target, train
+
+        if folder is not None:
+            args.target = convert_target(folder, args.out / "target.gguf", args.pre)
         train(args)
     except Exception:
         if not is_begun and not (args.out / "answers.json").exists():
             (args.out / "arguments.json").unlink(missing_ok=True)
-            shutil.rmtree(args.out / "target", ignore_errors=True)
+            (args.out / "target.gguf").unlink(missing_ok=True)
             if is_new:
                 args.out.rmdir()
         raise
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Runs one command line; returns the exit code."""
+def _run(args: argparse.Namespace) -> int:
     try:
-        run(parse(arguments))
-    except (ValueError, OSError, ArithmeticError, dflash_gguf.Error) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        run(args)
+    except (ConvertError, ArithmeticError) as error:
+        raise ValueError(str(error)) from None
     return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command line; returns the exit code."""
+    return guarded(lambda: _run(parser().parse_args(argv)))
 
 
 if __name__ == "__main__":

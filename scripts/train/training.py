@@ -1,69 +1,166 @@
-"""A whole training of a drafter: answers, features, updates, figures."""
+"""A whole training of a drafter: answers, features, updates, file and figures."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
+from dflash_gguf.convert.arch import Options
+from dflash_gguf.convert.conversion import prepare as plan_conversion
+from dflash_gguf.convert.write import write_gguf
 
+import dflash_gguf
 from dflash_gguf._files import write_text
+from dflash_gguf.decoder import Decoder
 
-from . import features as cached
+from . import ask, features
 from .acceptance import measure, prompt_lookup, repeated_share
 from .answers import Answer, load_answers
-from .ask import make_answers
 from .curve import draw
-from .delta_rule import fast_delta_rule
 from .drafter import BlockModel, even_start, new_drafter, take_weights
 from .fit import Fit, History, Recipe
+from .mask_token import mask_token_of
 from .memory import CPU_PIECE_BYTES, free_bytes, piece_size
-from .target import load_target
+from .target import read_embeddings, read_head, read_sizes
+
+N_AT_ONCE = 16
+"""Number of answers that are generated at once."""
+ROUND_UP = 64
+"""K/V cells that the last page of an answer may leave unused."""
 
 
-def prepare(args: argparse.Namespace) -> tuple[BlockModel, cached.Features, cached.Features]:
+def load_decoder(args: argparse.Namespace) -> Decoder:
+    """Loads the target for answers and hidden states."""
+    each = args.prompt_tokens + args.new_tokens + ROUND_UP
+    options: dict[str, Any] = {"n_threads": args.threads} if args.threads else {}
+    with warnings.catch_warnings():
+        # n_ctx is shared by all answers, so no answer exceeds the trained context.
+        warnings.filterwarnings("ignore", message="n_ctx is .*, the model was trained for")
+        return dflash_gguf.load(
+            args.target, n_ctx=N_AT_ONCE * each, n_parallel=N_AT_ONCE, mtp=False, **options
+        )
+
+
+def prepare_answers(
+    args: argparse.Namespace, decoder: Callable[[], Decoder]
+) -> tuple[list[Answer], list[Answer]]:
+    """Returns answers to train on and held-out ones; makes those that the folder lacks."""
+    if not (args.out / "held-out.json").exists():
+        if args.pieces:
+            found = ask.from_pieces(args.pieces, args.answers, args.held_out)
+        else:
+            found = ask.make_answers(args, decoder())
+        ask.save(args.out, *found)
+    return load_answers(args.out / "answers.json"), load_answers(args.out / "held-out.json")
+
+
+def prepare_features(
+    path: Path,
+    answers: Sequence[Answer],
+    taps: Sequence[int],
+    decoder: Callable[[], Decoder],
+    *,
+    with_head_input: bool = False,
+) -> features.Features:
+    """Returns the hidden states of answers at `taps`; computes them if the file is missing.
+
+    with_head_input: True to have the input of the target's output head behind them.
+    """
+    if not path.exists():
+        model = decoder().model
+        head_input = [model.n_layer + 1] * with_head_input
+        features.write(path, model, answers, [*taps, *head_input])
+    n_embd = path.stat().st_size // 2 // features.offsets(answers)[-1]
+    n_embd //= len(taps) + with_head_input
+    return features.Features(path, answers, len(taps) * n_embd, n_embd * with_head_input)
+
+
+def prepare(args: argparse.Namespace) -> tuple[BlockModel, features.Features, features.Features]:
     """Returns the model, and features of training and held-out answers; makes missing files."""
-    target, tokenizer = load_target(args.target, args.device, args.out / "target")
     drafter = new_drafter(
-        target.config,
+        read_sizes(args.target),
         n_layers=args.layers,
         n_taps=args.taps,
         n_ff=args.ffn,
         block_size=args.block,
-        mask_token=int(tokenizer.get_vocab()[args.mask_token]),
+        mask_token=mask_token_of(args.target, args.mask_token),
         seed=args.seed,
     )
-    if not (args.out / "held-out.json").exists():
-        with fast_delta_rule():
-            make_answers(args, target, tokenizer)
-    width = len(drafter.target_layer_ids) * drafter.config.hidden_size
-    found = []
-    for name in ("answers", "held-out"):
-        answers: list[Answer] = load_answers(args.out / f"{name}.json")
-        with_head_input = args.distil > 0 and name == "answers"
-        path = args.out / f"{name}{'-head' * with_head_input}.features"
-        if not path.exists():
-            n_threads = args.threads if args.device == "cpu" else 1
-            with fast_delta_rule():
-                cached.write(
-                    path,
-                    target,
-                    answers,
-                    drafter.target_layer_ids,
-                    n_batch=args.batch,
-                    n_threads=n_threads,
-                    with_head_input=with_head_input,
-                )
-        head_width = drafter.config.hidden_size * with_head_input
-        found.append(cached.Features(path, answers, width, head_width))
-    embeddings = target.get_input_embeddings().weight.detach().float()
-    head = target.get_output_embeddings().weight.detach().float()
+
+    @cache
+    def decoder() -> Decoder:
+        return load_decoder(args)
+
+    try:
+        training, held_out = prepare_answers(args, decoder)
+        taps = [i + 1 for i in drafter.target_layer_ids]  # the output of a layer enters the next
+        distils = args.distil > 0
+        data = prepare_features(
+            args.out / f"answers{'-head' * distils}.features",
+            training,
+            taps,
+            decoder,
+            with_head_input=distils,
+        )
+        measured = prepare_features(args.out / "held-out.features", held_out, taps, decoder)
+    finally:
+        if decoder.cache_info().currsize:
+            decoder().close()
+    head = read_head(args.target)
     if args.begin is None:
         even_start(drafter, head)
     else:
         take_weights(drafter, args.begin)
-    return BlockModel(drafter, embeddings, head), found[0], found[1]
+    return BlockModel(drafter, read_embeddings(args.target), head), data, measured
+
+
+def convert_target(folder: Path, path: Path, pre: str | None) -> Path:
+    """Converts a Hugging Face folder to a GGUF with 8-bit weights, unless it is there already."""
+    if not path.exists():
+        plan = plan_conversion(folder, "q8_0", pre=pre)
+        write_gguf(path, plan.metadata, plan.plans, plan.types)
+    return path
+
+
+def export(folder: Path, target: Path, outtype: str) -> Path:
+    """Writes the drafter in a folder as drafter.gguf; returns the file's path."""
+    plan = plan_conversion(folder, outtype, Options(target_model_dir=target))
+    write_gguf(folder / "drafter.gguf", plan.metadata, plan.plans, plan.types)
+    return folder / "drafter.gguf"
+
+
+def measure_gain(
+    target: Path, drafter: Path, answers: Sequence[Answer], n_threads: int
+) -> dict[str, float]:
+    """Decodes held-out prompts with and without the drafter, one after the other.
+
+    Returns tokens per second of both, `auto` divided by plain, and tokens a round of `auto`.
+    """
+    n_ctx = max(len(answer.tokens) for answer in answers) + ROUND_UP
+    seconds, rounds, tokens = {"none": 0.0, "auto": 0.0}, 0, 0
+    with dflash_gguf.load(target, drafter=drafter, n_ctx=n_ctx, n_threads=n_threads) as decoder:
+        for answer in answers:
+            prompt, n_new = list(answer.tokens[: answer.n_prompt]), len(answer.tokens)
+            config = dflash_gguf.DecodeConfig(max_tokens=n_new - answer.n_prompt, temperature=0.0)
+            plain = decoder.generate(prompt, config, draft="none")
+            drafted = decoder.generate(prompt, config, draft="auto")
+            seconds["none"] += plain.decode_s
+            seconds["auto"] += drafted.decode_s
+            rounds += drafted.rounds
+            tokens += drafted.n_decoded
+    return {
+        "plain_tokens_per_s": round(tokens / max(seconds["none"], 1e-9), 1),
+        "auto_tokens_per_s": round(tokens / max(seconds["auto"], 1e-9), 1),
+        "gain": round(seconds["none"] / max(seconds["auto"], 1e-9), 3),
+        "auto_tokens_per_round": round(tokens / max(rounds, 1), 3),
+    }
 
 
 def report(fit: Fit) -> dict[str, Any]:
@@ -90,8 +187,9 @@ def report(fit: Fit) -> dict[str, Any]:
 def train(args: argparse.Namespace) -> None:
     """Runs a training; raises ValueError or OSError for unusable arguments or files.
 
-    args: as `train_drafter.parse` returns them, with a mask token that the target has.
+    args: as `command.parse` returns them; `target` is a GGUF.
     """
+    started = time.monotonic()
     args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     args.threads = args.threads or torch.get_num_threads()
     # parallel.py has threads of its own, so torch's operations must not start further ones.
@@ -122,9 +220,16 @@ def train(args: argparse.Namespace) -> None:
         draw(history, args.out / "curve.png")
 
     fit.run(keep)
+    path = export(args.out, args.target, args.outtype)
     figures = report(fit)
+    figures |= measure_gain(args.target, path, held_out.answers, args.threads)
+    figures["seconds"] = round(time.monotonic() - started)
     write_text(
         args.out / "training.json",
         json.dumps({**figures, "losses": fit.history.losses, "taus": fit.history.taus}),
     )
     print(json.dumps(figures))
+    print(
+        f"{path}: {figures['tau']} tokens a round on held-out answers, "
+        f"{figures['gain']} times plain decoding on this machine (--draft auto)"
+    )

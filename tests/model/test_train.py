@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from train.answers import Answer, load_answers, save_answers, without_loops
-from train.ask import spread, texts_of
+from train.ask import prompt_ids, spread
 from train.blocks import draw_anchors, make_blocks, place_weights
 from train.checkpoint import pick
 from train.corpus import functions, prompts, standard_library
@@ -17,13 +19,25 @@ from train.delta_rule import chunked_delta_rule, shifted_conv
 from train.drafter import BlockModel, even_start, new_drafter, take_weights
 from train.memory import piece_size
 from train.parallel import Workers
-from train.prompts import chat_frame, from_file
+from train.prompts import from_file, user_turn
 from train.schedule import Optimizers
+from train.target import Sizes
 from train.words import Words
-from transformers import Qwen3Config
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
 MASK = 30
+SIZES = Sizes(
+    n_layer=8,
+    n_embd=32,
+    n_vocab=31,
+    n_ff=48,
+    n_head=2,
+    n_head_kv=1,
+    head_dim=16,
+    n_ctx_train=512,
+    norm_eps=1e-6,
+    rope_base=1e4,
+)
 
 
 @pytest.fixture
@@ -64,16 +78,7 @@ def test_the_convolution_is_transformers_own() -> None:
 
 
 def block_model() -> BlockModel:
-    config = Qwen3Config(
-        vocab_size=31,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=8,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-    )
-    drafter = new_drafter(config, n_layers=2, n_taps=2, block_size=5, mask_token=MASK, seed=3)
+    drafter = new_drafter(SIZES, n_layers=2, n_taps=2, block_size=5, mask_token=MASK, seed=3)
     torch.manual_seed(4)
     return BlockModel(drafter, torch.randn(31, 32), torch.randn(31, 32))
 
@@ -232,21 +237,38 @@ def test_prompt_files(tmp_path: Path) -> None:
         from_file(lines)
 
 
-def test_chat_templates_are_cut_around_the_message() -> None:
-    def apply(messages: Any, **_: Any) -> str:
-        return f"<user>{messages[0]['content']}</user><bot>"
+class ChatDecoder:
+    """Stands for a decoder whose tokens are characters, with a template or none."""
 
-    tokenizer = SimpleNamespace(chat_template="x", apply_chat_template=apply)
-    assert chat_frame(tokenizer) == ("<user>", "</user><bot>")
-    tokenizer.apply_chat_template = lambda messages, **_: messages[0]["content"].upper()
+    def __init__(self, template: Callable[[str], str] | None) -> None:
+        self.tokenizer = SimpleNamespace(templates={"": "x"} if template else {})
+        self.template = template
+
+    def chat_prompt(self, text: str) -> list[int]:
+        assert self.template is not None
+        return self.tokenize(self.template(text))
+
+    def tokenize(self, text: str, **_: Any) -> list[int]:
+        return list(map(ord, text))
+
+    def detokenize(self, tokens: list[int], **_: Any) -> str:
+        return "".join(map(chr, tokens))
+
+
+def turn(text: str) -> str:
+    return f"<user>{text}</user><bot>"
+
+
+def test_chat_templates_are_cut_before_the_message() -> None:
+    assert user_turn(ChatDecoder(turn)) == list(map(ord, "<user>"))
     with pytest.raises(ValueError, match="does not show the user's message"):
-        chat_frame(tokenizer)
+        user_turn(ChatDecoder(lambda text: text.upper()))
     with pytest.raises(ValueError, match="has no chat template"):
-        chat_frame(SimpleNamespace(chat_template=None))
+        user_turn(ChatDecoder(None))
 
 
 def test_taps_must_fit_the_target() -> None:
-    config = Qwen3Config(num_hidden_layers=4)
+    config = replace(SIZES, n_layer=4)
     with pytest.raises(ValueError, match="5 taps do not fit into a target of 4 layers"):
         new_drafter(config, n_layers=1, n_taps=5, block_size=4, mask_token=1, seed=1)
 
@@ -258,7 +280,7 @@ def test_taps_must_fit_the_target() -> None:
 def test_taps_are_the_references_where_it_has_any(
     n_layers: int, n_taps: int, expected: list[int]
 ) -> None:
-    config = Qwen3Config(num_hidden_layers=n_layers, hidden_size=32, intermediate_size=48)
+    config = replace(SIZES, n_layer=n_layers)
     drafter = new_drafter(
         config, n_layers=1, n_taps=n_taps, block_size=4, mask_token=1, seed=1, n_ff=24
     )
@@ -269,43 +291,29 @@ def test_taps_are_the_references_where_it_has_any(
 def test_a_training_goes_on_from_another(tmp_path: Path) -> None:
     first = block_model().drafter
     first.save_pretrained(tmp_path)
-    config = Qwen3Config(
-        vocab_size=31,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=8,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-    )
     same = {"n_layers": 2, "n_taps": 2, "block_size": 5, "mask_token": MASK, "seed": 9}
-    second = new_drafter(config, **same)
+    second = new_drafter(SIZES, **same)
     take_weights(second, tmp_path)
     for name, value in first.state_dict().items():
         assert torch.equal(value, second.state_dict()[name])
     with pytest.raises(ValueError, match=r"mlp.* is not \[24, 32\]"):
-        take_weights(new_drafter(config, **same, n_ff=24), tmp_path)
+        take_weights(new_drafter(SIZES, **same, n_ff=24), tmp_path)
     with pytest.raises(ValueError, match="has other layers"):
-        take_weights(new_drafter(config, **{**same, "n_layers": 1}), tmp_path)
+        take_weights(new_drafter(SIZES, **{**same, "n_layers": 1}), tmp_path)
 
 
-def asked(tmp_path: Path, **values: Any) -> Any:
-    """Returns arguments of train_drafter.py, with prompts in a file."""
-    (tmp_path / "a.txt").write_text("one\ntwo\nthree\n")
-    defaults = {"python": False, "prompts": tmp_path / "a.txt", "held_out": 1, "answers": 2}
-    return SimpleNamespace(**{**defaults, "plain": False, "instruction": None, **values})
+def test_prompts_become_user_turns() -> None:
+    def texts(template: Callable[[str], str] | None, **values: Any) -> list[str]:
+        settings = {"plain": False, "instruction": None, "prompt_tokens": 40, **values}
+        decoder = ChatDecoder(template)
+        rows = prompt_ids(SimpleNamespace(**settings), decoder, ["one", "x" * 30])
+        return [decoder.detokenize(row) for row in rows]
 
-
-def test_an_instruction_stands_before_every_prompt(tmp_path: Path) -> None:
-    def apply(messages: Any, **_: Any) -> str:
-        return f"<user>{messages[0]['content']}</user><bot>"
-
-    tokenizer = SimpleNamespace(chat_template="x", apply_chat_template=apply)
-    training, held_out = texts_of(asked(tmp_path, instruction="Say:"), None, tokenizer)
-    assert held_out == ["<user>Say:\n\none</user><bot>"]
-    assert training == [f"<user>Say:\n\n{text}</user><bot>" for text in ("two", "three")]
-    training, _ = texts_of(asked(tmp_path, plain=True), None, tokenizer)
-    assert training == ["two", "three"]
+    assert texts(turn) == [turn("one")]
+    assert texts(turn, prompt_tokens=60) == [turn("one"), turn("x" * 30)]
+    assert texts(turn, instruction="Say:") == [turn("Say:\n\none")]
+    assert texts(turn, plain=True, prompt_tokens=9) == texts(None, prompt_tokens=9)
+    assert texts(None, prompt_tokens=9) == ["one", "x" * 9]
 
 
 def test_a_share_is_spread_evenly() -> None:

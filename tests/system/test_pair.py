@@ -13,7 +13,7 @@ import pytest
 from gate import margins_at_differences
 from llama import llama_logits
 from small_models import retyped
-from train.prompts import from_python
+from train.python_prompts import from_python
 
 import dflash_gguf
 from dflash_gguf import bundled

@@ -4,46 +4,51 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from checkpoints import make_target
+from checkpoints import PRE_OF_KIND, make_target
 from dflash.model import DFlashDraftModel, dflash_generate
-from gguf_files import make_gguf
-from pairs import Pair, convert_drafter, draft_logits, open_pair
+from gguf_files import convert, make_gguf
+from pairs import Pair, draft_logits, open_pair
 from reference import Reference
-from train import engine, features, pieces, train_drafter, train_tiny_target
-from train.answers import Answer, load_answers
-from train.fit import Fit
-from train.gguf_tokenizer import read_tokenizer
+from train import features, pieces, train_drafter, train_tiny_target
+from train.answers import Answer, generate, load_answers
+from train.python_prompts import from_python
+from train.target import read_embeddings, read_head
 from train.vocabulary import PRE
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 import dflash_gguf
-from dflash_gguf.text.tokenizer import Tokenizer
+from dflash_gguf.native import Model
 
 TARGET = "--modules 60 --vocab 400 --hidden 64 --layers 4 --ffn 128 --heads 1 --value-heads 4"
 RATES = "--muon-rate 5e-3 --adam-rate 3e-3"  # higher rates suit narrow models
 TARGET_STEPS = f"{RATES} --threads 1 --steps 30 --decay 10 --sequences 8 --tokens 128"
-DRAFTER = "--python --plain --answers 48 --held-out 6 --prompt-tokens 24 --new-tokens 48"
+DRAFTER = "--plain --answers 48 --held-out 6 --prompt-tokens 24 --new-tokens 48 --outtype f32"
 EXACT: dict[str, Any] = {"n_threads": 1, "cache_type_k": "f32", "cache_type_v": "f32"}
 """Settings that compute in float32 throughout, as transformers does."""
-DRAFTER_STEPS = "--layers 1 --taps 1 --block 6 --steps 80 --falling 20 --sequences 8 --threads 1"
+DRAFTER_STEPS = "--layers 1 --taps 1 --block 6 --steps 80 --falling 20 --sequences 8 -t 1"
+SCRIPTS = Path(train_drafter.__file__).parents[1]
+FEW_STEPS = "--layers 1 --taps 1 --block 4 --steps 4 --falling 1 --sequences 2 -t 1 --device cpu"
 
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """A trained pair, and the figures that its training reported."""
+    """A trained pair, the prompts of the drafter's training, and the figures of both trainings."""
 
     pair: Pair
+    prompts: Path
     target_losses: list[float]
-    drafter_losses: list[list[float]]
-    tau: float
+    report: dict[str, Any]
 
 
 def train_target(folder: Path, steps: str = TARGET_STEPS) -> Path:
@@ -52,37 +57,33 @@ def train_target(folder: Path, steps: str = TARGET_STEPS) -> Path:
     return folder
 
 
-def train_a_drafter(target: Path, folder: Path, steps: str = DRAFTER_STEPS) -> Path:
+def arguments(target: Path, out: Path, prompts: Path, steps: str = DRAFTER_STEPS) -> list[str]:
     flags = [*DRAFTER.split(), *steps.split(), "--device", "cpu"]
-    train_drafter.run(train_drafter.parse([str(target), str(folder), *flags]))
-    return folder
+    return [str(target), str(out), "--prompts", str(prompts), *flags]
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     folder = tmp_path_factory.mktemp("trained")
-    target = train_target(folder / "target")
-    drafter = train_a_drafter(target, folder / "drafter")
-    command = [sys.executable, "-m", "dflash_gguf.convert", str(target), "--pre", PRE]
-    subprocess.run(
-        [*command, "--outtype", "f32", "--outfile", str(folder / "target.gguf")], check=True
-    )
-    command[3] = str(drafter)
-    command += ["--target-model-dir", str(target), "--outfile", str(folder / "drafter.gguf")]
-    subprocess.run([*command, "--outtype", "f32"], check=True)
-    report = json.loads((drafter / "training.json").read_text())
+    checkpoint, target, drafter = folder / "target", folder / "target.gguf", folder / "drafter"
+    train_target(checkpoint)
+    convert(checkpoint, target, "f32", PRE)
+    training, held_out = from_python(seed=1)
+    prompts = folder / "prompts.jsonl"
+    prompts.write_text("\n".join(map(json.dumps, [*held_out[:6], *training])), encoding="utf-8")
+    assert train_drafter.main(arguments(target, drafter, prompts)) == 0
     return Trained(
-        Pair(target, drafter, folder / "target.gguf", folder / "drafter.gguf"),
-        json.loads((target / "training.json").read_text())["losses"],
-        report["losses"],
-        report["tau"],
+        Pair(checkpoint, drafter, target, drafter / "drafter.gguf"),
+        prompts,
+        json.loads((checkpoint / "training.json").read_text())["losses"],
+        json.loads((drafter / "training.json").read_text()),
     )
 
 
 def test_both_losses_fall(trained: Trained) -> None:
     """Observed losses: target 6.0 to 4.6, drafter 5.4 to 3.3; without learning above 5.9 and 5."""
     assert trained.target_losses[-1] < trained.target_losses[0] - 0.8
-    losses = [row[1] for row in trained.drafter_losses]
+    losses = [row[1] for row in trained.report["losses"]]
     assert losses[-1] < losses[0] - 0.8
 
 
@@ -91,67 +92,44 @@ def test_the_course_is_drawn(trained: Trained) -> None:
     assert data.startswith(b"\x89PNG\r\n")
 
 
-def test_a_chat_model_draws_its_own_user_turns(tmp_path: Path) -> None:
+def test_a_folder_writes_its_own_user_turns(tmp_path: Path) -> None:
+    """The target has random weights; only the sizes of drafter and target must fit."""
     target = make_target(tmp_path / "target", "qwen3", num_hidden_layers=4)
-    flags = "--chat --instruction Hi! --answers 6 --held-out 2 --new-tokens 16 --taps 1"
-    steps = "--layers 1 --block 4 --steps 4 --falling 1 --sequences 2 --threads 1 --device cpu"
-    arguments = [str(target), str(tmp_path / "out"), "--mask-token", "<tool_call>"]
-    arguments += ["--prompt-tokens", "200"]
-    assert train_drafter.main([*arguments, *flags.split(), *steps.split()]) == 0
-    answers = load_answers(tmp_path / "out" / "answers.json")
-    start, end = (
-        AutoTokenizer.from_pretrained(target).convert_tokens_to_ids(text)
-        for text in ("<|im_start|>", "<|im_end|>")
-    )
-    for answer in answers:
+    out = tmp_path / "out"
+    flags = "--chat --instruction Hi! --answers 6 --held-out 2 --new-tokens 16 --prompt-tokens 200"
+    words = [str(target), str(out), "--mask-token", "<tool_call>", "--pre", PRE_OF_KIND["qwen3"]]
+    assert train_drafter.main([*words, *flags.split(), *FEW_STEPS.split()]) == 0
+    with dflash_gguf.load(out / "target.gguf", drafter=out / "drafter.gguf", n_ctx=512) as decoder:
+        start, end = (decoder.tokenize(text)[0] for text in ("<|im_start|>", "<|im_end|>"))
+    for answer in load_answers(out / "answers.json"):
         prompt = answer.tokens[: answer.n_prompt]
         assert (prompt.count(start), prompt.count(end)) == (2, 1)
-    convert_drafter(tmp_path / "out", target, tmp_path / "drafter.gguf", "qwen3")
 
 
-def test_our_engine_draws_the_targets_answers(trained: Trained) -> None:
-    """F16 K/V adds noise, so texts may differ where two logits tie."""
-    answers = load_answers(trained.pair.drafter_dir / "held-out.json")
-    prompts = [answer.tokens[: answer.n_prompt] for answer in answers]
-    path = trained.pair.target
-    target = AutoModelForCausalLM.from_pretrained(trained.pair.target_dir, dtype=torch.float32)
-    for found, expected in zip(
-        engine.generate(path, prompts, n_new=48, n_threads=2), answers, strict=True
-    ):
-        if found != expected:
-            both = zip(found.tokens, expected.tokens, strict=False)
-            at, pair = next((i, pair) for i, pair in enumerate(both) if pair[0] != pair[1])
-            logits = target(torch.tensor([expected.tokens[:at]])).logits[0, -1, list(pair)]
-            assert at >= expected.n_prompt
-            assert abs(float(logits[0] - logits[1])) < 0.02
-    drawn = [
-        engine.generate(path, prompts, n_new=8, temperature=1.0, seed=5, n_threads=n)
-        for n in (1, 2)
-    ]
-    assert drawn[0] == drawn[1]
-
-
-def test_answers_that_were_drawn_before_an_interruption_are_kept(
-    trained: Trained, tmp_path: Path
-) -> None:
+def test_answers_of_an_interrupted_run_are_kept(trained: Trained, tmp_path: Path) -> None:
     prompts = [
         answer.tokens[: answer.n_prompt]
         for answer in load_answers(trained.pair.drafter_dir / "held-out.json")
     ][:3]
+    with dflash_gguf.load(trained.pair.target, n_ctx=512, n_parallel=2, **EXACT) as decoder:
 
-    def draw(n_new: int = 8) -> list[Answer]:
-        return engine.generate(trained.pair.target, prompts, n_new=n_new, folder=tmp_path)
+        def draw(n_new: int = 8, **settings: Any) -> list[Answer]:
+            return generate(decoder, prompts, n_new=n_new, folder=tmp_path, **settings)
 
-    answers = draw()
-    (kept,) = tmp_path.iterdir()
-    first, second, third = kept.read_text().splitlines()
-    marked = first.replace("]", ", 7]", 1)
-    kept.write_text(f"{marked}\n{second}\n{third[:-5]}")
-    marked_answer = Answer((*answers[0].tokens, 7), answers[0].n_prompt)
-    assert draw() == [marked_answer, *answers[1:]]
-    assert kept.read_text().splitlines() == [marked, second, third]
-    assert draw(n_new=4)[0] != marked_answer
-    assert len(list(tmp_path.iterdir())) == 2
+        answers = draw()
+        (kept,) = tmp_path.iterdir()
+        lines = kept.read_text().splitlines()
+        marked = lines[0].replace("]]", ", 7]]")
+        kept.write_text(f"{marked}\n{lines[1]}\n{lines[2][:-5]}")
+        i = json.loads(marked)[0]
+        answers[i] = Answer((*answers[i].tokens, 7), answers[i].n_prompt)
+        assert draw() == answers
+        assert sorted(kept.read_text().splitlines()) == sorted([marked, *lines[1:]])
+        assert draw(n_new=4)[i] != answers[i]
+        assert len(list(tmp_path.iterdir())) == 2
+        sampled = draw(temperature=1.0, seed=5)
+    with dflash_gguf.load(trained.pair.target, n_ctx=512, n_threads=2) as decoder:
+        assert generate(decoder, prompts, n_new=8, temperature=1.0, seed=5) == sampled
 
 
 def test_the_targets_distribution_is_learned_from_pieces(trained: Trained, tmp_path: Path) -> None:
@@ -164,72 +142,53 @@ def test_the_targets_distribution_is_learned_from_pieces(trained: Trained, tmp_p
     pieces.save(tmp_path / "pieces.xz", stored)
     flags = f"--pieces {tmp_path / 'pieces.xz'} --held-out 2 --distil 1 --device cpu"
     out = tmp_path / "out"
-    arguments = [str(trained.pair.target_dir), str(out), *flags.split(), *DRAFTER_STEPS.split()]
-    train_drafter.run(train_drafter.parse(arguments))
+    words = [str(trained.pair.target), str(out), *flags.split(), *DRAFTER_STEPS.split()]
+    assert train_drafter.main(words) == 0
     losses = [row[1] for row in json.loads((out / "training.json").read_text())["losses"]]
     assert losses[-1] < losses[0] - 0.5
     assert load_answers(out / "held-out.json") == [answers[0], answers[40]]
     data = features.Features(
         out / "answers-head.features", load_answers(out / "answers.json"), 64, head_width=64
     )
-    target = AutoModelForCausalLM.from_pretrained(trained.pair.target_dir, dtype=torch.float32)
+    head = read_head(trained.pair.target)
     n_right = n = 0
     for i, answer in enumerate(data.answers):
         positions = torch.arange(answer.n_prompt - 1, len(answer.tokens) - 1)
-        found = target.lm_head(data.head_input([i], positions[None])).argmax(-1)[0]
+        found = (data.head_input([i], positions[None]) @ head.T).argmax(-1)[0]
         n_right += int((found == torch.tensor(answer.tokens[answer.n_prompt :])).sum())
         n += len(positions)
     assert n_right > 0.97 * n  # the file has bfloat16
 
 
-def test_a_missing_file_for_the_answers_is_named(
-    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    flags = [*DRAFTER.split(), *DRAFTER_STEPS.split(), "--device", "cpu"]
-    flags += ["--gguf", str(tmp_path / "missing.gguf")]
-    assert train_drafter.main([str(trained.pair.target_dir), str(tmp_path / "out"), *flags]) == 1
-    assert "missing.gguf" in capsys.readouterr().err
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_the_sizes_of_a_target_are_its_own(tmp_path: Path, kind: str) -> None:
+    """Embeddings are those that enter layer 0, but for their scale."""
+    path = make_gguf(tmp_path, kind, outtype="q8_0")
+    embeddings, head = read_embeddings(path), read_head(path)
+    model = Model(str(path), dflash_gguf.LoadConfig(n_ctx=64, n_threads=1))
+    assert embeddings.shape == head.shape == (model.n_vocab, model.n_embd)
+    answers = [Answer((5, 6, 7, 5), 2)]
+    features.write(tmp_path / "a.features", model, answers, [0])
+    rows = features.Features(tmp_path / "a.features", answers, model.n_embd).rows.float()
+    expected = embeddings[torch.tensor(answers[0].tokens)]
+    scale = float((rows * expected).sum() / expected.square().sum())
+    assert scale == pytest.approx(1.0 if kind == "llama" else model.n_embd**0.5, rel=1e-2)
+    torch.testing.assert_close(rows, expected * scale, rtol=1e-2, atol=1e-3)
 
 
-def test_a_gguf_is_a_target(tmp_path: Path) -> None:
-    """The target has random weights; only the sizes of drafter and target must fit."""
-    target = make_gguf(tmp_path, "llama", num_hidden_layers=4)
-    flags = (
-        "--answers 6 --held-out 2 --new-tokens 16 --taps 1 --plain --temperature 1 --sampled 0.5"
-    )
-    steps = "--layers 1 --block 4 --steps 4 --falling 1 --sequences 2 --threads 1 --device cpu"
-    (tmp_path / "prompts.txt").write_text("one fox\ntwo dogs\nadd 345\nit's\ndef f():\n" * 2)
-    arguments = [str(target), str(tmp_path / "out"), "--mask-token", "<tool_call>"]
-    arguments += ["--prompts", str(tmp_path / "prompts.txt"), *flags.split(), *steps.split()]
-    assert train_drafter.main(arguments) == 0
-    drafter = convert_drafter(
-        tmp_path / "out", tmp_path / "out" / "target", tmp_path / "drafter.gguf", "llama"
-    )
-    with dflash_gguf.load(target, drafter=drafter, n_ctx=64, **EXACT) as decoder:
-        for answer in load_answers(tmp_path / "out" / "held-out.json"):
-            prompt = answer.tokens[: answer.n_prompt]
-            result = decoder.generate(prompt, max_tokens=16, draft="chain")
-            assert result.tokens == answer.tokens[answer.n_prompt :]
-
-
-@pytest.mark.parametrize("kind", ["llama", "qwen35"])
-def test_the_tokenizer_of_a_gguf_is_llama_cpps(tmp_path: Path, kind: str) -> None:
-    path = make_gguf(tmp_path, kind)
-    mine, theirs = read_tokenizer(path), Tokenizer.from_file(path)
-    assert theirs is not None
-    for text in ("it's 12345 Größe\n\n  def f(x):\r\n\t", "a<|im_end|>b<tool_call>c", " IT'S  "):
-        assert mine(text).input_ids == theirs.tokenize(text, parse_special=True)
-    assert mine.eos_token == "<|im_end|>"
-    assert mine.chat_template
-
-
-def test_other_ggufs_are_refused_in_a_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = make_gguf(tmp_path, "qwen35")
-    flags = ["--python", "--mask-token", "<tool_call>"]
-    assert train_drafter.main([str(path), str(tmp_path / "out"), *flags]) == 1
-    assert f"error: {path}: transformers cannot load it: " in capsys.readouterr().err
+def test_features_go_on_after_an_interruption(trained: Trained, tmp_path: Path) -> None:
+    answers = load_answers(trained.pair.drafter_dir / "held-out.json")
+    model = Model(str(trained.pair.target), dflash_gguf.LoadConfig(n_ctx=256, n_threads=1))
+    path = tmp_path / "a.features"
+    features.write(path, model, answers, [1, 2])
+    whole = path.read_bytes()
+    n_bytes = len(answers[0].tokens) * 2 * model.n_embd * 2
+    for n_kept in (n_bytes - 1, n_bytes, n_bytes + 3):
+        # Marks the first answer, to see that it is kept if it is complete.
+        path.with_name("a.features.part").write_bytes(b"x" * n_kept)
+        features.write(path, model, answers, [1, 2])
+        kept = b"x" * n_bytes if n_kept >= n_bytes else whole[:n_bytes]
+        assert path.read_bytes() == kept + whole[n_bytes:]
 
 
 def test_drafts_are_the_references(trained: Trained) -> None:
@@ -256,8 +215,9 @@ def test_tau_is_what_decoding_shows(trained: Trained) -> None:
             assert result.tokens == answer.tokens[answer.n_prompt :]
             rounds += result.rounds
             tokens += result.n_decoded
-    assert tokens / rounds == pytest.approx(trained.tau, abs=0.02)
-    assert trained.tau > 1.3
+    assert tokens / rounds == pytest.approx(trained.report["tau"], abs=0.02)
+    assert trained.report["tau"] > 1.3
+    assert trained.report["gain"] > 0
 
 
 def test_the_reference_accepts_as_often(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,47 +243,51 @@ def test_the_reference_accepts_as_often(trained: Trained, monkeypatch: pytest.Mo
     assert result.rounds == len(done.acceptance_lengths)
 
 
-def test_an_interrupted_training_ends_the_same(
-    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target, steps = trained.pair.target_dir, "--layers 1 --taps 1 --block 6 --sequences 4"
-    for name in ("answers.json", "held-out.json", "answers.features", "held-out.features"):
-        for folder in ("whole", "parts"):
-            (tmp_path / folder).mkdir(exist_ok=True)
-            (tmp_path / folder / name).symlink_to(trained.pair.drafter_dir / name)
-    train_a_drafter(target, tmp_path / "whole", f"{steps} --steps 10 --falling 2")
-    done = 0
+KILLED_AFTER: dict[str, Callable[[Path], bool]] = {
+    "answers": lambda out: any(len(x.read_bytes()) > 2000 for x in out.glob("drawn-*.jsonl")),
+    "features": lambda out: (out / "held-out.json").exists(),
+    "updates": lambda out: (out / "state.pt").exists(),
+}
 
-    def interrupt(*_: object) -> None:
-        nonlocal done
-        done += 1
-        if done == 5:
-            raise KeyboardInterrupt
 
-    monkeypatch.setattr("train.fit.SAVE_SECONDS", 0.0)
-    with monkeypatch.context() as patch:
-        save = Fit._save
-        patch.setattr(Fit, "_save", lambda fit: (save(fit), interrupt()))
-        with pytest.raises(KeyboardInterrupt):
-            train_a_drafter(target, tmp_path / "parts", f"{steps} --steps 10 --falling 2")
-    train_a_drafter(target, tmp_path / "parts", f"{steps} --steps 10 --falling 2")
-    whole, parts = (
-        DFlashDraftModel.from_pretrained(tmp_path / name).state_dict()
-        for name in ("whole", "parts")
+def test_a_killed_training_ends_the_same(trained: Trained, tmp_path: Path) -> None:
+    """The training is killed in each of its stages, and started again with the same command."""
+    code = (
+        "import sys; from train import fit, train_drafter; fit.SAVE_SECONDS = 0.0; "
+        "sys.exit(train_drafter.main(sys.argv[1:]))"
     )
-    for name, value in whole.items():
-        assert torch.equal(value, parts[name]), name
+    steps = "--layers 1 --taps 1 --block 6 --sequences 4 --steps 30 --falling 2 -t 1"
+
+    def start(out: Path) -> subprocess.Popen[bytes]:
+        words = arguments(trained.pair.target, out, trained.prompts, steps)
+        return subprocess.Popen([sys.executable, "-c", code, *words], cwd=SCRIPTS)
+
+    whole, parts = tmp_path / "whole" / "out", tmp_path / "parts" / "out"  # names the drafter
+    at_once = start(whole)
+    n_killed = 0
+    for has_begun in KILLED_AFTER.values():
+        process = start(parts)
+        while process.poll() is None and not has_begun(parts):
+            time.sleep(0.005)
+        process.kill()
+        n_killed += process.wait() == -signal.SIGKILL
+    assert n_killed == len(KILLED_AFTER)
+    assert start(parts).wait() == at_once.wait() == 0
+    for name in ("answers.json", "held-out.json", "answers.features", "drafter.gguf"):
+        assert (parts / name).read_bytes() == (whole / name).read_bytes(), name
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--prompts {tmp}/none.txt", "{tmp}/none.txt"),
-        ("--python --mask-token <nothing>", "has no token '<nothing>'"),
-        ("--python --taps 9", "9 taps do not fit into a target of 4 layers"),
-        ("--python --sampled 1.5", "--sampled 1.5: a share lies between 0 and 1"),
-        ("--python --held-out 4000", "held out: at least"),
-        ("--python --distil -0.1", "--distil -0.1: a share lies between 0 and 1"),
+        ("--prompts {tmp}/none.txt", "--prompts {tmp}/none.txt: no such file"),
+        ("--prompts {prompts} --mask-token <nothing>", "has no token '<nothing>'"),
+        ("--prompts {prompts} --taps 9", "9 taps do not fit into a target of 4 layers"),
+        ("--prompts {prompts} --sampled 1.5", "--sampled 1.5: a share lies between 0 and 1"),
+        ("--prompts {prompts} --held-out 40000", "held out, of 1 to 256 tokens: at least"),
+        ("--prompts {prompts} --distil -0.1", "--distil -0.1: a share lies between 0 and 1"),
+        ("--prompts {prompts} --block 1", "--block 1: a block has 2 to 256 tokens"),
+        ("--prompts {prompts} --steps 0", "--steps 0: at least 1 is needed"),
         ("--pieces {tmp}/none.xz", "--pieces {tmp}/none.xz: no such file"),
         ("--chat --held-out 2", "the target has no chat template"),
     ],
@@ -335,29 +299,56 @@ def test_bad_input_is_one_sentence(
     flags: str,
     message: str,
 ) -> None:
-    folders = [str(trained.pair.target_dir), str(tmp_path / "out"), "--taps", "1"]
-    assert train_drafter.main([*folders, *flags.format(tmp=tmp_path).split()]) == 1
+    given = {"tmp": tmp_path, "prompts": trained.prompts}
+    words = [str(trained.pair.target), str(tmp_path / "out"), "--taps", "1", "-t", "1"]
+    assert train_drafter.main([*words, *flags.format(**given).split()]) == 1
     sentences = [x for x in capsys.readouterr().err.splitlines() if x.startswith("error: ")]
     assert len(sentences) == 1
-    assert message.format(tmp=tmp_path) in sentences[0]
+    assert message.format(**given) in sentences[0]
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("{tmp}/none.gguf", "{tmp}/none.gguf: No such file or directory"),
+        ("{tmp}", "{tmp}: not a model folder"),
+        ("tiny", "'tiny' is neither a file nor a known model"),
+        ("{prompts}", "{prompts}: is not a GGUF file"),
+        ("{drafter}", "{drafter}: has no tensor token_embd.weight"),
+    ],
+)
+def test_targets_that_cannot_be_loaded(
+    trained: Trained,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    target: str,
+    message: str,
+) -> None:
+    given = {"tmp": tmp_path, "prompts": trained.prompts, "drafter": trained.pair.drafter}
+    words = arguments(Path(target.format(**given)), tmp_path / "out", trained.prompts)
+    assert train_drafter.main(words) == 1
+    sentences = [x for x in capsys.readouterr().err.splitlines() if x.startswith("error: ")]
+    assert len(sentences) == 1
+    assert message.format(**given) in sentences[0]
     assert not (tmp_path / "out").exists()
 
 
 def test_arguments_are_checked_before_torch_is_loaded(trained: Trained, tmp_path: Path) -> None:
-    scripts = Path(train_drafter.__file__).parents[1]
     code = (
         "import sys; from train import train_drafter; status = train_drafter.main(sys.argv[1:]); "
         "assert 'torch' not in sys.modules; sys.exit(status)"
     )
-    flags = ["--python", "--mask-token", "<nothing>"]
-    command = [sys.executable, "-c", code, str(trained.pair.target_dir), str(tmp_path / "out")]
-    done = subprocess.run([*command, *flags], cwd=scripts, capture_output=True, text=True)
+    flags = ["--chat", "--mask-token", "<nothing>"]
+    command = [sys.executable, "-c", code, str(trained.pair.target), str(tmp_path / "out")]
+    done = subprocess.run([*command, *flags], cwd=SCRIPTS, capture_output=True, text=True)
     assert done.returncode == 1, done.stderr
     assert done.stderr.startswith("error: --mask-token: the target's vocabulary has no token")
 
 
-def test_a_folder_belongs_to_one_training(trained: Trained) -> None:
-    with pytest.raises(ValueError, match="was begun with seed = 1, now it is 2"):
-        train_a_drafter(
-            trained.pair.target_dir, trained.pair.drafter_dir, f"{DRAFTER_STEPS} --seed 2"
-        )
+def test_a_folder_belongs_to_one_training(
+    trained: Trained, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = arguments(trained.pair.target, trained.pair.drafter_dir, trained.prompts)
+    assert train_drafter.main([*words, "--seed", "2"]) == 1
+    assert "was begun with seed = 1, now it is 2" in capsys.readouterr().err

@@ -193,8 +193,9 @@ def test_arithmetic_knows_no_model(stem: str) -> None:
     assert not any(name.startswith("native/") for name in seen), seen
 
 
-def test_convert_takes_three_things_from_the_package() -> None:
+def test_convert_takes_four_things_from_the_package() -> None:
     allowed = {
+        "gguf_target.py": "dflash_gguf.text.gguf_metadata.GgufMetadata",
         "inspect.py": "dflash_gguf.text.variants.variant_of",
         "quantize.py": "dflash_gguf.native.quantize",
     }

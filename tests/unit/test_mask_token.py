@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
+import gguf
 import pytest
 from train.mask_token import mask_token_of
+
+
+def write(path: Path, tokens: list[str]) -> Path:
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_token_list(tokens)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path
 
 
 @pytest.mark.parametrize(
@@ -22,22 +31,15 @@ from train.mask_token import mask_token_of
     ],
 )
 def test_an_unused_token_is_found(added: list[str], expected: str, tmp_path: Path) -> None:
-    entries = [{"content": name, "id": 100 + i} for i, name in enumerate(added)]
-    data = {"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": entries}
-    (tmp_path / "tokenizer.json").write_text(json.dumps(data))
-    assert mask_token_of(tmp_path, None) == expected
-    assert mask_token_of(tmp_path, added[0]) == added[0]
+    tokens = ["a", "b", *added]
+    path = write(tmp_path / "a.gguf", tokens)
+    assert mask_token_of(path, None) == tokens.index(expected)
+    assert mask_token_of(path, added[0]) == 2
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        ({"model": {"vocab": {"a": 0, "<think>": 1}}}, "maybe one of <think>"),
-        ({"model": {}}, "not a tokenizer.json with a vocabulary"),
-        ([], "not a tokenizer.json with a vocabulary"),
-    ],
-)
-def test_a_vocabulary_without_one_is_refused(data: object, message: str, tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_text(json.dumps(data))
-    with pytest.raises(ValueError, match=message):
-        mask_token_of(tmp_path, None)
+def test_a_vocabulary_without_one_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.gguf", ["a", "<think>"])
+    with pytest.raises(ValueError, match="maybe one of <think>"):
+        mask_token_of(path, None)
+    with pytest.raises(ValueError, match="has no token 'c'"):
+        mask_token_of(path, "c")
