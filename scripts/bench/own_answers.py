@@ -37,8 +37,8 @@ from dflash_gguf.speculative.proposers.proposer import Proposer, SpeculativeStat
 from dflash_gguf.speculative.tree import Tree
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from train import pieces
-from train.prompts import from_file
+from dflash_gguf.train import pieces
+from dflash_gguf.train.prompts import from_file
 
 LONGEST = 6
 """Tokens of the longest run that the table knows."""

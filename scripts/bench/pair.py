@@ -26,8 +26,9 @@ from dflash_gguf._files import write_text
 from dflash_gguf.bench.prompts import Prompt
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from train.acceptance import measure, prompt_lookup, repeated_share
 from train.python_prompts import from_python
+
+from dflash_gguf.train.acceptance import measure, prompt_lookup, repeated_share
 
 KINDS = ("none", "chain", "tree", "auto")
 

@@ -1,1 +1,1 @@
-"""Training of drafters and of a tiny target: two scripts and their common modules."""
+"""Training of a tiny target, and prompts and answers for the training of our own drafters."""

@@ -21,7 +21,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from dflash_gguf._files import write_text
-from train import code_prompts, corpus, prompts, text_prompts
+from dflash_gguf.train import prompts
+from train import code_prompts, corpus, text_prompts
 from train.overlap import HeldOutRuns
 
 SHARES = {

@@ -25,9 +25,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import dflash_gguf
 from dflash_gguf.engine.request import RequestState
-from train import pieces
+from dflash_gguf.train import pieces
+from dflash_gguf.train.prompts import user_turn
 from train.overlap import HeldOutRuns
-from train.prompts import user_turn
 
 TEMPERATURES = (0.0, 0.0, 0.0, 0.5, 0.8)
 SAMPLED = {"top_k": 0, "top_p": 0.95, "min_p": 0.0}

@@ -27,11 +27,11 @@ from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 from dflash_gguf._files import write_text
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from train.checkpoint import load_state, pick, save_state
+from dflash_gguf.train.checkpoint import load_state, pick, save_state
+from dflash_gguf.train.parallel import Workers, precision
+from dflash_gguf.train.schedule import Optimizers
 from train.corpus import documents, standard_library
 from train.delta_rule import fast_delta_rule
-from train.parallel import Workers, precision
-from train.schedule import Optimizers
 from train.vocabulary import END, save_tokenizer, train_tokenizer
 
 PIECE = 2  # sequences that a thread computes at once, few enough for its cache

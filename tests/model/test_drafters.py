@@ -13,6 +13,8 @@ from checkpoints import make_drafter, make_target
 from conversions import converted, edit_config, metadata
 from dflash_gguf.convert.arch import Options
 from dflash_gguf.convert.conversion import prepare
+from dflash_gguf.convert.write import write_gguf
+from pairs import make_pair
 
 
 def drafted(tmp_path: Path, kind: str = "llama", **options: Any) -> tuple[Path, Path]:
@@ -119,3 +121,11 @@ def test_drafter_that_rotates_neighbours_is_reordered(tmp_path: Path) -> None:
     norm = theirs["layers.0.self_attn.q_norm.weight"]
     expected = np.concatenate([norm[0::2], norm[1::2]])
     np.testing.assert_array_equal(ours["blk.0.attn_q_norm.weight"], expected)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen35", "gemma3"])
+def test_a_targets_gguf_stands_for_its_folder(tmp_path: Path, kind: str) -> None:
+    pair = make_pair(tmp_path, kind)
+    plan = prepare(pair.drafter_dir, "f32", Options(target_model_dir=pair.target))
+    write_gguf(tmp_path / "other.gguf", plan.metadata, plan.plans, plan.types)
+    assert (tmp_path / "other.gguf").read_bytes() == pair.drafter.read_bytes()

@@ -8,11 +8,12 @@ import warnings
 from pathlib import Path
 
 import pytest
-from train import make_answers, pieces
+from train import make_answers
 from train.overlap import HeldOutRuns
 
 import dflash_gguf
 from dflash_gguf import bundled
+from dflash_gguf.train import pieces
 
 PROMPTS = (
     {"kind": "chat", "turns": ["Name a colour."]},

@@ -10,20 +10,21 @@ from typing import Any
 
 import pytest
 import torch
-from train.answers import Answer, load_answers, save_answers, without_loops
-from train.ask import prompt_ids, spread
-from train.blocks import draw_anchors, make_blocks, place_weights
-from train.checkpoint import pick
 from train.corpus import functions, prompts, standard_library
 from train.delta_rule import chunked_delta_rule, shifted_conv
-from train.drafter import BlockModel, even_start, new_drafter, take_weights
-from train.memory import piece_size
-from train.parallel import Workers
-from train.prompts import from_file, user_turn
-from train.schedule import Optimizers
-from train.target import Sizes
-from train.words import Words
 from transformers.models.qwen3_5 import modeling_qwen3_5
+
+from dflash_gguf.train.answers import Answer, load_answers, save_answers, without_loops
+from dflash_gguf.train.ask import prompt_ids, spread
+from dflash_gguf.train.blocks import draw_anchors, make_blocks, place_weights
+from dflash_gguf.train.checkpoint import pick
+from dflash_gguf.train.drafter import BlockModel, even_start, new_drafter, take_weights
+from dflash_gguf.train.memory import piece_size
+from dflash_gguf.train.parallel import Workers
+from dflash_gguf.train.prompts import from_file, user_turn
+from dflash_gguf.train.schedule import Optimizers
+from dflash_gguf.train.target import Sizes
+from dflash_gguf.train.words import Words
 
 MASK = 30
 SIZES = Sizes(

@@ -81,6 +81,7 @@ def test_an_install_works_from_any_folder(installed: Path, source: Path, tmp_pat
             [binaries / "python", "-m", "dflash_gguf.convert"],
             [binaries / "dflash-backend"],
             [binaries / "dflash-run"],
+            [binaries / "dflash-train"],
             [binaries / "python", "-m", "dflash_gguf"],
         ):
             assert run(*command, "--help", cwd=folder).startswith("usage: ")

@@ -20,6 +20,7 @@ from dflash_gguf.backend_build import command as backend
 from dflash_gguf.bench import command as bench
 from dflash_gguf.cli import arguments as cli_arguments
 from dflash_gguf.serve import arguments as serve_arguments
+from dflash_gguf.train import command as train
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
@@ -30,6 +31,7 @@ COMMANDS: dict[str, Callable[[], argparse.ArgumentParser]] = {
     "dflash-bench": bench.parser,
     "dflash-run": cli_arguments.parser,
     "dflash-serve": serve_arguments.parser,
+    "dflash-train": train.parser,
 }
 FENCED = re.compile(r"^(```+)(\w*)\n(.*?)^\1$", re.MULTILINE | re.DOTALL)
 OF_OTHERS = {"--force-reinstall", "--no-cache-dir"}

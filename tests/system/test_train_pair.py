@@ -20,15 +20,16 @@ from dflash.model import DFlashDraftModel, dflash_generate
 from gguf_files import convert, make_gguf
 from pairs import Pair, draft_logits, open_pair
 from reference import Reference
-from train import features, pieces, train_drafter, train_tiny_target
-from train.answers import Answer, generate, load_answers
+from train import train_tiny_target
 from train.python_prompts import from_python
-from train.target import read_embeddings, read_head
 from train.vocabulary import PRE
 from transformers import AutoModelForCausalLM
 
 import dflash_gguf
 from dflash_gguf.native import Model
+from dflash_gguf.train import command, features, pieces
+from dflash_gguf.train.answers import Answer, generate, load_answers
+from dflash_gguf.train.target import read_embeddings, read_head
 
 TARGET = "--modules 60 --vocab 400 --hidden 64 --layers 4 --ffn 128 --heads 1 --value-heads 4"
 RATES = "--muon-rate 5e-3 --adam-rate 3e-3"  # higher rates suit narrow models
@@ -37,7 +38,6 @@ DRAFTER = "--plain --answers 48 --held-out 6 --prompt-tokens 24 --new-tokens 48 
 EXACT: dict[str, Any] = {"n_threads": 1, "cache_type_k": "f32", "cache_type_v": "f32"}
 """Settings that compute in float32 throughout, as transformers does."""
 DRAFTER_STEPS = "--layers 1 --taps 1 --block 6 --steps 80 --falling 20 --sequences 8 -t 1"
-SCRIPTS = Path(train_drafter.__file__).parents[1]
 FEW_STEPS = "--layers 1 --taps 1 --block 4 --steps 4 --falling 1 --sequences 2 -t 1 --device cpu"
 
 
@@ -71,7 +71,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     training, held_out = from_python(seed=1)
     prompts = folder / "prompts.jsonl"
     prompts.write_text("\n".join(map(json.dumps, [*held_out[:6], *training])), encoding="utf-8")
-    assert train_drafter.main(arguments(target, drafter, prompts)) == 0
+    assert command.main(arguments(target, drafter, prompts)) == 0
     return Trained(
         Pair(checkpoint, drafter, target, drafter / "drafter.gguf"),
         prompts,
@@ -98,7 +98,7 @@ def test_a_folder_writes_its_own_user_turns(tmp_path: Path) -> None:
     out = tmp_path / "out"
     flags = "--chat --instruction Hi! --answers 6 --held-out 2 --new-tokens 16 --prompt-tokens 200"
     words = [str(target), str(out), "--mask-token", "<tool_call>", "--pre", PRE_OF_KIND["qwen3"]]
-    assert train_drafter.main([*words, *flags.split(), *FEW_STEPS.split()]) == 0
+    assert command.main([*words, *flags.split(), *FEW_STEPS.split()]) == 0
     with dflash_gguf.load(out / "target.gguf", drafter=out / "drafter.gguf", n_ctx=512) as decoder:
         start, end = (decoder.tokenize(text)[0] for text in ("<|im_start|>", "<|im_end|>"))
     for answer in load_answers(out / "answers.json"):
@@ -143,11 +143,11 @@ def test_the_targets_distribution_is_learned_from_pieces(trained: Trained, tmp_p
     flags = f"--pieces {tmp_path / 'pieces.xz'} --held-out 2 --distil 1 --device cpu"
     out = tmp_path / "out"
     words = [str(trained.pair.target), str(out), *flags.split(), *DRAFTER_STEPS.split()]
-    assert train_drafter.main(words) == 0
+    assert command.main(words) == 0
     losses = [row[1] for row in json.loads((out / "training.json").read_text())["losses"]]
     assert losses[-1] < losses[0] - 0.5
     assert load_answers(out / "held-out.json") == [answers[0], answers[40]]
-    data = features.Features(
+    data = features.AnswerFeatures(
         out / "answers-head.features", load_answers(out / "answers.json"), 64, head_width=64
     )
     head = read_head(trained.pair.target)
@@ -169,7 +169,7 @@ def test_the_sizes_of_a_target_are_its_own(tmp_path: Path, kind: str) -> None:
     assert embeddings.shape == head.shape == (model.n_vocab, model.n_embd)
     answers = [Answer((5, 6, 7, 5), 2)]
     features.write(tmp_path / "a.features", model, answers, [0])
-    rows = features.Features(tmp_path / "a.features", answers, model.n_embd).rows.float()
+    rows = features.AnswerFeatures(tmp_path / "a.features", answers, model.n_embd).rows.float()
     expected = embeddings[torch.tensor(answers[0].tokens)]
     scale = float((rows * expected).sum() / expected.square().sum())
     assert scale == pytest.approx(1.0 if kind == "llama" else model.n_embd**0.5, rel=1e-2)
@@ -253,14 +253,14 @@ KILLED_AFTER: dict[str, Callable[[Path], bool]] = {
 def test_a_killed_training_ends_the_same(trained: Trained, tmp_path: Path) -> None:
     """The training is killed in each of its stages, and started again with the same command."""
     code = (
-        "import sys; from train import fit, train_drafter; fit.SAVE_SECONDS = 0.0; "
-        "sys.exit(train_drafter.main(sys.argv[1:]))"
+        "import sys; from dflash_gguf.train import command, fit; fit.SAVE_SECONDS = 0.0; "
+        "sys.exit(command.main(sys.argv[1:]))"
     )
     steps = "--layers 1 --taps 1 --block 6 --sequences 4 --steps 30 --falling 2 -t 1"
 
     def start(out: Path) -> subprocess.Popen[bytes]:
         words = arguments(trained.pair.target, out, trained.prompts, steps)
-        return subprocess.Popen([sys.executable, "-c", code, *words], cwd=SCRIPTS)
+        return subprocess.Popen([sys.executable, "-c", code, *words])
 
     whole, parts = tmp_path / "whole" / "out", tmp_path / "parts" / "out"  # names the drafter
     at_once = start(whole)
@@ -301,7 +301,7 @@ def test_bad_input_is_one_sentence(
 ) -> None:
     given = {"tmp": tmp_path, "prompts": trained.prompts}
     words = [str(trained.pair.target), str(tmp_path / "out"), "--taps", "1", "-t", "1"]
-    assert train_drafter.main([*words, *flags.format(**given).split()]) == 1
+    assert command.main([*words, *flags.format(**given).split()]) == 1
     sentences = [x for x in capsys.readouterr().err.splitlines() if x.startswith("error: ")]
     assert len(sentences) == 1
     assert message.format(**given) in sentences[0]
@@ -327,7 +327,7 @@ def test_targets_that_cannot_be_loaded(
 ) -> None:
     given = {"tmp": tmp_path, "prompts": trained.prompts, "drafter": trained.pair.drafter}
     words = arguments(Path(target.format(**given)), tmp_path / "out", trained.prompts)
-    assert train_drafter.main(words) == 1
+    assert command.main(words) == 1
     sentences = [x for x in capsys.readouterr().err.splitlines() if x.startswith("error: ")]
     assert len(sentences) == 1
     assert message.format(**given) in sentences[0]
@@ -336,12 +336,12 @@ def test_targets_that_cannot_be_loaded(
 
 def test_arguments_are_checked_before_torch_is_loaded(trained: Trained, tmp_path: Path) -> None:
     code = (
-        "import sys; from train import train_drafter; status = train_drafter.main(sys.argv[1:]); "
+        "import sys; from dflash_gguf.train import command; status = command.main(sys.argv[1:]); "
         "assert 'torch' not in sys.modules; sys.exit(status)"
     )
     flags = ["--chat", "--mask-token", "<nothing>"]
     command = [sys.executable, "-c", code, str(trained.pair.target), str(tmp_path / "out")]
-    done = subprocess.run([*command, *flags], cwd=SCRIPTS, capture_output=True, text=True)
+    done = subprocess.run([*command, *flags], capture_output=True, text=True)
     assert done.returncode == 1, done.stderr
     assert done.stderr.startswith("error: --mask-token: the target's vocabulary has no token")
 
@@ -350,5 +350,5 @@ def test_a_folder_belongs_to_one_training(
     trained: Trained, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = arguments(trained.pair.target, trained.pair.drafter_dir, trained.prompts)
-    assert train_drafter.main([*words, "--seed", "2"]) == 1
+    assert command.main([*words, "--seed", "2"]) == 1
     assert "was begun with seed = 1, now it is 2" in capsys.readouterr().err

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import gguf
 import pytest
-from train.mask_token import mask_token_of
+
+from dflash_gguf.train.mask_token import mask_token_of
 
 
 def write(path: Path, tokens: list[str]) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from train.acceptance import Acceptance, measure, prompt_lookup, repeated_share
+from dflash_gguf.train.acceptance import Acceptance, measure, prompt_lookup, repeated_share
 
 
 def test_rounds_follow_the_references_rule() -> None:

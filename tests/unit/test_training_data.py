@@ -6,9 +6,11 @@ import random
 from pathlib import Path
 
 import pytest
-from train import pieces, text_prompts
+from train import text_prompts
 from train.overlap import RUN, HeldOutRuns
-from train.pieces import StoredAnswer
+
+from dflash_gguf.train import pieces
+from dflash_gguf.train.pieces import StoredAnswer
 
 WORDS = [f"word{i}" for i in range(40)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from dflash_gguf.native import devices
+from ..native import devices
 
 SHARE = 0.3
 """Share of the free memory that logits may take in training."""

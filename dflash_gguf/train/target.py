@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from dflash_gguf.convert.gguf_header import ArrayValue, read_parts
-from dflash_gguf.convert.schema import Key, Tensor
-from gguf.quants import dequantize
+
+from ..convert.gguf_header import ArrayValue, read_parts
+from ..convert.gguf_tensor import find_tensor, read_tensor
+from ..convert.schema import Key, Tensor
 
 EXPERTS_FFN = 3
 """Width of a drafter's feed-forward divided by the hidden size, if the target has experts only."""
@@ -46,7 +46,7 @@ def read_sizes(path: Path) -> Sizes:
     return Sizes(
         n_layer=of(Key.BLOCK_COUNT, 0) - of(Key.NEXTN_PREDICT_LAYERS, 0),
         n_embd=n_embd,
-        n_vocab=read_shape(path, Tensor.TOKEN_EMBD)[0],
+        n_vocab=find_tensor(path, Tensor.TOKEN_EMBD)[1].shape[0],
         n_ff=of(Key.FEED_FORWARD_LENGTH, 0) or EXPERTS_FFN * n_embd,
         n_head=n_head,
         n_head_kv=of(Key.ATTENTION_HEAD_COUNT_KV, n_head),
@@ -59,27 +59,10 @@ def read_sizes(path: Path) -> Sizes:
 
 def read_embeddings(path: Path) -> torch.Tensor:
     """Returns the token embeddings of a target, float32 [n_vocab, n_embd], without a scale."""
-    return _read(path, Tensor.TOKEN_EMBD)
+    return torch.from_numpy(read_tensor(path, Tensor.TOKEN_EMBD))
 
 
 def read_head(path: Path) -> torch.Tensor:
     """Returns the output head of a target, float32 [n_vocab, n_embd]."""
     has_head = any(Tensor.OUTPUT in part.tensors for part in read_parts(path))
-    return _read(path, Tensor.OUTPUT if has_head else Tensor.TOKEN_EMBD)
-
-
-def read_shape(path: Path, name: str) -> tuple[int, ...]:
-    """Returns the shape of a tensor, row-major; ValueError if the file does not have it."""
-    for part in read_parts(path):
-        if name in part.tensors:
-            return part.tensors[name].shape
-    raise ValueError(f"{path}: has no tensor {name}")
-
-
-def _read(path: Path, name: str) -> torch.Tensor:
-    n_rows = read_shape(path, name)[0]
-    part = next(part for part in read_parts(path) if name in part.tensors)
-    tensor = part.tensors[name]
-    data = np.memmap(part.path, np.uint8, "r", tensor.start, (n_rows, tensor.n_bytes // n_rows))
-    values = dequantize(data, tensor.type)
-    return torch.from_numpy(np.array(values, dtype=np.float32))
+    return torch.from_numpy(read_tensor(path, Tensor.OUTPUT if has_head else Tensor.TOKEN_EMBD))

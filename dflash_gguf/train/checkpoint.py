@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dflash_gguf._files import replacing
+from .._files import replacing
 
 
 def save_state(path: Path, state: dict[str, Any]) -> None:

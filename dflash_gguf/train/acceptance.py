@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from dflash_gguf.speculative.tree import Tree
+from ..speculative.tree import Tree
 
 # A function that takes (answer's index, position of its last known token) and returns drafts.
 Draft = Callable[[Sequence[tuple[int, int]]], Sequence[Sequence[int]]]

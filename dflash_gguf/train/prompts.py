@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from dflash_gguf.decoder import Decoder
-
+from ..decoder import Decoder
 from .answers import generate
 
 MARK = "\N{BLACK STAR}message\N{BLACK STAR}"

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from dflash_gguf._files import replacing
-
+from .._files import replacing
 from .fit import History
 
 

@@ -16,7 +16,7 @@ from .acceptance import Acceptance, measure
 from .blocks import Blocks, draw_anchors, make_blocks, place_weights
 from .checkpoint import load_state, pick, save_state
 from .drafter import BlockModel
-from .features import Features
+from .features import AnswerFeatures
 from .parallel import Workers, precision
 from .schedule import Optimizers
 from .words import Softmax, Words
@@ -61,14 +61,14 @@ class History:
     taus: list[list[float]] = field(default_factory=list)
 
 
-class Fit:
+class Trainer:
     """A drafter in training, with its data, optimizers and step."""
 
     def __init__(
         self,
         model: BlockModel,
-        data: Features,
-        held_out: Features,
+        data: AnswerFeatures,
+        held_out: AnswerFeatures,
         recipe: Recipe,
         folder: Path,
         device: torch.device,

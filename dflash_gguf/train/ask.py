@@ -6,8 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from dflash_gguf.decoder import Decoder
-
+from ..decoder import Decoder
 from . import pieces, prompts
 from .answers import KEPT, Answer, generate, save_answers, without_loops
 
@@ -22,7 +21,8 @@ def from_pieces(paths: Sequence[Path], n: int, n_held_out: int) -> tuple[list[An
     """
     stored = [x for path in paths for x in pieces.load(path)]
     stored.sort(key=lambda x: (x.index, x.turn))
-    training, held_out = [], []
+    training: list[Answer] = []
+    held_out: list[Answer] = []
     for x in stored:
         is_held_out = x.index % HELD_OUT_EVERY == 0
         if not is_held_out or x.temperature == 0:

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dflash_gguf.convert.errors import ConvertError
-
-from dflash_gguf import bundled
-from dflash_gguf._files import check_file, write_text
-from dflash_gguf.cli.command import guarded
-from dflash_gguf.cli.model_arguments import new_parser
-
-sys.path.append(str(Path(__file__).resolve().parents[1]))
-from train.mask_token import mask_token_of
+from .. import bundled
+from .._files import check_file, write_text
+from ..cli.command import guarded
+from ..cli.model_arguments import new_parser
+from ..convert.errors import ConvertError
+from .mask_token import mask_token_of
 
 DESCRIPTION = "Trains a DFlash drafter for a target, on answers of the target itself."
 EPILOG = """\
@@ -157,7 +153,7 @@ def run(args: argparse.Namespace) -> None:
     try:
         remember(args)
         # Loading torch takes seconds: bad arguments are reported before.
-        from train.training import convert_target, train
+        from .training import convert_target, train
 
         if folder is not None:
             args.target = convert_target(folder, args.out / "target.gguf", args.pre)
@@ -176,13 +172,13 @@ def _run(args: argparse.Namespace) -> int:
         run(args)
     except (ConvertError, ArithmeticError) as error:
         raise ValueError(str(error)) from None
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"the package {error.name} is not installed: pip install 'dflash-gguf[train]'"
+        ) from None
     return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line; returns the exit code."""
     return guarded(lambda: _run(parser().parse_args(argv)))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

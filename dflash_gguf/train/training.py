@@ -12,20 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from dflash_gguf.convert.arch import Options
-from dflash_gguf.convert.conversion import prepare as plan_conversion
-from dflash_gguf.convert.write import write_gguf
 
-import dflash_gguf
-from dflash_gguf._files import write_text
-from dflash_gguf.decoder import Decoder
-
+from .._files import write_text
+from ..config import DecodeConfig
+from ..convert.arch import Options
+from ..convert.conversion import prepare as plan_conversion
+from ..convert.write import write_gguf
+from ..decoder import Decoder
+from ..loading import load
 from . import ask, features
 from .acceptance import measure, prompt_lookup, repeated_share
 from .answers import Answer, load_answers
 from .curve import draw
 from .drafter import BlockModel, even_start, new_drafter, take_weights
-from .fit import Fit, History, Recipe
+from .fit import History, Recipe, Trainer
 from .mask_token import mask_token_of
 from .memory import CPU_PIECE_BYTES, free_bytes, piece_size
 from .target import read_embeddings, read_head, read_sizes
@@ -43,9 +43,7 @@ def load_decoder(args: argparse.Namespace) -> Decoder:
     with warnings.catch_warnings():
         # n_ctx is shared by all answers, so no answer exceeds the trained context.
         warnings.filterwarnings("ignore", message="n_ctx is .*, the model was trained for")
-        return dflash_gguf.load(
-            args.target, n_ctx=N_AT_ONCE * each, n_parallel=N_AT_ONCE, mtp=False, **options
-        )
+        return load(args.target, n_ctx=N_AT_ONCE * each, n_parallel=N_AT_ONCE, mtp=False, **options)
 
 
 def prepare_answers(
@@ -68,7 +66,7 @@ def prepare_features(
     decoder: Callable[[], Decoder],
     *,
     with_head_input: bool = False,
-) -> features.Features:
+) -> features.AnswerFeatures:
     """Returns the hidden states of answers at `taps`; computes them if the file is missing.
 
     with_head_input: True to have the input of the target's output head behind them.
@@ -79,10 +77,12 @@ def prepare_features(
         features.write(path, model, answers, [*taps, *head_input])
     n_embd = path.stat().st_size // 2 // features.offsets(answers)[-1]
     n_embd //= len(taps) + with_head_input
-    return features.Features(path, answers, len(taps) * n_embd, n_embd * with_head_input)
+    return features.AnswerFeatures(path, answers, len(taps) * n_embd, n_embd * with_head_input)
 
 
-def prepare(args: argparse.Namespace) -> tuple[BlockModel, features.Features, features.Features]:
+def prepare(
+    args: argparse.Namespace,
+) -> tuple[BlockModel, features.AnswerFeatures, features.AnswerFeatures]:
     """Returns the model, and features of training and held-out answers; makes missing files."""
     drafter = new_drafter(
         read_sizes(args.target),
@@ -145,10 +145,10 @@ def measure_gain(
     """
     n_ctx = max(len(answer.tokens) for answer in answers) + ROUND_UP
     seconds, rounds, tokens = {"none": 0.0, "auto": 0.0}, 0, 0
-    with dflash_gguf.load(target, drafter=drafter, n_ctx=n_ctx, n_threads=n_threads) as decoder:
+    with load(target, drafter=drafter, n_ctx=n_ctx, n_threads=n_threads) as decoder:
         for answer in answers:
             prompt, n_new = list(answer.tokens[: answer.n_prompt]), len(answer.tokens)
-            config = dflash_gguf.DecodeConfig(max_tokens=n_new - answer.n_prompt, temperature=0.0)
+            config = DecodeConfig(max_tokens=n_new - answer.n_prompt, temperature=0.0)
             plain = decoder.generate(prompt, config, draft="none")
             drafted = decoder.generate(prompt, config, draft="auto")
             seconds["none"] += plain.decode_s
@@ -163,13 +163,13 @@ def measure_gain(
     }
 
 
-def report(fit: Fit) -> dict[str, Any]:
+def report(trainer: Trainer) -> dict[str, Any]:
     """Returns figures for the model card; prompt lookup's tau on the same answers is among them."""
-    answers = [(a.tokens, a.n_prompt) for a in fit.held_out.answers]
-    ours = fit.evaluate()
+    answers = [(a.tokens, a.n_prompt) for a in trainer.held_out.answers]
+    ours = trainer.evaluate()
     lookup = measure(
         answers,
-        lambda places: [prompt_lookup(answers[i][0][: p + 1], fit.size - 1) for i, p in places],
+        lambda places: [prompt_lookup(answers[i][0][: p + 1], trainer.size - 1) for i, p in places],
     )
     fresh = [tokens[n_prompt:] for tokens, n_prompt in answers]
     return {
@@ -178,9 +178,9 @@ def report(fit: Fit) -> dict[str, Any]:
         "tau_prompt_lookup": round(lookup.tau, 3),
         "repeated_8_grams": round(repeated_share(fresh), 3),
         "held_out_tokens": sum(map(len, fresh)),
-        "training_tokens": sum(len(a.tokens) - a.n_prompt for a in fit.data.answers),
-        "parameters": sum(p.numel() for p in fit.model.drafter.parameters()),
-        "steps": fit.step,
+        "training_tokens": sum(len(a.tokens) - a.n_prompt for a in trainer.data.answers),
+        "parameters": sum(p.numel() for p in trainer.model.drafter.parameters()),
+        "steps": trainer.step,
     }
 
 
@@ -213,20 +213,20 @@ def train(args: argparse.Namespace) -> None:
         piece=piece_size(args.blocks * args.block, n_words, args.sequences, free, n_threads),
         n_threads=n_threads,
     )
-    fit = Fit(model, data, held_out, recipe, args.out, device)
+    trainer = Trainer(model, data, held_out, recipe, args.out, device)
 
     def keep(history: History) -> None:
         model.drafter.save_pretrained(args.out)
         draw(history, args.out / "curve.png")
 
-    fit.run(keep)
+    trainer.run(keep)
     path = export(args.out, args.target, args.outtype)
-    figures = report(fit)
+    figures = report(trainer)
     figures |= measure_gain(args.target, path, held_out.answers, args.threads)
     figures["seconds"] = round(time.monotonic() - started)
     write_text(
         args.out / "training.json",
-        json.dumps({**figures, "losses": fit.history.losses, "taus": fit.history.taus}),
+        json.dumps({**figures, "losses": trainer.history.losses, "taus": trainer.history.taus}),
     )
     print(json.dumps(figures))
     print(

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from dflash_gguf.convert.schema import Key
-
-from dflash_gguf.text.gguf_metadata import GgufMetadata
+from ..convert.schema import Key
+from ..text.gguf_metadata import GgufMetadata
 
 UNUSED = re.compile(r"<[^>]*(mask|reserved|unused|fim_pad|extra_id)[^>]*>", re.IGNORECASE)
 """Names of tokens that a chat model never writes: of Qwen, Llama 3, gpt-oss, Gemma and others."""

@@ -11,13 +11,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dflash_gguf import native
-from dflash_gguf._files import appending
-
+from .. import native
+from .._files import appending
 from .answers import LOG_EVERY_S, Answer
 
 
-class Features:
+class AnswerFeatures:
     """The features of all tokens of some answers, a file of bfloat16 [tokens, taps * hidden].
 
     Behind the features of a token the file may have the input of the target's output head.

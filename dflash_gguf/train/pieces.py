@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dflash_gguf._files import replacing
+from .._files import replacing
 
 KINDS = ("code", "chat", "rewrite", "summary", "json", "prose", "edit")
 FIELDS = ("index, low", "index, high", "turn", "kind", "temperature", "prompt", "answer")

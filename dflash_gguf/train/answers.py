@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dflash_gguf._files import appending, write_text
-from dflash_gguf.config import DecodeConfig
-from dflash_gguf.decoder import Decoder
-from dflash_gguf.outputs import Result
-
+from .._files import appending, write_text
+from ..config import DecodeConfig
+from ..decoder import Decoder
+from ..outputs import Result
 from .pieces import loop_end
 
 LOG_EVERY_S = 30.0

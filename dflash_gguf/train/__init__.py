@@ -1,0 +1,1 @@
+"""dflash-train: trains a drafter for a target."""
