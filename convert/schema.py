@@ -26,6 +26,8 @@ class Arch:
     GEMMA4 = "gemma4"
     CLIP = "clip"
     DFLASH = "dflash"
+    # Architecture of this project: tokens that followed runs of tokens in a target's answers.
+    NGRAM = "ngram"
 
     # Architectures of drafter files older than `dflash`, and prefixes of their metadata keys.
     OLD_DFLASH = "dflash-draft"
@@ -33,7 +35,13 @@ class Arch:
     OLD_GEMMA4_DFLASH = "gemma4-dflash-draft"
 
 
-DRAFTERS = (Arch.DFLASH, Arch.OLD_DFLASH, Arch.OLD_QWEN35_DFLASH, Arch.OLD_GEMMA4_DFLASH)
+DRAFTERS = (
+    Arch.DFLASH,
+    Arch.NGRAM,
+    Arch.OLD_DFLASH,
+    Arch.OLD_QWEN35_DFLASH,
+    Arch.OLD_GEMMA4_DFLASH,
+)
 
 
 class Key:
@@ -288,6 +296,11 @@ class Tensor:
     SELECTOR_PREDECESSOR = "selector_predecessor.weight"
     SELECTOR_SUCCESSOR = "selector_successor.weight"
     SELECTOR_HIDDEN = "selector_hidden.weight"
+
+    # Tensors of n-gram tables; csrc/model/ngram_table.h has their contents.
+    NGRAM_TOKENS = "ngram.tokens"
+    NGRAM_CLASS = "ngram.class"
+    NGRAM_PROB = "ngram.prob"
 
     # Tensor names in drafter files that are older than architecture `dflash`.
     OLD_DFLASH_FC = "dflash.fc.weight"

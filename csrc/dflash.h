@@ -14,7 +14,7 @@ extern "C" {
 
 #pragma GCC visibility push(default)
 
-enum { DFL_ABI_VERSION = 29 };
+enum { DFL_ABI_VERSION = 30 };
 
 typedef enum {
     DFL_STATUS_OK = 0,
@@ -163,11 +163,12 @@ dfl_status dfl_model_get_placement(const dfl_model * model, int32_t index,
 typedef struct dfl_drafter dfl_drafter;
 
 typedef struct {
-    char kind[16]; /* "dflash" or "mtp" */
+    char kind[16]; /* "dflash", "mtp" or "ngram" (an n-gram table) */
     char architecture[64];
     char name[256];
     int64_t n_layer;
-    int64_t block_size; /* largest number of rows of a draft: the last token and drafted tokens */
+    int64_t block_size; /* largest number of rows of a draft: the last token and drafted tokens;
+                         * 0: no pass, for dfl_suffix_index_create() instead of an engine */
     int32_t mask_token;
     int32_t n_taps;        /* number of target layers whose input the drafter reads */
     int32_t n_causal;      /* number of layers with causal attention within a block */
@@ -203,7 +204,7 @@ typedef struct {
     int32_t n_threads;         /* compute threads; 0: one per fast physical core within the quota */
     const char * cache_type_k; /* ggml type of cached keys: "f32", "f16", "bf16", "q8_0", ... */
     const char * cache_type_v;
-    const dfl_drafter * const * drafters; /* [n_drafters] drafters loaded for this model */
+    const dfl_drafter * const * drafters; /* [n_drafters] drafters loaded for this model, no "ngram" */
     int32_t n_drafters;
     int64_t draft_window; /* number of last target positions that drafters attend to */
     const int32_t * taps; /* [n_taps] hidden states that all_features gets, see dfl_batch_entry */
@@ -531,11 +532,13 @@ dfl_status dfl_select_nodes(int32_t n, const int32_t * counts, const int32_t * p
 /* An index of a text that proposes continuations of earlier occurrences of the text's end. */
 typedef struct dfl_suffix_index dfl_suffix_index;
 
-enum { DFL_SUFFIX_OUTCOMES = 84 }; /* number of candidate classes with an acceptance rate each */
+enum { DFL_SUFFIX_OUTCOMES = 96 }; /* number of candidate classes with an acceptance rate each */
 
 /* Creates a suffix index of 2 to 2^29 - 1 tokens, which drops its older half when it is full.
- * Errors: ARGUMENT (max_tokens). */
-dfl_status dfl_suffix_index_create(int64_t max_tokens, dfl_suffix_index ** index, dfl_error * err);
+ * ngrams: a drafter of kind "ngram", whose tokens are proposed too; may be NULL. Errors: ARGUMENT
+ * (max_tokens, the drafter's kind). */
+dfl_status dfl_suffix_index_create(int64_t max_tokens, const dfl_drafter * ngrams,
+                                   dfl_suffix_index ** index, dfl_error * err);
 void dfl_suffix_index_free(dfl_suffix_index * index);
 /* Appends n tokens to an index's text. tokens: [n], none below 0. is_generated: 1 if the target
  * generated them, which updates acceptance rates. length: out, length of the longest suffix of the

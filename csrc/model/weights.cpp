@@ -358,6 +358,13 @@ void WeightLoader::drafter_head() {
               file_.path().c_str(), schema::TENSOR_D2T);
 }
 
+void WeightLoader::ngram_table() {
+    weights_.ngrams = std::make_unique<const NgramTable>(file_, hp_.n_vocab);
+    weights_.mapped_bytes += weights_.ngrams->bytes();
+    read_directly_.insert(
+        {schema::TENSOR_NGRAM_TOKENS, schema::TENSOR_NGRAM_CLASS, schema::TENSOR_NGRAM_PROB});
+}
+
 void WeightLoader::attention(int il, int64_t q_width) {
     const LayerShape & shape = hp_.layers[il];
     const int64_t kv_width = shape.head_dim * shape.n_head_kv;

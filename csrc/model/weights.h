@@ -3,6 +3,7 @@
 
 #include "model/gguf_file.h"
 #include "model/hparams.h"
+#include "model/ngram_table.h"
 #include "model/packed_matrix.h"
 
 #include <deque>
@@ -125,6 +126,8 @@ struct Weights {
 
     // Drafter: target token of each row of a reduced head; empty: row i is token i.
     std::vector<int64_t> head_tokens;
+    // N-gram table, in the mapped file: NULL for other kinds of drafters.
+    std::unique_ptr<const NgramTable> ngrams;
 
     // Token embeddings in the mapped file; NULL for a drafter that uses its target's.
     const void * token_embd = nullptr;
@@ -209,6 +212,8 @@ class WeightLoader {
     // Loads a drafter's head, or its embeddings as head, or neither if it uses the target's head. A
     // head with fewer rows than n_vocab needs a map to the target's tokens in the file.
     void drafter_head();
+    // Loads the n-gram table of a drafter file that is one.
+    void ngram_table();
     // Loads Q, K, V and output projections with biases. q_width: rows of Q.
     void attention(int il, int64_t q_width);
     void feed_forward(int il);

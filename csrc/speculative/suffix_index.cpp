@@ -142,23 +142,63 @@ size_t SuffixAutomaton::bytes() const {
            (slots_.capacity() + stream_.capacity() + prefixes_.capacity()) * sizeof(int32_t);
 }
 
-SuffixIndex::Outcomes SuffixIndex::initial_outcomes() {
+SuffixIndex::Outcomes SuffixIndex::initial_outcomes(const NgramTable * ngrams) {
     constexpr double unique_probs[N_LENGTHS] = {0.1, 0.3,  0.4, 0.5, 0.6,  0.7,
                                                 0.8, 0.85, 0.9, 0.9, 0.93, 0.95};
-    constexpr double kind_factors[N_KINDS] = {1.0, 0.7, 0.2, 0.6, 0.3, 1.0, 0.9};
+    constexpr double kind_factors[N_KINDS] = {1.0, 0.7, 0.2, 0.6, 0.3, 1.0, 0.9, 1.0};
     Outcomes outcomes;
     for (int kind = 0; kind < N_KINDS; ++kind) {
         for (int length = 0; length < N_LENGTHS; ++length) {
-            const double prob = unique_probs[length] * kind_factors[kind];
+            const bool is_ngram = kind == Kind::NGRAM && ngrams != nullptr;
+            const double prob = is_ngram ? double(ngrams->probs()[size_t(length)])
+                                         : unique_probs[length] * kind_factors[kind];
             outcomes[kind * N_LENGTHS + length] = {PRIOR_WEIGHT, PRIOR_WEIGHT * prob};
         }
     }
     return outcomes;
 }
 
+size_t SuffixIndex::outcome_class(const Guess & guess) {
+    const bool is_ngram = guess.kind == Kind::NGRAM;
+    return size_t(guess.kind * N_LENGTHS +
+                  (is_ngram ? guess.match_length : length_class(guess.match_length)));
+}
+
 double SuffixIndex::log_prob(const Guess & guess) const {
-    const Outcome & outcome = outcomes_[guess.kind * N_LENGTHS + length_class(guess.match_length)];
+    const Outcome & outcome = outcomes_[outcome_class(guess)];
     return std::log(outcome.accepted / outcome.tried);
+}
+
+SuffixIndex::Guess SuffixIndex::guess_after(int32_t state, int32_t length, int32_t token,
+                                            int32_t match_length, Kind kind) const {
+    int32_t to = state;
+    while (to > 0 && automaton_.follow(to, token) < 0) {
+        to = automaton_.state(to).link;
+    }
+    const int32_t after = automaton_.follow(to, token);
+    const int32_t agrees = to == state ? length : automaton_.state(to).length;
+    return {token, match_length, std::max(after, 0), after < 0 ? 0 : agrees + 1, kind};
+}
+
+void SuffixIndex::add_ngrams(const NgramTable::Run & run, int32_t state, int32_t length,
+                             Guesses & list) const {
+    if (ngrams_ == nullptr) {
+        return;
+    }
+    const NgramTable::Followers followers = ngrams_->followers(run);
+    for (int i = 0; i < followers.n; ++i) {
+        const auto [token, prob_class] = followers.all[size_t(i)];
+        add(guess_after(state, length, token, prob_class, Kind::NGRAM), list);
+    }
+}
+
+NgramTable::Run SuffixIndex::end_of_text() const {
+    const std::vector<int32_t> & stream = automaton_.stream();
+    NgramTable::Run run;
+    for (size_t i = 0; i < run.size(); ++i) {
+        run[i] = i < stream.size() ? stream[stream.size() - 1 - i] : -1;
+    }
+    return run;
 }
 
 // Returns guesses of the token after a match that ends in an automaton state: its latest
@@ -180,14 +220,8 @@ SuffixIndex::Guesses SuffixIndex::guesses(int32_t state, int32_t length) const {
         const bool is_overridden =
             substitution != substitutions_.end() && substitution->second != result.token;
         if (is_overridden) {
-            int32_t to = at;
-            while (to > 0 && automaton_.follow(to, substitution->second) < 0) {
-                to = automaton_.state(to).link;
-            }
-            const int32_t after = automaton_.follow(to, substitution->second);
-            const int32_t agrees = to == at ? match : automaton_.state(to).length;
-            result.all[result.n++] = {substitution->second, match, std::max(after, 0),
-                                      after < 0 ? 0 : agrees + 1, Kind::SUBSTITUTION};
+            result.all[result.n++] =
+                guess_after(at, match, substitution->second, match, Kind::SUBSTITUTION);
         }
         Guess & last = result.all[result.n++];
         int n_edges = 0;
@@ -280,6 +314,7 @@ SuffixIndex::Guesses SuffixIndex::guesses() const {
              Kind::RESUMED},
             result);
     }
+    add_ngrams(end_of_text(), match, automaton_.state(match).length, result);
     return result;
 }
 
@@ -323,16 +358,16 @@ void SuffixIndex::learn(int32_t token) {
         return;
     }
     const double decay = 1.0 - 1.0 / MEMORY;
-    static const Outcomes priors = initial_outcomes();
     for (int i = 0; i < predictions.n; ++i) {
         const Guess & guess = predictions.all[size_t(i)];
-        const size_t outcome_class =
-            size_t(guess.kind * N_LENGTHS + length_class(guess.match_length));
-        Outcome & outcome = outcomes_[outcome_class];
-        outcome.tried = decay * outcome.tried + (1.0 - decay) * priors[outcome_class].tried + 1.0;
-        outcome.accepted = decay * outcome.accepted +
-                           (1.0 - decay) * priors[outcome_class].accepted +
+        const Outcome & prior = priors_[outcome_class(guess)];
+        Outcome & outcome = outcomes_[outcome_class(guess)];
+        outcome.tried = decay * outcome.tried + (1.0 - decay) * prior.tried + 1.0;
+        outcome.accepted = decay * outcome.accepted + (1.0 - decay) * prior.accepted +
                            (guess.token == token ? 1.0 : 0.0);
+    }
+    if (predictions.token < 0) {
+        return; // the text has no continuation that the token could have replaced
     }
     if (predictions.token == token) {
         substitutions_.erase(predictions.context);
@@ -389,6 +424,7 @@ std::vector<std::vector<SuffixIndex::Node>> SuffixIndex::propose(const std::vect
     struct OpenNode {
         double log_prob;
         int32_t text, parent, token, state, length, depth;
+        NgramTable::Run run; // end of the text with the node's token
         bool operator<(const OpenNode & other) const {
             if (log_prob != other.log_prob) {
                 return log_prob < other.log_prob;
@@ -399,18 +435,25 @@ std::vector<std::vector<SuffixIndex::Node>> SuffixIndex::propose(const std::vect
     NodeSelector selector(break_even, 0.0);
     std::priority_queue<OpenNode> frontier;
     const auto expand = [&](const Guesses & guesses, double log_path, int32_t text, int32_t parent,
-                            int32_t depth) {
+                            int32_t depth, const NgramTable::Run & run) {
         for (int i = 0; i < guesses.n; ++i) {
             const Guess & guess = guesses.all[size_t(i)];
             const double log_prob = log_path + queries[size_t(text)].index->log_prob(guess);
-            frontier.push(
-                {log_prob, text, parent, guess.token, guess.state, guess.length, depth + 1});
+            frontier.push({log_prob,
+                           text,
+                           parent,
+                           guess.token,
+                           guess.state,
+                           guess.length,
+                           depth + 1,
+                           {guess.token, run[0], run[1]}});
         }
     };
     for (size_t i = 0; i < queries.size(); ++i) {
         const Query & of = queries[i];
-        if (of.index->automaton_.match() != 0 && of.max_depth > 0 && of.max_nodes > 0) {
-            expand(of.index->guesses(), 0.0, int32_t(i), 0, 0);
+        const bool has_any = of.index->automaton_.match() != 0 || of.index->ngrams_ != nullptr;
+        if (has_any && of.max_depth > 0 && of.max_nodes > 0) {
+            expand(of.index->guesses(), 0.0, int32_t(i), 0, 0, of.index->end_of_text());
         }
     }
     struct ProposedNode {
@@ -440,8 +483,10 @@ std::vector<std::vector<SuffixIndex::Node>> SuffixIndex::propose(const std::vect
             {{node.token, node.parent, node.depth, node.log_prob}, node.text, is_chain});
         selector.add(prob, is_chain);
         if (size_t(node.depth) < queries[text].max_depth) {
-            expand(queries[text].index->guesses(node.state, node.length), node.log_prob, node.text,
-                   number, node.depth);
+            const SuffixIndex & index = *queries[text].index;
+            Guesses guesses = index.guesses(node.state, node.length);
+            index.add_ngrams(node.run, node.state, node.length, guesses);
+            expand(guesses, node.log_prob, node.text, number, node.depth, node.run);
         }
     }
     std::vector<std::vector<Node>> trees(queries.size());

@@ -1,6 +1,7 @@
 // Drafts from the text: tokens that followed earlier occurrences of its longest repeated suffix.
 #pragma once
 
+#include "model/ngram_table.h"
 #include "speculative/node_selection.h"
 
 #include <array>
@@ -63,19 +64,32 @@ class SuffixIndex {
   public:
     // Each pair of a Kind and a class of match lengths has a learned acceptance rate.
     static constexpr int N_LENGTHS = 12;
-    static constexpr int N_KINDS = 7;
+    static constexpr int N_KINDS = 8;
     // Evidence for a guess. UNIQUE: the only token that followed the match; LATEST: the last of
     // several; ALTERNATIVE: another of them; SUBSTITUTION: the token that the target generated
     // instead in this context; OVERRIDDEN: the token so replaced; EARLIER_TEXT: a token that
-    // followed in an earlier text; RESUMED: the continuation of a match that the target left.
-    enum Kind { UNIQUE, LATEST, ALTERNATIVE, SUBSTITUTION, OVERRIDDEN, EARLIER_TEXT, RESUMED };
+    // followed in an earlier text; RESUMED: the continuation of a match that the target left;
+    // NGRAM: a token of the n-gram table, whose class of probability stands for the match length.
+    enum Kind {
+        UNIQUE,
+        LATEST,
+        ALTERNATIVE,
+        SUBSTITUTION,
+        OVERRIDDEN,
+        EARLIER_TEXT,
+        RESUMED,
+        NGRAM
+    };
     struct Outcome {
         double tried, accepted;
     };
     using Outcomes = std::array<Outcome, N_LENGTHS * N_KINDS>;
 
-    // Keeps at most max_tokens tokens; drops the older half when they are full.
-    explicit SuffixIndex(size_t max_tokens) : max_tokens_(max_tokens) {}
+    // Keeps at most max_tokens tokens; drops the older half when they are full. ngrams: a table
+    // whose tokens are proposed too, and which must outlive the index; NULL: none.
+    explicit SuffixIndex(size_t max_tokens, const NgramTable * ngrams = nullptr)
+        : ngrams_(ngrams), priors_(initial_outcomes(ngrams)), outcomes_(priors_),
+          max_tokens_(max_tokens) {}
 
     // Appends tokens. is_generated: true if the target generated them, so that guesses are scored.
     void append(const int32_t * tokens, size_t n, bool is_generated);
@@ -107,7 +121,7 @@ class SuffixIndex {
         int32_t token, match_length, state, length;
         Kind kind;
     };
-    static constexpr int MAX_GUESSES = 6, MAX_PER_STATE = 4;
+    static constexpr int MAX_GUESSES = 6 + NgramTable::MAX_FOLLOWERS, MAX_PER_STATE = 4;
     struct Guesses {
         std::array<Guess, MAX_GUESSES> all;
         int n = 0;
@@ -120,17 +134,26 @@ class SuffixIndex {
     };
     Guesses guesses(int32_t state, int32_t length) const;
     Guesses guesses() const;
+    // Adds the n-gram table's guesses of the token after a run and a match.
+    void add_ngrams(const NgramTable::Run & run, int32_t state, int32_t length,
+                    Guesses & list) const;
+    NgramTable::Run end_of_text() const;
+    // Returns a guess whose match is the longest suffix of a match that its token ever followed.
+    Guess guess_after(int32_t state, int32_t length, int32_t token, int32_t match_length,
+                      Kind kind) const;
     void add(const Guess & guess, Guesses & list) const;
     int32_t match_in_text() const; // state of the longest match within this text
     Match find_resumption() const;
     void follow(int32_t token);
     void resume();
+    static size_t outcome_class(const Guess & guess);
     double log_prob(const Guess & guess) const;
     void learn(int32_t token);
     void forget();
 
     SuffixAutomaton automaton_;
-    Outcomes outcomes_ = initial_outcomes();
+    const NgramTable * ngrams_;
+    Outcomes priors_, outcomes_;
     // Tokens generated in place of guesses, by context: a rename occurs many times in a text.
     std::unordered_map<uint64_t, int32_t> substitutions_;
     size_t max_tokens_;
@@ -140,7 +163,7 @@ class SuffixIndex {
     int32_t left_ = -1; // next position of the match when the target left it; -1: not left
     int32_t since_ = 0; // length of the stream when the target left the match
 
-    static Outcomes initial_outcomes();
+    static Outcomes initial_outcomes(const NgramTable * ngrams);
 };
 
 } // namespace dfl

@@ -241,8 +241,8 @@ def add_drafting(p: argparse.ArgumentParser) -> None:
         "--model-draft",
         "--spec-draft-model",
         metavar="FILE",
-        help="GGUF file of a drafter made for the model, DFlash or an MTP layer: the same text, "
-        "faster (default: the MTP layer of the model's file, if it has one)",
+        help="GGUF file of a drafter made for the model (DFlash, MTP layer, n-gram table): the "
+        "same text, faster (default: the MTP layer of the model's file, if it has one)",
     )
     group.add_argument(
         "--draft",

@@ -224,7 +224,7 @@ def plan_of(engine: Engine, config: LoadConfig, free: int) -> Plan:
         cache_type_v=config.cache_type_v,
         n_ubatch=config.n_ubatch,
         draft_window=config.draft_window,
-        verify_rows=engine.max_verify if engine.drafter else 0,
+        verify_rows=engine.max_verify if engine.max_draft else 0,
         items=tuple(item for item in (*_items(engine), kept) if item.bytes),
         prefix_bytes=kept.bytes,
         tokens_per_s=tokens_per_s(model, engine.drafter),

@@ -48,7 +48,8 @@ class Engine:
         config = self.config = config or model.config
         options = c_options("dfl_engine_params", config)
         options["n_ctx"] = model.n_ctx if n_ctx is None else n_ctx
-        drafters = new("dfl_drafter *[]", [] if drafter is None else [drafter.handle])
+        has_pass = drafter is not None and drafter.block_size > 0
+        drafters = new("dfl_drafter *[]", [drafter.handle] if drafter and has_pass else [])
         options["drafters"], options["n_drafters"] = drafters, len(drafters)
         if draft_window is not None:
             options["draft_window"] = draft_window
@@ -57,7 +58,7 @@ class Engine:
         params = new("dfl_engine_params *", options)
         self.model = model
         self.drafter = drafter
-        self.max_draft = 0 if drafter is None else min(drafter.block_size, MAX_VERIFY) - 1
+        self.max_draft = min(drafter.block_size, MAX_VERIFY) - 1 if drafter and has_pass else 0
         self.n_top = 0
         self._handle = create("engine", "engine_create", model.handle, params)
         self._n_sequences = 0

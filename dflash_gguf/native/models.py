@@ -138,7 +138,7 @@ class Model:
 class Drafter:
     """The weights of a drafter, checked against its target. Immutable.
 
-    kind: "dflash" or "mtp".
+    kind: "dflash", "mtp" or "ngram". The last is an n-gram table: block_size 0, as no pass runs it.
     """
 
     def __init__(

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from ._ffi import call, create, ffi, lib, new
 from .limits import MAX_VERIFY
+from .models import Drafter
 from .node_selection import NO_THRESHOLD, BreakEven
 
 Proposal = tuple[list[int], list[int], list[int], list[float]]
@@ -18,9 +19,14 @@ Proposal = tuple[list[int], list[int], list[int], list[float]]
 class SuffixIndex:
     """Suffix automaton over texts, the prompt-lookup family of proposers. Not thread-safe."""
 
-    def __init__(self, max_tokens: int) -> None:
-        """max_tokens: most tokens to keep; the older half is dropped when they are full."""
-        self.handle = create("suffix_index", "suffix_index_create", max_tokens)
+    def __init__(self, max_tokens: int, ngrams: Drafter | None = None) -> None:
+        """Creates an empty index.
+
+        max_tokens: most tokens to keep; the older half is dropped when they are full. ngrams: an
+        n-gram table, whose tokens are proposed too.
+        """
+        table = ffi.NULL if ngrams is None else ngrams.handle
+        self.handle = create("suffix_index", "suffix_index_create", max_tokens, table)
 
     def __len__(self) -> int:
         return int(lib().dfl_suffix_index_size(self.handle))

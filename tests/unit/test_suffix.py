@@ -244,7 +244,7 @@ def test_outcomes_go_on_in_another_process() -> None:
     tree, first = (proposed(x, request_of(text)) for x in (again, SuffixProposer()))
     assert tree.tokens == first.tokens
     assert tree.log_probs[5] > first.log_probs[5]
-    for bad in ({}, {"outcomes": {"0": [[1.0, 2.0]]}}, {"outcomes": {"0": [[0.0, 0.0]] * 84}}):
+    for bad in ({}, {"outcomes": {"0": [[1.0, 2.0]]}}, {"outcomes": {"0": [[0.0, 0.0]] * 96}}):
         with pytest.raises((KeyError, TypeError, ValueError)):
             again.learn(bad)
 
@@ -320,4 +320,4 @@ def test_bad_arguments_are_one_sentence() -> None:
     with pytest.raises(ValueError, match="must be \\[classes, 2\\]"):
         index.outcomes = np.ones((2, 2))
     with pytest.raises(Error, match="0 of 1 candidates were accepted"):
-        index.outcomes = np.tile([1.0, 0.0], (84, 1))
+        index.outcomes = np.tile([1.0, 0.0], (96, 1))

@@ -29,11 +29,17 @@ def _mtp(sequence: Any) -> Proposer | None:
     return Mtp(sequence.max_draft) if has_layer else None
 
 
+def _suffix(sequence: Any) -> Proposer:
+    drafter = sequence.engine.drafter
+    ngrams = drafter if drafter is not None and drafter.kind == "ngram" else None
+    # Twice the context: a full suffix index drops its older half, which leaves one context.
+    return SuffixProposer(min(MAX_REMEMBERED, 2 * sequence.n_ctx), ngrams)
+
+
 PROPOSERS: Mapping[str, ProposerFactory] = {
     "dflash": _dflash,
     "mtp": _mtp,
-    # Twice the context: a full suffix index drops its older half, which leaves one context.
-    "suffix": lambda sequence: SuffixProposer(min(MAX_REMEMBERED, 2 * sequence.n_ctx)),
+    "suffix": _suffix,
 }
 """Factories of proposers by name; a factory returns None if the engine cannot run its proposer."""
 

@@ -1,5 +1,7 @@
 """Proposes text that followed earlier occurrences of the current suffix: no weights, any target.
 
+With an n-gram table it also proposes what followed in the target's answers to other prompts.
+
 The search, and the probabilities learned from outcomes, are in csrc/speculative/suffix_index.h.
 """
 
@@ -11,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from ...native import MAX_VERIFY, Error, Proposals, SuffixIndex
+from ...native import MAX_VERIFY, Drafter, Error, Proposals, SuffixIndex
 from ...text.stream import n_common
 from ..calibration import sampling_class_of
 from ..tree import Tree
@@ -26,8 +28,8 @@ _NO_CANDIDATES = Tree.of([-1])
 class _Memory:
     """The suffix index of a sequence. n: tokens of `history` that are in the index."""
 
-    def __init__(self, max_tokens: int, scope: Hashable) -> None:
-        self.index = SuffixIndex(max_tokens)
+    def __init__(self, index: SuffixIndex, scope: Hashable) -> None:
+        self.index = index
         self.scope = scope
         self.history: Sequence[int] = []
         self.n = 0
@@ -41,9 +43,9 @@ class SuffixProposer(Proposer):
     needs_forward = False
     max_draft = MAX_VERIFY - 1
 
-    def __init__(self, max_tokens: int = MAX_REMEMBERED) -> None:
+    def __init__(self, max_tokens: int = MAX_REMEMBERED, ngrams: Drafter | None = None) -> None:
         """Creates the proposer. max_tokens: size of an index; a full one drops its older half."""
-        self._max_tokens = max_tokens
+        self._max_tokens, self._ngrams = max_tokens, ngrams
         self._proposals = Proposals()
         self._memories: WeakKeyDictionary[Any, _Memory] = WeakKeyDictionary()
         self._outcomes: dict[str, list[list[float]]] = {}
@@ -56,7 +58,8 @@ class SuffixProposer(Proposer):
         memory = self._memories.get(request.sequence)
         if memory is None or memory.scope != request.scope:
             self.forget(request.sequence)
-            memory = self._memories[request.sequence] = _Memory(self._max_tokens, request.scope)
+            index = SuffixIndex(self._max_tokens, self._ngrams)
+            memory = self._memories[request.sequence] = _Memory(index, request.scope)
         before, now = list(memory.history[: memory.n]), list(request.history)
         n = n_common(before, now)
         if n < len(before):
