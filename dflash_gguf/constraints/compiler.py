@@ -34,8 +34,11 @@ MAX_MULTIPLES = 50_000
 llguidance grows with its square."""
 Limits = Sequence[llguidance.LLParserLimits]
 
+LEXER_STATES = 50_000
+"""Most states of a constraint's lexer, which take up to 50 MB. A regex that exceeds them does so
+with masks of at most 0.15 s, and before LEXER_FUEL, which depends on what the lexer has cached."""
 LEXER_FUEL = 4_000_000
-"""Most work of the lexer for a mask, about 0.05 s."""
+"""Most work of the lexer for a mask, 0.05 to 0.3 s."""
 
 
 def _limits(n_in_row: int, n_items: int) -> llguidance.LLParserLimits:
@@ -48,6 +51,7 @@ def _limits(n_in_row: int, n_items: int) -> llguidance.LLParserLimits:
         max_items_in_row=n_in_row,
         step_max_items=n_items,
         step_lexer_fuel=LEXER_FUEL,
+        max_lexer_states=LEXER_STATES,
         verbose_errors=False,
     )
 
@@ -65,6 +69,9 @@ MAX_ALTERNATIVES = 32
 and patterns of properties."""
 LIST_OF_TEXTS = re.compile(r'\s*(?:root *::=|start *:)(?:[\s|]*"(?:[^"\\\n]|\\.)*")*\s*')
 """A grammar of one rule that lists texts, which has PLAIN_LIMITS."""
+LARK_TOKEN = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\]|\\.)+/|<[^<>\s]+>|(?:#|//)[^\n]*|[&~]')
+"""A string, regex, special token, comment or operator of terminals in Lark. llguidance computes
+intersections (&) and complements (~) for minutes where a few regexes are combined."""
 UNENFORCED = re.compile("Unimplemented keys|Unknown format|oneOf")
 """Errors of llguidance about keywords that a schema that is not strict may lose."""
 STACK_BYTES = 1 << 28
@@ -242,6 +249,8 @@ def _grammar(constraint: Constraint, *, is_lenient: bool) -> str:
     if kind == "grammar":
         is_gbnf = "::=" in text and not is_lark_syntax(text)
         _check_parts(text.count("{"))  # at least the objects of schemas within the grammar
+        if found := {"&", "~"} & set(LARK_TOKEN.findall("" if is_gbnf else text)):
+            raise ValueError(f"it has the operator {min(found)}, which is not supported")
         return llguidance.LLMatcher.grammar_from_lark(_lark(text) if is_gbnf else text)
     try:
         schema = json.loads(text)

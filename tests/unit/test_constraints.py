@@ -302,6 +302,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
         {"json_schema": {"properties": {f"p{i}": {} for i in range(5000)}}},
         "json_schema: it has 5002 parts .*, the limit is 5000",
     ),
+    ({"grammar": "start: A & B\nA: /a+/\nB: /b*/"}, "grammar: it has the operator &, which is not"),
+    ({"grammar": 'start: ~("a" | /b/)'}, "grammar: it has the operator ~, which is not supported"),
     ({"grammar": 'root ::= "a"\n' * 501}, "grammar: it has 501 rules, the limit is 500 in GBNF"),
     *(
         (
@@ -527,6 +529,13 @@ def test_a_long_forced_text_is_tokenized_in_parts(
     assert answer == tokenize(tokenizer, text, add_special=False, parse_special=False)
     assert len(lengths) > 2
     assert max(lengths) <= 1024
+
+
+def test_operators_are_refused_in_grammars_and_not_within_texts(tokenizer: Tokenizer) -> None:
+    made = compiled(tokenizer, grammar='start: "a&\\"" | /~[;&]b/ // & of\n# ~\n')
+    constraint = AnswerConstraint(made)
+    a, b = (tokenizer.tokenize(x, add_special=False)[0] for x in "a~")
+    assert {a, b} <= one_mask(constraint)
 
 
 def test_a_lexer_that_fails_for_one_answer_serves_the_others(
