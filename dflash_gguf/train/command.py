@@ -13,6 +13,7 @@ from .._files import check_file, write_text
 from ..cli.command import guarded
 from ..cli.model_arguments import new_parser
 from ..convert.errors import ConvertError
+from ..native import MAX_VERIFY
 from .mask_token import mask_token_of
 
 DESCRIPTION = "Trains a DFlash drafter for a target, on answers of the target itself."
@@ -25,6 +26,9 @@ OUT/training.json has its figures. docs/train-a-drafter.md walks through a run.
 """
 FREE = ("steps", "falling", "threads", "device", "outtype")
 """Arguments that may change when a training continues; all others must stay the same."""
+ARGUMENTS = "arguments.json"
+SHARES = ("sampled", "distil")
+MAY_BE_ZERO = ("falling", "words")
 OUTTYPES = ("q8_0", "f16", "bf16", "f32", "q4_0", "q4_1")
 
 
@@ -32,11 +36,11 @@ def parser() -> argparse.ArgumentParser:
     """Builds the parser of dflash-train."""
     p = new_parser("dflash-train", DESCRIPTION, EPILOG)
 
-    def add(flag: str, about: str, default: Any = None, **settings: Any) -> None:
+    def add(flags: str, about: str, default: Any = None, **settings: Any) -> None:
         if default is not None:
             settings = {"type": type(default), "default": default, **settings}
             about += " (default: %(default)s)"
-        p.add_argument(flag, help=about, **settings)
+        p.add_argument(*flags.split(), help=about, **settings)
 
     add(
         "target",
@@ -96,18 +100,23 @@ def parser() -> argparse.ArgumentParser:
         metavar="SHARE",
     )
     add("--words", "vocabulary entries of an update's softmax, 0: all", 8192, metavar="N")
-    add("--begin", "start from this OUT of another training of the same sizes", type=Path)
+    add(
+        "--begin",
+        "start from the drafter of this OUT, which has the same sizes",
+        type=Path,
+        metavar="DIR",
+    )
     add("--outtype", "type of the drafter's weights in its file", "q8_0", choices=OUTTYPES)
     add("--seed", "seed of the weights, the order of the answers and the samples", 1, metavar="N")
-    add("--device", "of the updates, cuda or cpu (default: cuda if there is a GPU)")
-    add("-t", "threads on a CPU (default: one for each core)", type=int, dest="threads")
+    add("--device", "device of the updates (default: cuda if present)", choices=("cuda", "cpu"))
+    add("-t --threads", "threads on a CPU (default: one for each core)", type=int, metavar="N")
     return p
 
 
 def remember(args: argparse.Namespace) -> None:
     """Writes the arguments to the output folder; ValueError if the folder has different ones."""
     mine = {k: str(v) for k, v in vars(args).items() if k not in (*FREE, "out")}
-    path = args.out / "arguments.json"
+    path = args.out / ARGUMENTS
     if path.exists():
         for name, value in json.loads(path.read_text(encoding="utf-8")).items():
             if mine.get(name) != value:
@@ -119,20 +128,24 @@ def remember(args: argparse.Namespace) -> None:
 
 
 def check(args: argparse.Namespace) -> None:
-    """Raises ValueError or OSError for arguments that no training can use."""
-    for name in ("sampled", "distil"):
-        if not 0 <= getattr(args, name) <= 1:
-            raise ValueError(f"--{name} {getattr(args, name)}: a share lies between 0 and 1")
-    for name in ("answers", "held_out", "prompt_tokens", "new_tokens", "layers", "taps", "steps"):
-        if getattr(args, name) < 1:
-            flag = name.replace("_", "-")
-            raise ValueError(f"--{flag} {getattr(args, name)}: at least 1 is needed")
-    if not 2 <= args.block <= 256:
-        raise ValueError(f"--block {args.block}: a block has 2 to 256 tokens")
-    for flag, paths in (("pieces", args.pieces or ()), ("prompts", [args.prompts or ()])):
-        for path in filter(None, paths):
-            if not path.is_file():
-                raise ValueError(f"--{flag} {path}: no such file")
+    """Raises ValueError for arguments that no training can use."""
+    for name, value in vars(args).items():
+        flag = "--" + name.replace("_", "-")
+        if name in SHARES and not 0 <= value <= 1:
+            raise ValueError(f"{flag} {value}: a share lies between 0 and 1")
+        least = 0 if name in MAY_BE_ZERO else 1
+        if type(value) is int and name != "seed" and value < least:
+            raise ValueError(f"{flag} {value}: at least {least} is needed")
+    if not 2 <= args.block <= MAX_VERIFY:
+        raise ValueError(f"--block {args.block}: a block has 2 to {MAX_VERIFY} tokens")
+    if args.decay is not None and not args.decay > 0:
+        raise ValueError(f"--decay {args.decay}: must be above 0")
+    for flag, paths in (("--pieces", args.pieces or ()), ("--prompts", [args.prompts])):
+        for path in paths:
+            if path is not None and not path.is_file():
+                raise ValueError(f"{flag} {path}: no such file")
+    if args.begin is not None and not (args.begin / "config.json").is_file():
+        raise ValueError(f"--begin {args.begin}: no folder of a drafter")
     if args.out.exists() and not args.out.is_dir():
         raise ValueError(f"{args.out}: is a file, OUT must be a folder")
 
@@ -140,16 +153,17 @@ def check(args: argparse.Namespace) -> None:
 def run(args: argparse.Namespace) -> None:
     """Runs a whole training; raises ValueError or OSError for unusable arguments or files.
 
-    If it fails before the first answers are written, the output folder is left as it was.
+    If it fails before the first answer is written, the output folder is left as it was.
     """
     check(args)
-    is_new, is_begun = not args.out.exists(), (args.out / "arguments.json").exists()
     folder = args.target if args.target.is_dir() else None
     if folder is None:
         args.target = Path(bundled.files_of(args.target, None)[0])
         check_file(args.target)
         mask_token_of(args.target, args.mask_token)
+    is_new = not args.out.exists()
     args.out.mkdir(parents=True, exist_ok=True)
+    before = set(args.out.iterdir())
     try:
         remember(args)
         # Loading torch takes seconds: bad arguments are reported before.
@@ -159,9 +173,10 @@ def run(args: argparse.Namespace) -> None:
             args.target = convert_target(folder, args.out / "target.gguf", args.pre)
         train(args)
     except Exception:
-        if not is_begun and not (args.out / "answers.json").exists():
-            (args.out / "arguments.json").unlink(missing_ok=True)
-            (args.out / "target.gguf").unlink(missing_ok=True)
+        made = set(args.out.iterdir()) - before
+        if {path.name for path in made} <= {ARGUMENTS, "target.gguf"}:
+            for path in made:
+                path.unlink()
             if is_new:
                 args.out.rmdir()
         raise

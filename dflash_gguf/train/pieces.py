@@ -51,8 +51,15 @@ def save(path: Path, answers: Iterable[StoredAnswer]) -> None:
 
 
 def load(path: Path) -> list[StoredAnswer]:
-    """Reads a file that `save` wrote."""
-    rows = np.frombuffer(lzma.decompress(path.read_bytes()), "<u2").tolist()
+    """Reads a file that `save` wrote; ValueError for another file."""
+    try:
+        rows = np.frombuffer(lzma.decompress(path.read_bytes()), "<u2").tolist()
+        return _answers(rows)
+    except (lzma.LZMAError, ValueError, IndexError):
+        raise ValueError(f"{path}: is not a file of answers, or damaged") from None
+
+
+def _answers(rows: list[int]) -> list[StoredAnswer]:
     answers, at = [], 0
     while at < len(rows):
         low, high, turn, kind, temperature, n_prompt, n_answer = rows[at : at + len(FIELDS)]

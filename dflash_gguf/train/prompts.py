@@ -13,7 +13,10 @@ MARK = "\N{BLACK STAR}message\N{BLACK STAR}"
 
 def from_file(path: Path) -> list[str]:
     """Returns the lines of a text file, or the strings or "prompt" fields of a .jsonl file."""
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: is not UTF-8 at byte {error.start}") from None
     if path.suffix != ".jsonl":
         return lines
     found = []

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.utils import logging
 
 from .._files import write_text
 from ..config import DecodeConfig
@@ -190,8 +191,12 @@ def train(args: argparse.Namespace) -> None:
     args: as `command.parse` returns them; `target` is a GGUF.
     """
     started = time.monotonic()
-    args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    has_gpu = torch.cuda.is_available()
+    if args.device == "cuda" and not has_gpu:
+        raise ValueError("--device cuda: torch finds no GPU; leave the flag out to use the CPU")
+    args.device = args.device or ("cuda" if has_gpu else "cpu")
     args.threads = args.threads or torch.get_num_threads()
+    logging.disable_progress_bar()  # of the files that transformers writes
     # parallel.py has threads of its own, so torch's operations must not start further ones.
     torch.set_num_threads(1)
     model, data, held_out = prepare(args)
@@ -219,7 +224,10 @@ def train(args: argparse.Namespace) -> None:
         model.drafter.save_pretrained(args.out)
         draw(history, args.out / "curve.png")
 
-    trainer.run(keep)
+    try:
+        trainer.run(keep)
+    except torch.OutOfMemoryError:
+        raise ValueError("the device has too little memory: lower --sequences or --words") from None
     path = export(args.out, args.target, args.outtype)
     figures = report(trainer)
     figures |= measure_gain(args.target, path, held_out.answers, args.threads)

@@ -288,6 +288,13 @@ def test_a_killed_training_ends_the_same(trained: Trained, tmp_path: Path) -> No
         ("--prompts {prompts} --distil -0.1", "--distil -0.1: a share lies between 0 and 1"),
         ("--prompts {prompts} --block 1", "--block 1: a block has 2 to 256 tokens"),
         ("--prompts {prompts} --steps 0", "--steps 0: at least 1 is needed"),
+        ("--prompts {prompts} --blocks 0", "--blocks 0: at least 1 is needed"),
+        ("--prompts {prompts} --words -1", "--words -1: at least 0 is needed"),
+        ("--prompts {prompts} --decay 0", "--decay 0.0: must be above 0"),
+        ("--prompts {prompts} --begin {tmp}/none", "--begin {tmp}/none: no folder of a drafter"),
+        ("--prompts {prompts} --device cuda", "--device cuda: torch finds no GPU"),
+        ("--prompts {target}", "{target}: is not UTF-8 at byte"),
+        ("--pieces {prompts}", "{prompts}: is not a file of answers, or damaged"),
         ("--pieces {tmp}/none.xz", "--pieces {tmp}/none.xz: no such file"),
         ("--chat --held-out 2", "the target has no chat template"),
     ],
@@ -299,7 +306,9 @@ def test_bad_input_is_one_sentence(
     flags: str,
     message: str,
 ) -> None:
-    given = {"tmp": tmp_path, "prompts": trained.prompts}
+    if "--device cuda" in flags and torch.cuda.is_available():
+        pytest.skip("has a GPU")
+    given = {"tmp": tmp_path, "prompts": trained.prompts, "target": trained.pair.target}
     words = [str(trained.pair.target), str(tmp_path / "out"), "--taps", "1", "-t", "1"]
     assert command.main([*words, *flags.format(**given).split()]) == 1
     sentences = [x for x in capsys.readouterr().err.splitlines() if x.startswith("error: ")]
@@ -344,6 +353,20 @@ def test_arguments_are_checked_before_torch_is_loaded(trained: Trained, tmp_path
     done = subprocess.run([*command, *flags], capture_output=True, text=True)
     assert done.returncode == 1, done.stderr
     assert done.stderr.startswith("error: --mask-token: the target's vocabulary has no token")
+
+
+def test_a_missing_package_is_named_with_its_extra(
+    trained: Trained,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.delitem(sys.modules, "dflash_gguf.train.training")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert command.main(arguments(trained.pair.target, tmp_path / "out", trained.prompts)) == 1
+    sentence = "the package torch is not installed: pip install 'dflash-gguf[train]'"
+    assert sentence in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_belongs_to_one_training(
