@@ -6,12 +6,14 @@ import errno
 import os
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 AnyPath = str | os.PathLike[str]
+AnyPaths = AnyPath | Sequence[AnyPath] | None
+"""One path, several paths, or none."""
 SHARED = 0o666
 """Mode of new files, less the umask."""
 
@@ -24,6 +26,15 @@ def message_of(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror is not None:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return str(error) or ("out of memory" if isinstance(error, MemoryError) else repr(error))
+
+
+def listed_paths(paths: AnyPaths) -> list[AnyPath]:
+    """Returns the paths as a list."""
+    if paths is None:
+        return []
+    if isinstance(paths, Sequence) and not isinstance(paths, str):
+        return list(paths)
+    return [paths]
 
 
 def check_file(path: AnyPath) -> None:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ._files import AnyPaths
 from .config import DecodeConfig, LoadConfig
 from .decoder import Decoder, Prompt
 from .loading import load
@@ -99,7 +100,7 @@ class AsyncDecoder:
         cls,
         path: str | os.PathLike[str],
         *,
-        drafter: str | os.PathLike[str] | None = None,
+        drafter: AnyPaths = None,
         config: LoadConfig | None = None,
         **options: Unpack[LoadOptions],
     ) -> AsyncDecoder:

@@ -7,6 +7,7 @@ import dataclasses
 import os
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -86,9 +87,14 @@ class Decoder:
         self._unfinished: RequestState | None = None  # unread stream, which the next request ends
 
     def __repr__(self) -> str:
-        drafter = self.engine.drafter
-        names = [os.path.basename(x.path) for x in (self.model, drafter) if x is not None]
-        return f"<Decoder {' with '.join(names)}, {self.n_ctx} tokens, {self.model.backend}>"
+        drafter = f" with {self.drafter}" if self.drafter else ""
+        model = os.path.basename(self.model.path)
+        return f"<Decoder {model}{drafter}, {self.n_ctx} tokens, {self.model.backend}>"
+
+    @property
+    def drafter(self) -> str | None:
+        """Names of the drafters' files, joined by " + "; None without a drafter."""
+        return " + ".join([os.path.basename(x.path) for x in self.engine.drafters]) or None
 
     @property
     def n_ctx(self) -> int:
@@ -348,14 +354,16 @@ class Decoder:
 
     def result(self, state: RequestState) -> Result:
         """Returns the result of a request so far, which is final once the request has finished."""
-        drafter = self.engine.drafter
+        of_drafters: Counter[str] = Counter()
+        for drafter in self.engine.drafters:
+            of_drafters.update(drafter.kernels)
         return dataclasses.replace(
             state.result(),
             model=os.path.basename(self.model.path),
-            drafter=None if drafter is None else os.path.basename(drafter.path),
+            drafter=self.drafter,
             backend=self.model.backend,
             kernels=self.model.kernels,
-            drafter_kernels=None if drafter is None else drafter.kernels,
+            drafter_kernels=dict(of_drafters) if self.engine.drafters else None,
             threads=self.engine.n_threads,
         )
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ._files import AnyPath, AnyPaths
 from ._validate import number
 from .config import AUTO_TREE_BUDGET, TREE_BUDGET, DecodeConfig, LoadConfig
 from .loading import config_of, given_files
@@ -25,9 +25,9 @@ GIB = 1 << 30
 
 
 def plan(
-    path: str | os.PathLike[str],
+    path: AnyPath,
     *,
-    drafter: str | os.PathLike[str] | None = None,
+    drafter: AnyPaths = None,
     config: LoadConfig | None = None,
     decode: DecodeConfig | None = None,
     vram_gib: float | None = None,
@@ -39,15 +39,15 @@ def plan(
     verify follow. vram_gib: GiB of a GPU to plan for, whether or not the machine has one.
     Errors: ValueError for a bad option; OSError; Error for a file that cannot be loaded.
     """
-    path, drafter = given_files(path, drafter)
+    path, drafters = given_files(path, drafter)
     config = config_of(config, options)
-    return plan_of_files(path, drafter, config, decode or DecodeConfig(), _vram(vram_gib))
+    return plan_of_files(path, drafters, config, decode or DecodeConfig(), _vram(vram_gib))
 
 
 def fit(
-    path: str | os.PathLike[str],
+    path: AnyPath,
     *,
-    drafter: str | os.PathLike[str] | None = None,
+    drafter: AnyPaths = None,
     config: LoadConfig | None = None,
     decode: DecodeConfig | None = None,
     vram_gib: float | None = None,
@@ -59,12 +59,12 @@ def fit(
     cut; the context, the types of K and V, n_ubatch, draft_window, and layers, experts and drafter
     on the CPU are chosen. Other arguments and errors as for `plan`; Error if nothing fits.
     """
-    path, drafter = given_files(path, drafter)
+    path, drafters = given_files(path, drafter)
     config = config_of(config, options)
     values = ((name, getattr(config, name)) for name in OPTIONS)
     given = {name: value for name, value in values if value != DEFAULTS[name]}
     decode = decode or DecodeConfig()
-    return fit_files(path, drafter, config, given | options, decode, _vram(vram_gib))
+    return fit_files(path, drafters, config, given | options, decode, _vram(vram_gib))
 
 
 def _vram(gib: float | None) -> int | None:
@@ -72,14 +72,14 @@ def _vram(gib: float | None) -> int | None:
 
 
 def plan_of_files(
-    path: str | os.PathLike[str],
-    drafter: str | os.PathLike[str] | None,
+    path: AnyPath,
+    drafters: AnyPaths,
     config: LoadConfig,
     decode: DecodeConfig,
     vram: int | None,
 ) -> Plan:
     """Returns the plan of a config, see `plan`. vram: bytes of the GPU to plan for."""
-    planner = Planner(path, drafter, config, vram)
+    planner = Planner(path, drafters, config, vram)
     n_rows = verify_rows(planner.block_size, decode)
     config = with_context(planner.plan, config, planner.model.n_ctx_train)
     if decode.draft == "auto":  # "auto" verifies fewer rows if memory is short
@@ -88,8 +88,8 @@ def plan_of_files(
 
 
 def fit_files(
-    path: str | os.PathLike[str],
-    drafter: str | os.PathLike[str] | None,
+    path: AnyPath,
+    drafters: AnyPaths,
     config: LoadConfig,
     fixed: Mapping[str, Any],
     decode: DecodeConfig,
@@ -100,7 +100,7 @@ def fit_files(
     fixed: options that the user gave; None counts as not given. vram: bytes of the GPU. If the GPU
     is too small for all, the drafter is placed where the speed is predicted to be highest.
     """
-    search = _Search(path, drafter, config, fixed, decode, vram)
+    search = _Search(path, drafters, config, fixed, decode, vram)
     placed = search.whole(GPU)
     left = ""
     if placed.fit is None and placed.planner.model.on_gpu and config.n_gpu_layers is None:
@@ -127,7 +127,7 @@ def fit_files(
         n_ubatch=best.config.n_ubatch,
         draft_window=best.config.draft_window,
     )
-    uses_drafter = drafter is None or planner.block_size > 0
+    uses_drafter = not drafters or planner.block_size > 0
     return replace(best, config=chosen, reason=f"{left}{best.reason}", uses_drafter=uses_drafter)
 
 
@@ -151,8 +151,8 @@ class _Placed:
 class _Search:
     """A search for settings that fit, with the arguments of `fit_files`."""
 
-    path: str | os.PathLike[str]
-    drafter: str | os.PathLike[str] | None
+    path: AnyPath
+    drafters: AnyPaths
     config: LoadConfig
     fixed: Mapping[str, Any]
     decode: DecodeConfig
@@ -177,10 +177,10 @@ class _Search:
         config = replace(self.config, n_gpu_layers=layers, n_cpu_moe=without_experts)
         if place == CPU:
             config = replace(config, draft_gpu_layers=0)
-        drafter = self.drafter
+        drafters = self.drafters
         if place == NONE:
-            drafter, config = None, replace(config, mtp=False)
-        return Planner(self.path, drafter, config, self.vram)
+            drafters, config = None, replace(config, mtp=False)
+        return Planner(self.path, drafters, config, self.vram)
 
     def constraints(self, planner: Planner) -> FitConstraints:
         """Returns the settings that the user fixed."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .._files import check_output
-from ..bundled import find, is_name
+from ..bundled import files_of, is_name
 from ..cli.arguments import add_main_chain
 from ..cli.command import guarded, loaded, training_context
 from ..cli.llama_flags import CONSTRAINTS, add_llama_flags
@@ -22,6 +22,7 @@ from ..decoder import Decoder
 from ..loading import load
 from ..native import OPTIONS
 from ..speculative.controller import SIZES
+from ..speculative.proposers.registry import DRAFTERS
 from ..text.variants import mismatch
 from . import diagnose, parallel, plot, replay, url
 from .measure import measure
@@ -66,7 +67,7 @@ def parser() -> argparse.ArgumentParser:
         nargs="+",
         action="append",
         metavar="FILE",
-        help="GGUF files of a model and of its drafter, or a name as dflash-run -m takes; may be "
+        help="GGUF files of a model and of its drafters, or a name as dflash-run -m takes; may be "
         "given several times",
     )
     what.add_argument("-m", "--model", metavar="FILE", help="the model of a single pair, with -md")
@@ -75,7 +76,9 @@ def parser() -> argparse.ArgumentParser:
         metavar="URL",
         help="measure an OpenAI-compatible server (http://127.0.0.1:8080) instead of a pair",
     )
-    p.add_argument("-md", "--model-draft", metavar="FILE", help="with -m: the drafter")
+    p.add_argument(
+        "-md", "--model-draft", action="append", metavar="FILE", help="with -m: a drafter"
+    )
     p.add_argument(
         "--diagnose",
         action="store_true",
@@ -163,9 +166,9 @@ def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     p = parser()
     args = p.parse_args(argv)
     if args.model is not None:
-        args.pair = [[args.model, *([args.model_draft] if args.model_draft else [])]]
+        args.pair = [[args.model, *(args.model_draft or ())]]
     elif args.model_draft is not None:
-        p.error(f"-md {args.model_draft} is a drafter: give its target model with -m")
+        p.error(f"-md {args.model_draft[0]} is a drafter: give its target model with -m")
     others = OF_FILES if args.url is not None else OF_SERVERS
     for action in p._actions:
         if action.dest in others and getattr(args, action.dest) != action.default:
@@ -175,7 +178,7 @@ def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     if args.plot and (args.replay or args.diagnose):
         p.error("--plot draws no results of --replay or --diagnose: leave it out")
     for pair in args.pair or ():
-        if len(pair) != 2 and not (len(pair) == 1 and is_name(pair[0])):
+        if len(pair) < 2 and not is_name(pair[0]):
             flags = "-m" if args.model is not None else "--pair"
             p.error(f"{flags} {' '.join(pair)}: give a model and its drafter, or one known name")
     return args
@@ -230,15 +233,15 @@ def _run(args: argparse.Namespace) -> int:
 def _pairs(
     args: argparse.Namespace, prompts: Sequence[Prompt], names: str
 ) -> Iterator[tuple[Decoder, str, list[tuple[str, list[int]]], list[Setting]]]:
-    """Loads each target with its drafter; yields decoder, both files' names, prompts, settings."""
-    for target, drafter in [_files(names) for names in args.pair]:
+    """Loads each target with its drafters; yields decoder, files' names, prompts, settings."""
+    for target, *drafters in [_files(names) for names in args.pair]:
         n_ctx_train = training_context(str(target)) if args.n_ctx == 0 else None
         options = on_present_devices(load_config(args, n_ctx_train), args)
-        with load(target, drafter=drafter, config=options) as decoder:
+        with load(target, drafter=drafters, config=options) as decoder:
             loaded(decoder)
             ids = [(prompt.name, prompt.ids(decoder, args.chat, args.think)) for prompt in prompts]
             settings = parse_settings(names, decoder.sequence.max_draft)
-            yield decoder, f"{target.stem} + {drafter.stem}", ids, settings
+            yield decoder, " + ".join([x.stem for x in (target, *drafters)]), ids, settings
 
 
 def _parallel(
@@ -261,7 +264,8 @@ def _parallel(
 
 def _diagnose(args: argparse.Namespace, prompts: Sequence[Prompt]) -> int:
     """Runs --diagnose: prints acceptance by changed choices of a drafter, and a conclusion."""
-    for target, drafter in map(_files, args.pair):
+    pairs = [(files[0], drafter) for files in map(_files, args.pair) for drafter in files[1:]]
+    for target, drafter in pairs:
         n_ctx_train = training_context(str(target))
         options = on_present_devices(load_config(args, n_ctx_train), args)
         if options.n_ctx is None:  # a small context: each tried choice allocates an engine
@@ -317,13 +321,10 @@ def _load_server(args: argparse.Namespace, prompts: Sequence[Prompt]) -> int:
     return 1 if any(level.n_failed for level in results) else 0
 
 
-def _files(names: Sequence[str]) -> tuple[Path, Path]:
-    """Returns target and drafter of a pair: two files, or the name of a bundled model for both."""
-    target, *drafter = names
-    if is_name(target):
-        bundle = find(target)
-        return bundle.target, Path(*drafter) if drafter else bundle.drafter
-    return Path(target), Path(*drafter)
+def _files(names: Sequence[str]) -> list[Path]:
+    """Returns the target of a pair and its drafters; a bundled model's name stands for both."""
+    target, drafters = files_of(names[0], names[1:])
+    return [Path(file) for file in (target, *drafters)]
 
 
 def _finish(runs: Sequence[BenchmarkRun], image: str | None) -> None:
@@ -351,13 +352,16 @@ def _replay(
     settings: Sequence[Setting],
     n_tokens: int,
 ) -> None:
-    """Runs --replay: prints each setting's speed, simulated on one recording of drafts."""
+    """Runs --replay: prints each setting's speed, simulated on the first drafter's drafts."""
     sequence = decoder.sequence
     max_nodes = max(AUTO_TREE_BUDGET, *(setting.size for setting in settings))
-    used = [min(setting.size, sequence.max_draft) for setting in settings if setting.size]
-    lengths = sorted({n for n in (*SIZES, *used) if n < sequence.max_draft} | {sequence.max_draft})
+    drafter = decoder.engine.drafters[0]
+    longest = drafter.max_draft
+    used = [min(setting.size, longest) for setting in settings if setting.size]
+    lengths = sorted({n for n in (*SIZES, *used) if n < longest} | {longest})
     costs = measure(
         sequence,
+        drafter.kind,
         prompts[0][1],
         lengths,
         sorted({*(n for n in (*SIZES, *used) if n <= max_nodes), max_nodes}),
@@ -367,7 +371,7 @@ def _replay(
         records.append(replay.record(sequence, tokens, n_tokens, lengths))
         _progress(number, len(prompts))
     settings = [*(s for s in settings if s.kind != "auto"), Setting("auto")]
-    speeds = replay.evaluate(records, settings, costs, max_nodes)
+    speeds = replay.evaluate(records, settings, costs, max_nodes, DRAFTERS[drafter.kind])
     ratios = replay.against_best(speeds)
     for number, (name, _) in enumerate(prompts):
         _print(

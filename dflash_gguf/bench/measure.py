@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from .. import native
 from ..speculative.cost_model import N_FIRST, N_TIMES, CostModel, Round
-from ..speculative.proposers.dflash import N_RANKED, DFlash
+from ..speculative.proposers.dflash import N_RANKED
 
 
 def branched(n: int) -> list[int]:
@@ -16,11 +16,16 @@ def branched(n: int) -> list[int]:
 
 
 def measure(
-    sequence: native.Sequence, prompt: Sequence[int], lengths: Sequence[int], sizes: Sequence[int]
+    sequence: native.Sequence,
+    proposer: str,
+    prompt: Sequence[int],
+    lengths: Sequence[int],
+    sizes: Sequence[int],
 ) -> CostModel:
     """Measures the costs of rounds that follow a prompt and accept no candidate.
 
-    lengths: numbers of drafted positions. sizes: nodes of verified chains and trees.
+    proposer: name of the first drafter's proposer. lengths: numbers of drafted positions. sizes:
+    nodes of verified chains and trees.
     """
     costs = CostModel()
     sequence.reset()
@@ -38,15 +43,17 @@ def measure(
         for number, size in enumerate(sizes):
             for is_tree in (False, True) if size > 1 else (False,):
                 n = lengths[number % len(lengths)]
-                costs.observe(_round(sequence, last, n, size, is_tree))
+                costs.observe(_round(sequence, proposer, last, n, size, is_tree))
     return costs
 
 
-def _round(sequence: native.Sequence, last: int, n: int, size: int, is_tree: bool) -> Round:
+def _round(
+    sequence: native.Sequence, proposer: str, last: int, n: int, size: int, is_tree: bool
+) -> Round:
     """Runs and times a round with a top-1 chain, or with a tree of ranked candidates."""
     done = Round(
         sequence.position,
-        proposer=DFlash.name,
+        proposer=proposer,
         n_positions=n,
         n_draft_rows=n + 1,
         is_top1=not is_tree,

@@ -16,7 +16,7 @@ from ..sampling.noise import DraftScorer
 from ..speculative.controller import ControllerState
 from ..speculative.cost_model import CostModel, Round
 from ..speculative.proposers.dflash import N_RANKED, DFlash
-from ..speculative.proposers.proposer import SpeculativeState
+from ..speculative.proposers.proposer import Proposer, SpeculativeState
 from ..speculative.speculator import Speculator
 from .settings import Setting
 
@@ -50,7 +50,7 @@ class _Drafter:
         self.max_draft = max(record.drafts[0])
         self.at = 0
 
-    def draft(self, last_token: int, n_draft: int, k: int = 1) -> Draft:  # noqa: ARG002
+    def draft(self, last_token: int, n_draft: int, k: int = 1, drafter: int = 0) -> Draft:  # noqa: ARG002
         known = self._record.drafts[self.at]
         draft = known[min(n for n in known if n >= n_draft)]
         return Draft(
@@ -63,17 +63,17 @@ def play(
     setting: Setting,
     costs: CostModel,
     state: ControllerState,
-    dflash: DFlash,
+    proposer: Proposer,
     max_nodes: int,
 ) -> tuple[float, list[Round]]:
     """Simulates a setting on a record. Returns the seconds it would have taken, and its rounds.
 
-    state, dflash: controller state and proposer, both learn. max_nodes: largest tree of "auto".
+    state, proposer: both learn. max_nodes: largest tree of "auto".
     """
     drafter = _Drafter(record)
     speculator = None
     if (controller := setting.controller(state, drafter.max_draft, max_nodes)) is not None:
-        speculator = Speculator([dflash], controller)
+        speculator = Speculator([proposer], controller)
     rounds: list[Round] = []
     request = SpeculativeState(drafter, [], DraftScorer(DecodeConfig()))
     while drafter.at < len(record.drafts):
@@ -87,7 +87,7 @@ def play(
             done.n_accepted = len(request.tree.accepted(coming)) - 1
         done.n_tokens = done.n_accepted + 1
         if done.n_positions:
-            done.draft_s = costs.draft_s(dflash.name, done.n_draft_rows, done.is_top1)
+            done.draft_s = costs.draft_s(proposer.name, done.n_draft_rows, done.is_top1)
         done.pass_s = costs.pass_s(done.position, done.n_rows, done.is_tree)
         if speculator is not None:
             speculator.observe(done, (request,), (coming[: done.n_tokens],))
@@ -97,14 +97,23 @@ def play(
 
 
 def evaluate(
-    records: Sequence[Record], settings: Sequence[Setting], costs: CostModel, max_nodes: int
+    records: Sequence[Record],
+    settings: Sequence[Setting],
+    costs: CostModel,
+    max_nodes: int,
+    kind: type[DFlash] = DFlash,
 ) -> dict[str, list[float]]:
-    """Returns tokens per second by setting, for each record. "auto" learns across records."""
+    """Returns tokens per second by setting, for each record. "auto" learns across records.
+
+    kind: proposer of the drafter that made the records' drafts.
+    """
     speeds: dict[str, list[float]] = {}
     for setting in settings:
         state = ControllerState(CostModel.from_dict(costs.to_dict()))
-        dflash = DFlash(max(records[0].drafts[0]))
-        seconds = [play(record, setting, costs, state, dflash, max_nodes)[0] for record in records]
+        proposer = kind(max(records[0].drafts[0]))
+        seconds = [
+            play(record, setting, costs, state, proposer, max_nodes)[0] for record in records
+        ]
         speeds[str(setting)] = [
             len(record.drafts) / s for record, s in zip(records, seconds, strict=True)
         ]

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-PathLike = str | os.PathLike[str]
+from .._files import AnyPath, AnyPaths, listed_paths
+
 FOLDER = Path(__file__).parent
 TARGET = FOLDER / "python-tiny-q8_0.gguf"
 DRAFTER = FOLDER / "python-tiny-dflash-q8_0.gguf"
@@ -35,12 +36,13 @@ def default_for_chat() -> str:
     return "smollm2" if find_spec(PACKAGES["smollm2"][0]) else DEFAULT
 
 
-def files_of(model: PathLike, drafter: PathLike | None) -> tuple[PathLike, PathLike | None]:
-    """Returns the files of a target, which may be a name, and of its drafter, if it has one."""
+def files_of(model: AnyPath, drafter: AnyPaths) -> tuple[AnyPath, list[AnyPath]]:
+    """Returns the files of a target, which may be a name, and of its drafters."""
+    drafters = listed_paths(drafter)
     if not is_name(os.fspath(model)):
-        return model, drafter
+        return model, drafters
     named = find(os.fspath(model))
-    return named.target, named.drafter if drafter is None else drafter
+    return named.target, drafters or [named.drafter]
 
 
 def find(name: str) -> Named:

@@ -240,9 +240,11 @@ def add_drafting(p: argparse.ArgumentParser) -> None:
         "-md",
         "--model-draft",
         "--spec-draft-model",
+        action="append",
         metavar="FILE",
         help="GGUF file of a drafter made for the model (DFlash, MTP layer, n-gram table): the "
-        "same text, faster (default: the MTP layer of the model's file, if it has one)",
+        "same text, faster; may be given once for each kind, the model's own file for its MTP "
+        "layer (default: the MTP layer of the model's file, if it has one)",
     )
     group.add_argument(
         "--draft",
@@ -255,9 +257,9 @@ def add_drafting(p: argparse.ArgumentParser) -> None:
         "--draft-type",
         action=_DraftType,
         metavar="NAME,NAME",
-        help=f"proposers, of {', '.join(DRAFT_TYPES)}: the drafter by its kind, the suffix index "
-        "of the text so far (default: with auto both, else the drafter if there is one); none: "
-        "plain decoding, without the MTP layer of the model's file",
+        help=f"proposers, of {', '.join(DRAFT_TYPES)}: drafters by kind, the suffix index of the "
+        "text so far (default: with auto all, else the first drafter if there is one); none: plain "
+        "decoding, without the MTP layer of the model's file",
     )
     group.add_argument(
         "--draft-max",

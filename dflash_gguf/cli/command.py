@@ -218,15 +218,15 @@ def list_devices(module: str | None = None) -> int:
 def _choose_models(args: argparse.Namespace) -> None:
     """Replaces the name of a bundled model by its files; ValueError for -md without -m."""
     if args.model is None and args.model_draft is not None:
-        raise ValueError(f"-md {args.model_draft} is a drafter: give its target model with -m")
+        raise ValueError(f"-md {args.model_draft[0]} is a drafter: give its target model with -m")
     if args.model is not None and not bundled.is_name(args.model):
         return
     default = bundled.default_for_chat() if args.interactive else bundled.DEFAULT
     bundle = bundled.find(args.model or default)
-    drafter = bundle.drafter if args.model_draft is None else Path(args.model_draft)
     args.model = str(bundle.target)
-    args.model_draft = str(drafter)
-    print(f"{bundle.target.name} with {drafter.name}: {bundle.about}", file=sys.stderr)
+    args.model_draft = args.model_draft or [str(bundle.drafter)]
+    drafters = " and ".join(Path(file).name for file in args.model_draft)
+    print(f"{bundle.target.name} with {drafters}: {bundle.about}", file=sys.stderr)
 
 
 def _load(args: argparse.Namespace, settings: LoadConfig) -> Decoder:

@@ -50,12 +50,11 @@ _IDENTITY = {
 
 def identity(engine: Engine) -> dict[str, str]:
     """Returns the properties that prefixes must share with an engine."""
-    model, drafter = engine.model, engine.drafter
-    config = engine.config
+    model, config = engine.model, engine.config
     shift = f" taps {config.draft_tap_shift:+}" if config.draft_tap_shift else ""
     return {
         "model": model.identity,
-        "drafter": drafter.identity + shift if drafter is not None else "none",
+        "drafter": " ".join([x.identity + shift for x in engine.drafters]) or "none",
         "cache_types": f"{config.cache_type_k}/{config.cache_type_v}",
         "backend": " ".join([model.backend, *sorted(model.kernels)]),
         "build": f"{library_build()} {ggml_version()}",

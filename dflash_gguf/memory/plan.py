@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
+from .._files import AnyPath, AnyPaths, listed_paths
 from ..config import LoadConfig
 from ..native import Drafter, Engine, Error, Model, Progress, devices, load_backend
 from .speed import rounded, tokens_per_s
@@ -138,12 +139,12 @@ def gib(n: int) -> str:
 
 
 class Planner:
-    """Plans the memory of a target and a drafter by the headers of their files."""
+    """Plans the memory of a target and its drafters by the headers of their files."""
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
-        drafter: str | os.PathLike[str] | None,
+        path: AnyPath,
+        drafter: AnyPaths,
         config: LoadConfig,
         vram: int | None = None,
     ) -> None:
@@ -152,12 +153,12 @@ class Planner:
         self.config = config
         hypothetical = vram is not None and not has_gpu(config)
         self.model = Model(os.fspath(path), config, dry_run="cuda" if hypothetical else "device")
-        self._drafter = load_drafter(self.model, drafter)
+        self._drafters = load_drafters(self.model, drafter)
 
     @property
     def block_size(self) -> int:
-        """Number of rows in the drafter's block; 0 without a drafter."""
-        return self._drafter.block_size if self._drafter else 0
+        """Number of rows in the largest block of a drafter; 0 without a drafter."""
+        return max([drafter.block_size for drafter in self._drafters], default=0)
 
     def plan(self, config: LoadConfig | None = None, verify_rows: int = 0) -> Plan:
         """Plans a config (None: the planner's); layers stay on the devices of the planner's config.
@@ -166,8 +167,10 @@ class Planner:
         that the device does not support.
         """
         config = config or self.config
-        engine = Engine(self.model, config.n_ctx, self._drafter, config.draft_window, config=config)
-        if self._drafter and verify_rows > engine.max_verify:
+        engine = Engine(
+            self.model, config.n_ctx, self._drafters, config.draft_window, config=config
+        )
+        if self._drafters and verify_rows > engine.max_verify:
             engine.reserve_verify(verify_rows)
         plan = plan_of(engine, config, self.capacity)
         if self.model.on_gpu and not self.model.is_hypothetical:
@@ -186,16 +189,24 @@ class Planner:
         return self._vram if self.model.is_hypothetical else min(self._vram, free)
 
 
-def load_drafter(
-    model: Model, path: str | os.PathLike[str] | None, progress: Progress | None = None
-) -> Drafter | None:
-    """Loads a drafter; without a path the MTP layer of the model's file, unless it is turned off.
+def load_drafters(model: Model, paths: AnyPaths, progress: Progress | None = None) -> list[Drafter]:
+    """Loads drafters; without paths the MTP layer of the model's file, unless it is turned off.
 
-    Returns None if there is neither.
+    Errors: ValueError for two drafters of one kind.
     """
-    if path is None and model.has_drafter and model.config.mtp:
-        path = model.path
-    return None if path is None else Drafter(os.fspath(path), model, progress)
+    files = listed_paths(paths)
+    if not files and model.has_drafter and model.config.mtp:
+        files = [model.path]
+    drafters: dict[str, Drafter] = {}
+    for file in files:
+        drafter = Drafter(os.fspath(file), model, progress)
+        first = drafters.setdefault(drafter.kind, drafter)
+        if first is not drafter:
+            raise ValueError(
+                f"{first.path} and {drafter.path} are both drafters of the kind {drafter.kind}: "
+                "give one file of each kind"
+            )
+    return list(drafters.values())
 
 
 def has_gpu(config: LoadConfig) -> bool:
@@ -227,22 +238,22 @@ def plan_of(engine: Engine, config: LoadConfig, free: int) -> Plan:
         verify_rows=engine.max_verify if engine.max_draft else 0,
         items=tuple(item for item in (*_items(engine), kept) if item.bytes),
         prefix_bytes=kept.bytes,
-        tokens_per_s=tokens_per_s(model, engine.drafter),
+        tokens_per_s=tokens_per_s(model, engine.drafters),
     )
 
 
 def _items(engine: Engine) -> Iterator[PlanItem]:
-    model, drafter = engine.model, engine.drafter
+    model = engine.model
     place = "device" if model.on_gpu else "host"
     yield PlanItem("target weights", model.device_bytes, place)
     yield PlanItem("target weights", model.cpu_split_bytes, "host")
     yield PlanItem("target weights", model.mapped_bytes, "file")
     yield PlanItem("token embeddings", model.embedding_bytes, "file")
-    if drafter is not None:
-        on_device = drafter.copied_bytes - drafter.cpu_split_bytes
-        yield PlanItem("drafter weights", on_device, place)
-        yield PlanItem("drafter weights", drafter.cpu_split_bytes, "host")
-        yield PlanItem("drafter weights", drafter.mapped_bytes, "file")
+    for drafter in engine.drafters:
+        name = f"{drafter.kind} drafter weights" if len(engine.drafters) > 1 else "drafter weights"
+        yield PlanItem(name, drafter.copied_bytes - drafter.cpu_split_bytes, place)
+        yield PlanItem(name, drafter.cpu_split_bytes, "host")
+        yield PlanItem(name, drafter.mapped_bytes, "file")
     memory = engine.memory()
     is_split = any(use.name == "arena" and use.place != model.backend for use in memory)
     at_most = ", at most" if model.is_hypothetical and is_split else ""

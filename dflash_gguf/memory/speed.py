@@ -8,6 +8,8 @@ has the sources.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..native import Drafter, Model
 
 GPU_BYTES_PER_S = 400e9
@@ -21,12 +23,12 @@ DRAFT_LENGTHS = (0, 3, 7, 15)
 """Lengths of drafts of which the fastest counts, as `auto` would find it; 0: a plain step."""
 
 
-def tokens_per_s(model: Model, drafter: Drafter | None) -> float | None:
-    """Predicts tokens/s of one answer with the fastest draft length; None without a GPU."""
+def tokens_per_s(model: Model, drafters: Sequence[Drafter]) -> float | None:
+    """Predicts tokens/s of one answer with the fastest drafter and length; None without a GPU."""
     if not model.on_gpu:
         return None
     speeds = [1 / _target_s(model, 1)]
-    if drafter is not None:
+    for drafter in drafters:
         drafter_on_cpu = drafter.cpu_split_bytes + drafter.mapped_bytes
         drafter_on_gpu = drafter.copied_bytes - drafter.cpu_split_bytes
         for rows in (n + 1 for n in DRAFT_LENGTHS if 0 < n < drafter.block_size):

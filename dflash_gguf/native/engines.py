@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._ffi import Error, call, create, ffi, new, text, value
-from .limits import MAX_TOP, MAX_VERIFY
+from .limits import MAX_TOP
 from .load_config import LoadConfig, c_options
 from .models import Drafter, Model
 from .passes import BatchEntry, Draft, DraftRequest, Rows, SequenceHandle, ids_of, nodes_of
@@ -28,13 +28,13 @@ class Memory(NamedTuple):
 
 
 class Engine:
-    """Caches and graphs of a model and its drafter. Not thread-safe."""
+    """Caches and graphs of a model and its drafters. Not thread-safe."""
 
     def __init__(
         self,
         model: Model,
         n_ctx: int | None = None,
-        drafter: Drafter | None = None,
+        drafter: Drafter | Sequence[Drafter] | None = None,
         draft_window: int | None = None,
         config: LoadConfig | None = None,
         taps: Sequence[int] = (),
@@ -48,17 +48,16 @@ class Engine:
         config = self.config = config or model.config
         options = c_options("dfl_engine_params", config)
         options["n_ctx"] = model.n_ctx if n_ctx is None else n_ctx
-        has_pass = drafter is not None and drafter.block_size > 0
-        drafters = new("dfl_drafter *[]", [drafter.handle] if drafter and has_pass else [])
-        options["drafters"], options["n_drafters"] = drafters, len(drafters)
+        self.drafters = (drafter,) if isinstance(drafter, Drafter) else tuple(drafter or ())
+        handles = new("dfl_drafter *[]", [x.handle for x in self.drafters if x.max_draft])
+        options["drafters"], options["n_drafters"] = handles, len(handles)
         if draft_window is not None:
             options["draft_window"] = draft_window
         self.taps = tuple(taps)
         options["taps"], options["n_taps"] = new("int32_t[]", self.taps), len(self.taps)
         params = new("dfl_engine_params *", options)
         self.model = model
-        self.drafter = drafter
-        self.max_draft = min(drafter.block_size, MAX_VERIFY) - 1 if drafter and has_pass else 0
+        self.max_draft = max([x.max_draft for x in self.drafters], default=0)
         self.n_top = 0
         self._handle = create("engine", "engine_create", model.handle, params)
         self._n_sequences = 0
@@ -217,13 +216,17 @@ class Engine:
             for item, to in zip(items, params, strict=True)
         ]
 
-    def set_draft_scale(self, scale: float) -> None:
-        """Sets the factor of token embeddings in later drafts; Error if there is no drafter."""
-        call("engine_set_draft_scale", self._handle, 0, scale)
+    def set_draft_scale(self, scale: float, drafter: int = 0) -> None:
+        """Sets the factor of token embeddings in later drafts of a drafter, named by its index.
 
-    def draft(self, requests: Sequence[DraftRequest], k: int = 1) -> list[Draft]:
-        """Runs the drafter once for all requests. Returns the k best tokens of each position.
+        Errors: Error if there is no such drafter.
+        """
+        call("engine_set_draft_scale", self._handle, drafter, scale)
 
+    def draft(self, requests: Sequence[DraftRequest], k: int = 1, drafter: int = 0) -> list[Draft]:
+        """Runs a drafter once for all requests. Returns the k best tokens of each position.
+
+        drafter: index among the drafters with a pass.
         If logits of a request are not finite, its log_sum_exp are NaN, and the drafter K/V of its
         sequence are cleared.
         Errors: Error without a drafter, for n_draft outside 1 to block_size - 1, more rows than
@@ -243,7 +246,7 @@ class Engine:
         call(
             "engine_draft",
             self._handle,
-            0,  # index of the engine's only drafter
+            drafter,
             params,
             len(requests),
             k,

@@ -11,6 +11,7 @@ from .._files import check_file
 from ._ffi import Error, call, create, ggml_library, new, text
 from .file_identity import file_identity, files_of, stamps
 from .ggml import extra_buffer_types, load_backend, load_backend_of_environment
+from .limits import MAX_VERIFY
 from .load_config import DEFAULT_N_CTX, LoadConfig, c_options
 from .progress import Progress, c_callback
 from .proof import proven_buffer_types
@@ -139,6 +140,7 @@ class Drafter:
     """The weights of a drafter, checked against its target. Immutable.
 
     kind: "dflash", "mtp" or "ngram". The last is an n-gram table: block_size 0, as no pass runs it.
+    max_draft: maximum positions of a draft that a pass makes.
     """
 
     def __init__(
@@ -158,6 +160,7 @@ class Drafter:
         self.name = text(info.name)
         self.n_layer = int(info.n_layer)
         self.block_size = int(info.block_size)
+        self.max_draft = max(min(self.block_size, MAX_VERIFY) - 1, 0)
         self.mask_token = int(info.mask_token)
         self.n_taps = int(info.n_taps)
         self.n_causal = int(info.n_causal)

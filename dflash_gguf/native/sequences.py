@@ -63,9 +63,9 @@ class Sequence:
         """Appends one token and returns its row of logits."""
         return self.engine.run([BatchEntry(self, [token])])[0]
 
-    def draft(self, last_token: int, n_draft: int, k: int = 1) -> Draft:
-        """Returns the drafter's candidates after `last_token`; arguments as for `Engine.draft`."""
-        return self.engine.draft([DraftRequest(self, last_token, n_draft)], k)[0]
+    def draft(self, last_token: int, n_draft: int, k: int = 1, drafter: int = 0) -> Draft:
+        """Returns a drafter's candidates after `last_token`; arguments as for `Engine.draft`."""
+        return self.engine.draft([DraftRequest(self, last_token, n_draft)], k, drafter)[0]
 
     def verify(self, tokens: abc.Sequence[int]) -> Rows:
         """Runs a chain of tokens without appending it. Returns its rows; `commit` must follow."""

@@ -113,7 +113,7 @@ def _check_models(args: argparse.Namespace) -> None:
     if args.models_preset is not None and args.model is not None:
         raise ValueError("--models-preset goes with --models, not with -m: leave one out")
     if args.models is None and args.model is None and args.model_draft is not None:
-        raise ValueError(f"-md {args.model_draft} is a drafter: give its target model with -m")
+        raise ValueError(f"-md {args.model_draft[0]} is a drafter: give its target model with -m")
 
 
 def _found(args: argparse.Namespace, presets: Mapping[str, Preset]) -> list[FoundModel]:
@@ -132,17 +132,16 @@ def _found(args: argparse.Namespace, presets: Mapping[str, Preset]) -> list[Foun
             log(f"left out: [{name}] of {args.models_preset}: no such model, give model = FILE")
     sound = []
     for model in found.values():
-        drafter = presets.get(model.name, presets[ALL]).drafter or model.drafter
+        drafters = presets.get(model.name, presets[ALL]).drafters or model.drafters
         file = model.path
         try:
-            check(file)
-            if drafter is not None:
-                check(file := drafter)
+            for file in (model.path, *drafters):
+                check(file)
         except ValueError as error:
             which = "" if file == model.path else f"its drafter {file} "
             _leave_out(model.path, f"{which}{error}")
             continue
-        sound.append(replace(model, drafter=drafter))
+        sound.append(replace(model, drafters=drafters))
     if not sound:
         source = f" {args.models}" if args.models else f"-preset {args.models_preset}"
         raise ValueError(f"--models{source}: holds no GGUF file of a model")
@@ -170,7 +169,7 @@ def _served(
     return ServedModel(
         names=sorted(listed(args.alias)) or [model.name],
         path=model.path,
-        drafter=model.drafter,
+        drafters=model.drafters,
         args=own,
         settings=settings,
         prompts_of=prompts_of,
@@ -185,19 +184,18 @@ def _leave_out(path: Path, why: str) -> None:
 
 def _one_model(args: argparse.Namespace) -> FoundModel:
     name = args.model or bundled.default_for_chat()
-    drafter = None if args.model_draft is None else Path(args.model_draft)
+    drafters = tuple(map(Path, args.model_draft or ()))
     path, called = Path(name), Path(name).stem
     if bundled.is_name(name):
         bundle = bundled.find(name)
-        path, drafter, called = bundle.target, drafter or bundle.drafter, name
-        log(f"{path.name} with {drafter.name}: {bundle.about}")
-    for file in (path, drafter):
-        if file is not None:
-            try:
-                check(file)
-            except ValueError as error:
-                raise ValueError(f"{file}: {error}") from None
-    return FoundModel(called, path, drafter)
+        path, drafters, called = bundle.target, drafters or (bundle.drafter,), name
+        log(f"{path.name} with {' and '.join(x.name for x in drafters)}: {bundle.about}")
+    for file in (path, *drafters):
+        try:
+            check(file)
+        except ValueError as error:
+            raise ValueError(f"{file}: {error}") from None
+    return FoundModel(called, path, drafters)
 
 
 async def _serve(
@@ -212,10 +210,10 @@ async def _serve(
         options = {name: getattr(model.args, name) for name in LOAD_OPTIONS}
         if model.args.batch_size < (options["n_ubatch"] or DEFAULTS["n_ubatch"]):
             options["n_ubatch"] = model.args.batch_size
-        drafter = None if model.drafter is None else str(model.drafter)
         n_parallel = 1 if model.args.n_parallel is None else model.args.n_parallel
         config = asdict(model.settings.decode)
-        load = Load(str(model.path), drafter, n_parallel, options, config)
+        drafters = [str(file) for file in model.drafters]
+        load = Load(str(model.path), drafters, n_parallel, options, config)
         return EngineClient(load, model.settings, args.queue, log, metrics.add)
 
     registry = ModelRegistry(models, new_engine, args.models_max, args.queue)

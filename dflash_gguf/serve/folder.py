@@ -14,7 +14,7 @@ from ..convert.schema import DRAFTERS, Arch, Key, Tensor
 
 LAST_USED = "any"
 """Model name in a request that stands for the model used last."""
-MODEL, DRAFTER = "model", "drafter"
+MODEL, MTP = "model", "mtp"
 LEFT_OUT = Callable[[Path, str], None]
 """Called with each file that is not served, and the reason."""
 SPLIT_NAME = re.compile(r"-\d{5}-(of-\d{5}\.gguf)$")
@@ -23,11 +23,11 @@ TARGETS = {name for key, name in vars(Arch).items() if key.isupper()} - {Arch.CL
 
 @dataclass(frozen=True)
 class FoundModel:
-    """A model in a folder, its name, and its drafter if it has one."""
+    """A model in a folder, its name and its drafters."""
 
     name: str
     path: Path
-    drafter: Path | None = None
+    drafters: tuple[Path, ...] = ()
 
 
 def check(path: Path) -> GgufHeader:
@@ -56,7 +56,7 @@ def check(path: Path) -> GgufHeader:
 def models_in_folder(folder: str | os.PathLike[str], leave_out: LEFT_OUT) -> list[FoundModel]:
     """Returns the models of a folder and its subfolders; calls leave_out for each bad file.
 
-    A drafter drafts for the models of its subfolder.
+    Drafters of different kinds draft for the models of their subfolder.
     """
     found: list[FoundModel] = []
     taken = {LAST_USED}
@@ -75,17 +75,19 @@ def models_in_folder(folder: str | os.PathLike[str], leave_out: LEFT_OUT) -> lis
             names = [path.stem] * len(models)
         else:
             continue
-        if len(drafters) > 1 or (drafters and not models):
-            why = "is one of several drafters" if len(drafters) > 1 else "is a drafter, not a model"
-            for drafter in drafters:
+        for kind, files in list(drafters.items()):
+            if models and len(files) == 1:
+                continue
+            why = f"is one of several {kind} drafters" if models else "is a drafter, not a model"
+            for drafter in drafters.pop(kind):
                 leave_out(drafter, f"{why}: name it with model-draft in a --models-preset")
-            drafters = []
         for name, model in zip(names, models, strict=True):
             relative = str(model.relative_to(root))
             free = (
                 x for x in (name, relative.removesuffix(model.suffix), relative) if x not in taken
             )
-            found.append(FoundModel(next(free), model, drafters[0] if drafters else None))
+            one_of_each = tuple(file for files in drafters.values() for file in files)
+            found.append(FoundModel(next(free), model, one_of_each))
             taken.add(found[-1].name)
     return found
 
@@ -94,25 +96,25 @@ def _is_gguf(path: Path) -> bool:
     return path.suffix.lower() == ".gguf" and not path.name.startswith(".")
 
 
-def _sorted(files: list[Path], leave_out: LEFT_OUT) -> tuple[list[Path], list[Path]]:
-    """Returns the targets and the drafters among files."""
+def _sorted(files: list[Path], leave_out: LEFT_OUT) -> tuple[list[Path], dict[str, list[Path]]]:
+    """Returns the targets among files, and the drafters by kind."""
     models: list[Path] = []
-    drafters: list[Path] = []
+    drafters: dict[str, list[Path]] = {}
     for path in files:
         try:
             kind = _kind(path)
         except (ValueError, ConvertError) as error:
             leave_out(path, str(error))
             continue
-        if kind == DRAFTER:
-            drafters.append(path)
-        elif kind is not None:
+        if kind == MODEL:
             models.append(path)
+        elif kind is not None:
+            drafters.setdefault(kind, []).append(path)
     return models, drafters
 
 
 def _kind(path: Path) -> str | None:
-    """Returns MODEL or DRAFTER; None for a later part of a split model. ValueError if bad."""
+    """Returns MODEL or the drafter's kind; None for a later part of a model. ValueError if bad."""
     header = check(path)
     if SPLIT_NAME.search(path.name) and header.integer(Key.SPLIT_NO, 0) > 0:
         if not path.with_name(SPLIT_NAME.sub(r"-00001-\1", path.name)).exists():
@@ -125,5 +127,6 @@ def _kind(path: Path) -> str | None:
         raise ValueError(f"is {what}, which cannot be run as a model")
     n_mtp = header.integer(Key.NEXTN_PREDICT_LAYERS.format(arch=name), 0)
     has_layers = Tensor.ATTN_NORM.format(bid=0) in header.tensors
-    is_drafter = name in DRAFTERS or (n_mtp > 0 and not has_layers)
-    return DRAFTER if is_drafter else MODEL
+    if name in DRAFTERS:
+        return name
+    return MTP if n_mtp > 0 and not has_layers else MODEL

@@ -27,7 +27,7 @@ class Load(Message, frozen=True):
     """
 
     model: str
-    drafter: str | None
+    drafters: list[str]
     n_parallel: int
     options: dict[str, Any]
     config: dict[str, Any]
@@ -137,7 +137,8 @@ class Loading(Message, frozen=True):
 class Ready(Message, frozen=True):
     """Message from the engine: the model is loaded.
 
-    recommended: sampling settings that the model's file recommends. notes: warnings for the log.
+    drafter: names of the drafters' files, joined; None without a drafter. recommended: sampling
+    settings that the model's file recommends. notes: warnings for the log.
     """
 
     model: str

@@ -46,7 +46,7 @@ class ServedModel:
 
     names: list[str]
     path: Path
-    drafter: Path | None
+    drafters: tuple[Path, ...]
     args: argparse.Namespace
     settings: Settings
     prompts_of: Callable[[Tokenizer | None], PromptBuilder]
@@ -85,9 +85,9 @@ class ServedModel:
     @property
     def flags(self) -> list[str]:
         """Names of the model's files and the flags of its preset, as on a command line."""
-        drafter = [] if self.drafter is None else ["--model-draft", self.drafter.name]
+        drafters = [word for file in self.drafters for word in ("--model-draft", file.name)]
         words = [part for word in self.preset for part in word.split("=", 1)]
-        return ["--model", self.path.name, *drafter, *words]
+        return ["--model", self.path.name, *drafters, *words]
 
 
 class ModelRegistry:

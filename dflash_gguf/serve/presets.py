@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .arguments import ENVIRONMENT, flag_words, is_on, parser
+from .arguments import ENVIRONMENT, flag_words, is_on, listed, parser
 
 ALL = "*"
 PATHS = ("model", "model-draft")
@@ -28,7 +28,7 @@ class Preset:
 
     words: tuple[str, ...] = ()
     model: Path | None = None
-    drafter: Path | None = None
+    drafters: tuple[Path, ...] = ()
     loads_on_startup: bool = False
 
 
@@ -54,7 +54,7 @@ def read_presets(path: str) -> dict[str, Preset]:
 def _preset(path: str, section: str, values: dict[str, str]) -> Preset:
     p = parser(raises=True)
     words: list[str] = []
-    paths: dict[str, Path] = {}
+    paths: dict[str, str] = {}
     loads = False
     for key, value in values.items():
         place = f"{path}: [{section}] {key}"
@@ -64,14 +64,16 @@ def _preset(path: str, section: str, values: dict[str, str]) -> Preset:
                 continue
             action, flag = _action(p, key)
             if flag.strip("-") in PATHS:
-                paths[flag.strip("-")] = Path(value)
+                paths[flag.strip("-")] = value
                 continue
             given = flag_words(action, flag, value, "it")
             p.parse_args(given)
         except ValueError as error:
             raise ValueError(f"{place}: {error}") from None
         words += given
-    return Preset(tuple(words), paths.get("model"), paths.get("model-draft"), loads)
+    model = Path(paths["model"]) if "model" in paths else None
+    drafters = tuple(Path(file) for file in listed(paths.get("model-draft")))
+    return Preset(tuple(words), model, drafters, loads)
 
 
 def _action(p: argparse.ArgumentParser, key: str) -> tuple[argparse.Action, str]:

@@ -378,7 +378,7 @@ def check(request: Load) -> None:
     Other models may fill the memory now, so the plan is compared with all memory.
     """
     args, settings = _settings(request)
-    planner = Planner(request.model, request.drafter, settings, args.vram)
+    planner = Planner(request.model, request.drafters, settings, args.vram)
     least = settings if settings.n_ctx and not args.fit else replace(settings, n_ctx=MIN_CTX)
     plan = planner.plan(least)
     total = {device.name: device.total_bytes for device in devices()}
@@ -390,17 +390,16 @@ def check(request: Load) -> None:
 
 def _settings(request: Load) -> tuple[argparse.Namespace, LoadConfig]:
     args = argparse.Namespace(**request.options)
-    args.model, args.model_draft = request.model, request.drafter
+    args.model, args.model_draft = request.model, request.drafters
     n_ctx_train = training_context(request.model) if args.n_ctx == 0 else None
     return args, on_present_devices(load_config(args, n_ctx_train), args)
 
 
 def ready(decoder: Decoder, n_parallel: int, notes: list[str]) -> Ready:
     """Returns the message that describes a loaded decoder to the HTTP process."""
-    drafter = decoder.engine.drafter
     return Ready(
         model=os.path.basename(decoder.model.path),
-        drafter=None if drafter is None else os.path.basename(drafter.path),
+        drafter=decoder.drafter,
         backend=decoder.model.backend,
         n_ctx=decoder.n_ctx,
         n_ctx_train=decoder.model.n_ctx_train,

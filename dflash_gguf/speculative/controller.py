@@ -239,6 +239,15 @@ class AutoController(Controller):
         """
         return self._state.since_plain * SHARE >= 2.0 * gain
 
+    def _is_other_due(self, other: DraftPlan, best: DraftPlan, lost: float) -> bool:
+        """Returns True if a proposer that is expected to be slower than the best is due.
+
+        Its acceptance may have changed since its last draft. lost: plain rounds that its draft is
+        expected to lose compared with the best draft, at most SHARE of the rounds since the last.
+        """
+        n_waited = self._state.stats[other.proposer].n_waited
+        return other.proposer != best.proposer and n_waited >= max(lost / SHARE, MEMORY)
+
     def _copies_bring(self, gain: float, done: Round, requests: Requests) -> bool:
         """Returns True if candidates that need no pass are expected to gain as much as a draft."""
         asked = [request for request in requests if request.proposed]
@@ -272,6 +281,10 @@ class AutoController(Controller):
         if loss < 0.0 and stats.is_believed:
             decision.plan, decision.ttl_rounds = plan, ttl
             decision.gain = tokens * plain_s / seconds - n
+            for other_tokens, other_s, other in options:
+                lost = (tokens * other_s / seconds - other_tokens) / n
+                if self._is_other_due(other, plan, lost):
+                    decision.plan, decision.ttl_rounds, decision.is_probe = other, 1, True
         elif stats.balance >= loss and stats.n_waited >= stats.wait:
             decision.plan, decision.ttl_rounds, decision.is_probe = plan, 1, True
         return decision
@@ -295,7 +308,7 @@ class AutoController(Controller):
             for shape in (TOP1, TREE) if n_positions >= self._min_nodes else ():
                 tokens = n + len(asked) * stats.expected(n_positions, shape)
                 is_tree = (shape == TREE) & (n_positions < self._nodes)
-                n_rows = len(asked) * (n_positions + 1)
+                n_rows = proposer.draft_rows([n_positions] * len(asked))
                 draft_s = costs.draft_s(proposer.name, n_rows, shape == TOP1)
                 pass_s = np.where(is_tree, trees_s, chains_s)
                 seconds = draft_s + pass_s + tokens * costs.sample.value

@@ -126,7 +126,7 @@ class SpeculativeRuntime:
             if done.n_positions:
                 request.n_positions = request.n_nodes = done.n_positions
                 request.shape = TOP1 if done.is_top1 else TREE
-                drafters[0].propose([request])
+                next(x for x in drafters if x.name == done.proposer).propose([request])
                 request.notes.clear()
             drafted = time.perf_counter()
             if done.is_tree:
@@ -143,7 +143,8 @@ class SpeculativeRuntime:
         try:
             sequence.prefill(tokens[:N_PROMPT]).argmax()
             n_rows = min(n_rows, self._engine.max_verify)
-            measure(costs, n_rows, drafters[0] if drafters else None, run, MEASURE_S)
+            for drafter in (*drafters, *(() if drafters else (None,))):
+                measure(costs, n_rows, drafter, run, MEASURE_S / max(len(drafters), 1))
         except Error:  # measuring is optional; the first request raises this error
             self.state.costs = CostModel()
         finally:

@@ -94,9 +94,10 @@ class Speculator:
             done.n_positions = n = min(plan.n_positions, proposer.max_draft)
             for request in asked:
                 request.n_positions, request.shape = min(request.limit, n), plan.shape
-                done.is_timing_shared |= not request.has_drafted
-                request.has_drafted = True
-            done.n_draft_rows = sum([request.n_positions + 1 for request in asked])
+                # The draft first computes the K/V of tokens since the drafter's last one.
+                done.is_timing_shared |= request.drafted_by != plan.proposer
+                request.drafted_by = plan.proposer
+            done.n_draft_rows = proposer.draft_rows([x.n_positions for x in asked])
             with clock("draft"):
                 self._ask(proposer, asked)
             self._constrain(asked)

@@ -29,11 +29,10 @@ class Moved:
     def of(cls, sequence: native.Sequence) -> Moved:
         """Counts a round's bytes at a sequence's position: no activations, but all experts."""
         engine = sequence.engine
-        model, drafter = engine.model, engine.drafter
-        draft = 0
-        if drafter is not None:
+        model, draft = engine.model, 0
+        for drafter in engine.drafters:
             window = min(1.0, sequence.position / max(model.config.draft_window, 1))
-            draft = (
+            draft += (
                 drafter.copied_bytes + drafter.mapped_bytes + int(engine.bytes_of("draft") * window)
             )
             if head_bytes(drafter.path, tied=False) == 0:

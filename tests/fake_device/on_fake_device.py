@@ -331,9 +331,9 @@ def test_a_drafter_on_the_cpu(
     way: dict[str, Any] = {"draft": "chain", "max_tokens": N_TOKENS}
     with open_decoder(pair_of(kind), place) as decoder:
         expected, drafted = plain(decoder), decoder.generate(PROMPT, **way)
-        assert decoder.engine.drafter.cpu_split_bytes == 0
+        assert decoder.engine.drafters[0].cpu_split_bytes == 0
     with open_decoder(pair_of(kind), {**place, "draft_gpu_layers": 0}) as decoder:
-        drafter = decoder.engine.drafter
+        (drafter,) = decoder.engine.drafters
         assert drafter.copied_bytes == drafter.cpu_split_bytes
         assert drafter.cpu_split_bytes + drafter.mapped_bytes > 0
         assert ("draft", "CPU") in [(x.name, x.place) for x in decoder.engine.memory()]

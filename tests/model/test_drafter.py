@@ -150,9 +150,8 @@ class Comparison:
         self.reference = Reference(pair, self.tokens)
         self.window = window
         self.sequence = open_pair(pair, **settings, **({"draft_window": window} if window else {}))
-        assert self.sequence.engine.drafter is not None
         self.sequence.engine.reserve_verify(64)
-        self.block_size = self.sequence.engine.drafter.block_size
+        self.block_size = self.sequence.engine.drafters[0].block_size
 
     @property
     def position(self) -> int:

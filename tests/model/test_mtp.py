@@ -16,8 +16,8 @@ from dflash_gguf.convert.arch import Options
 from dflash_gguf.convert.conversion import prepare
 from dflash_gguf.convert.write import write_gguf
 from gguf_files import Parts, convert, edited
-from model_cache import cached
 from mtp import MtpLayer, MtpReference
+from mtp_pairs import make_mtp, trained
 from numpy.typing import NDArray
 from pairs import N_UBATCH, Pair, draft_logits, load_target, open_pair, random_tokens
 
@@ -30,19 +30,6 @@ HYBRIDS = ("qwen35", "qwen35moe", "qwen3next")
 N_TOKENS = 200
 # Largest error relative to the range of the logits. Observed: up to 2e-6.
 LIMIT = 1e-4 if DEVICE is None else 2e-3
-
-
-@cached
-def _make_target(folder: Path, kind: str, **settings: Any) -> None:
-    directory = make_target(folder / "target", kind, seed=7, mtp=True, **settings)
-    convert(directory, folder / "target.gguf", "f32", PRE_OF_KIND[kind])
-
-
-def make_mtp(folder: Path, kind: str, **settings: Any) -> Pair:
-    """Makes a random target with an MTP layer, which is the drafter as well."""
-    _make_target(folder, kind, **settings)
-    target, file = folder / "target", folder / "target.gguf"
-    return Pair(target, target, file, file)
 
 
 def assert_close(found: NDArray[np.float32], expected: NDArray[np.float64], what: str = "") -> None:
@@ -124,25 +111,6 @@ def test_numpy_equals_the_layer_of_transformers(tmp_path: Path) -> None:
     rows = np.tri(50, dtype=bool)
     found = MtpLayer(pair.target_dir)(embeddings.astype(float), hidden.astype(float), rows)
     assert_close(expected[0].detach().numpy(), found)
-
-
-@cached
-def _train(folder: Path, target: Path, tokens: list[int]) -> None:
-    from mtp_train import train
-
-    train(folder / "trained", target, tokens, 0.93)
-    convert(folder / "trained", folder / "trained.gguf", "f32", PRE_OF_KIND["qwen35"])
-
-
-def trained(folder: Path, n_tokens: int) -> tuple[Pair, list[int]]:
-    """Makes a target whose MTP layer knows its greedy answer; returns prompt and answer too."""
-    pair, prompt = make_mtp(folder, "qwen35"), random_tokens(1)
-    with dflash_gguf.load(pair.target, n_ctx=512, n_threads=1, mtp=False) as decoder:
-        answer = decoder.generate(prompt, max_tokens=n_tokens, ignore_eos=True)
-    text = [*prompt, *answer.tokens]
-    _train(folder, pair.target_dir, text)
-    file = folder / "trained.gguf"
-    return Pair(folder / "trained", folder / "trained", file, file), text
 
 
 @pytest.fixture(scope="module")
@@ -341,7 +309,7 @@ def test_a_decoder_without_the_layer_takes_no_memory_for_it(tmp_path: Path) -> N
     uses = []
     for path, mtp in ((pair.target, False), (without, True)):
         with dflash_gguf.load(path, n_ctx=256, n_threads=1, mtp=mtp) as decoder:
-            assert decoder.engine.drafter is None
+            assert not decoder.engine.drafters
             with pytest.raises(ValueError, match="draft_type 'mtp' is not available"):
                 decoder.generate([1], draft_type="mtp")
             memory = decoder.engine.memory()

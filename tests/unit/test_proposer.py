@@ -38,7 +38,7 @@ class Drafter:
         self.engine: Any = None
         self.asked: list[tuple[int, int, int]] = []
 
-    def draft(self, last_token: int, n_draft: int, k: int = 1) -> Draft:
+    def draft(self, last_token: int, n_draft: int, k: int = 1, _drafter: int = 0) -> Draft:
         self.asked.append((last_token, n_draft, k))
         asked = self.rows[:n_draft]
         order = np.argsort(-asked, axis=1, kind="stable")[:, :k]
@@ -55,7 +55,7 @@ class Passes:
     def __init__(self) -> None:
         self.n_requests: list[int] = []
 
-    def draft(self, requests: Sequence[DraftRequest], k: int) -> list[Draft]:
+    def draft(self, requests: Sequence[DraftRequest], k: int, _drafter: int = 0) -> list[Draft]:
         self.n_requests.append(len(requests))
         assert sum(request.n_draft + 1 for request in requests) <= self.max_verify
         return [cast(Drafter, x.sequence).draft(x.last_token, x.n_draft, k) for x in requests]

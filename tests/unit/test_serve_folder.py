@@ -91,7 +91,7 @@ def test_models_have_names_of_their_own(tmp_path: Path) -> None:
     }
     assert not left
     *_, drafted = models_in_folder(tmp_path, lambda *_: None)
-    assert drafted.drafter == tmp_path / "d" / "drafter.gguf"
+    assert drafted.drafters == (tmp_path / "d" / "drafter.gguf",)
     shutil.copy(PAIR.drafter, tmp_path / "d" / "other.gguf")
     _, left = found(tmp_path)
     assert {Path(file).name for file in left} == {"drafter.gguf", "other.gguf"}
@@ -103,7 +103,7 @@ def test_a_preset_is_a_command_line_of_one_model(tmp_path: Path) -> None:
         "version = 1\n; a comment\n[*]\nc = 512\n  ctk = q8_0 ; of all models\n\n"
         "[a]\nLLAMA_ARG_CTX_SIZE = 256\ndraft-type = suffix\njinja = true\ntemp = 0\n"
         "no-cache-prompt = on\nload-on-startup = true\n"
-        "[org/b:Q8_0]\nmodel = b.gguf\nmodel-draft = d.gguf\n"
+        "[org/b:Q8_0]\nmodel = b.gguf\nmodel-draft = d.gguf, e.gguf\n"
     )
     presets = read_presets(str(file))
     assert presets.keys() == {ALL, "a", "org/b:Q8_0"}
@@ -111,7 +111,7 @@ def test_a_preset_is_a_command_line_of_one_model(tmp_path: Path) -> None:
     assert (args.n_ctx, args.cache_type_k, args.draft_type) == (256, "q8_0", "suffix")
     assert (args.temperature, args.cache_prompt, presets["a"].loads_on_startup) == (1, False, True)
     other = presets["org/b:Q8_0"]
-    assert (other.model, other.drafter) == (Path("b.gguf"), Path("d.gguf"))
+    assert (other.model, other.drafters) == (Path("b.gguf"), (Path("d.gguf"), Path("e.gguf")))
     assert arguments_of(other, []).n_ctx == 512
 
 
@@ -152,4 +152,12 @@ def test_a_file_of_an_mtp_layer_is_the_drafter_of_its_folder(tmp_path: Path) -> 
     writer.write_tensors_to_file()
     writer.close()
     (model,) = models_in_folder(tmp_path, lambda *_: None)
-    assert (model.path.name, model.drafter) == ("model.gguf", folder / "mtp-model.gguf")
+    assert (model.path.name, model.drafters) == ("model.gguf", (folder / "mtp-model.gguf",))
+    shutil.copy(PAIR.drafter, folder / "drafter.gguf")
+    left: dict[Path, str] = {}
+    (model,) = models_in_folder(tmp_path, left.__setitem__)
+    assert model.drafters == (folder / "drafter.gguf", folder / "mtp-model.gguf")
+    shutil.copy(PAIR.drafter, folder / "other.gguf")
+    (model,) = models_in_folder(tmp_path, left.__setitem__)
+    assert model.drafters == (folder / "mtp-model.gguf",)
+    assert set(left) == {folder / "drafter.gguf", folder / "other.gguf"}

@@ -29,7 +29,7 @@ def predicted(
         "mapped_bytes": on_cpu * GB / 2,
     }
     model: Any = SimpleNamespace(**(values | fields))
-    found = speed.tokens_per_s(model, drafter)
+    found = speed.tokens_per_s(model, [] if drafter is None else [drafter])
     assert found is not None
     return found
 
@@ -96,7 +96,7 @@ def test_experts_on_the_cpu_cost_waits_there_and_back_in_each_layer() -> None:
 
 def test_no_speed_is_predicted_without_a_gpu() -> None:
     model: Any = SimpleNamespace(on_gpu=False)
-    assert speed.tokens_per_s(model, None) is None
+    assert speed.tokens_per_s(model, []) is None
 
 
 def test_a_speed_has_three_digits() -> None:

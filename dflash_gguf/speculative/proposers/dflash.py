@@ -61,9 +61,11 @@ class DFlash(Proposer):
     samples = False
     """True if drafts follow the tokens that the requests' samplers are predicted to sample."""
 
-    def __init__(self, max_draft: int, scale_trial: ScaleTrial | None = None) -> None:
-        """Creates the proposer. max_draft: maximum positions, the drafter's block minus one."""
-        self.max_draft = max_draft
+    def __init__(
+        self, max_draft: int, drafter: int = 0, scale_trial: ScaleTrial | None = None
+    ) -> None:
+        """Creates the proposer. drafter: index of the engine's drafter."""
+        self.max_draft, self._drafter = max_draft, drafter
         self.calibrations = Calibrations()
         self._scale_trial = scale_trial
         self._outcomes: list[tuple[_Ranked, Sequence[int]]] = []
@@ -74,7 +76,7 @@ class DFlash(Proposer):
         if self._scale_trial is not None:
             self._scale_trial.begin()
         widths = [self._width(request) for request in requests]
-        drafts = draft_for_all(requests, widths, samples=self.samples)
+        drafts = draft_for_all(requests, widths, self._drafter, samples=self.samples)
         trees: dict[SpeculativeState, Tree] = {}
         # Requests and drafts by sampling settings, to be ranked together; None: top-1 drafts.
         groups: dict[object, list[tuple[SpeculativeState, Draft]]] = {}

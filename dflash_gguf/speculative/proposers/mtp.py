@@ -37,6 +37,10 @@ class Mtp(DFlash):
             judged.append(chosen[:n])
         super().observe(requests, judged)
 
+    def draft_rows(self, lengths: Sequence[int]) -> int:
+        """Returns the rows of the longest draft: each takes a pass, for all sequences together."""
+        return max(lengths) + 1
+
     def _width(self, request: SpeculativeState) -> int:
         width = super()._width(request)
         return width if request.scorer.config.temperature == 0.0 else N_RANKED

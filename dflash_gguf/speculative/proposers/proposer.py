@@ -27,12 +27,8 @@ class DraftSource(Protocol):
     def n_ctx(self) -> int:
         """Number of tokens that the sequence's context holds."""
 
-    @property
-    def max_draft(self) -> int:
-        """Maximum tokens of one draft; 0 without a draft model."""
-
-    def draft(self, last_token: int, n_draft: int, k: int = 1) -> Draft:
-        """Returns the draft model's k best candidates for n_draft positions after last_token."""
+    def draft(self, last_token: int, n_draft: int, k: int = 1, drafter: int = 0) -> Draft:
+        """Returns a drafter's k best candidates for n_draft positions after last_token."""
 
 
 class TreeConstraint(Protocol):
@@ -55,9 +51,9 @@ class SpeculativeState:
     shape: maximum depth, maximum nodes below the root and shape of this round's draft. break_even:
     tokens that the nodes of all requests must gain. notes: data that proposers keep between calls,
     by proposer. failed: names of proposers that failed for this request. proposed: trees of this
-    round by proposer. tree: the tree to verify, None for plain decoding. has_drafted: True once a
-    draft has computed the drafter's K/V of the prompt. scope: requests of the same scope may be
-    proposed each other's texts. constraint: forbids candidates; None if the answer is free.
+    round by proposer. tree: the tree to verify, None for plain decoding. drafted_by: name of
+    the proposer that drafted last, whose K/V are up to date. scope: requests of the same scope may
+    be proposed each other's texts. constraint: forbids candidates; None if the answer is free.
     core_sampler: the request's sampler, which a draft that depends on the path follows.
     """
 
@@ -74,7 +70,7 @@ class SpeculativeState:
     failed: set[str] = field(default_factory=set)
     proposed: dict[str, Tree] = field(default_factory=dict)
     tree: Tree | None = None
-    has_drafted: bool = False
+    drafted_by: str = ""
     scope: Hashable = ""
     constraint: TreeConstraint | None = None
     core_sampler: CoreSampler | None = None
@@ -122,6 +118,10 @@ class Proposer:
     def start(self, request: SpeculativeState) -> None:
         """Begins a request; keeps the remembered text as far as `history` begins alike."""
 
+    def draft_rows(self, lengths: Sequence[int]) -> int:
+        """Returns the rows by which the time of a draft of these lengths is filed."""
+        return sum(lengths) + len(lengths)
+
     def propose(self, requests: Sequence[SpeculativeState]) -> list[Tree | None]:
         """Returns a tree for each request: a bare root without candidates, None after a failure."""
         raise NotImplementedError
@@ -147,15 +147,20 @@ class Proposer:
 
 
 def draft_for_all(
-    requests: Sequence[SpeculativeState], widths: Sequence[int], *, samples: bool = False
+    requests: Sequence[SpeculativeState],
+    widths: Sequence[int],
+    drafter: int = 0,
+    *,
+    samples: bool = False,
 ) -> list[Draft]:
     """Drafts in as few passes as possible, for request i widths[i] candidates a position.
 
-    samples: True to follow the tokens that the requests' samplers are predicted to sample.
+    drafter: index of the engine's drafter. samples: True to follow the tokens that the requests'
+    samplers are predicted to sample.
     """
-    if len(requests) == 1 and not samples:
+    if len(requests) == 1 and not (samples and requests[0].core_sampler):
         (request,), (width,) = requests, widths
-        return [request.sequence.draft(request.history[-1], request.n_positions, width)]
+        return [request.sequence.draft(request.history[-1], request.n_positions, width, drafter)]
     engine = requests[0].sequence.engine
     drafts: list[Draft] = []
     waiting = list(requests)
@@ -168,7 +173,7 @@ def draft_for_all(
             )
             for x in waiting[:n]
         ]
-        drafts += engine.draft(asked, max(widths[len(drafts) : len(drafts) + n]))
+        drafts += engine.draft(asked, max(widths[len(drafts) : len(drafts) + n]), drafter)
         del waiting[:n]
     return [
         draft

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from .dflash import DFlash
@@ -14,31 +15,29 @@ from .suffix import MAX_REMEMBERED, SuffixProposer
 ProposerFactory = Callable[[DraftSource], Proposer | None]
 
 
-def _dflash(sequence: Any) -> Proposer | None:
+def _drafter(proposer: type[DFlash], sequence: Any) -> Proposer | None:
+    """Returns the proposer of the engine's drafter of this kind."""
     engine = sequence.engine
-    if not sequence.max_draft or engine.drafter.kind != "dflash":
-        return None
-    if not engine.drafter.scale_is_open:
-        return DFlash(sequence.max_draft)
-    scales = 1.0, engine.drafter.sqrt_scale
-    return DFlash(sequence.max_draft, ScaleTrial(engine.set_draft_scale, scales))
-
-
-def _mtp(sequence: Any) -> Proposer | None:
-    has_layer = sequence.max_draft and sequence.engine.drafter.kind == "mtp"
-    return Mtp(sequence.max_draft) if has_layer else None
+    for index, drafter in enumerate(x for x in engine.drafters if x.max_draft):
+        if drafter.kind == proposer.name:
+            trial = None
+            if drafter.scale_is_open:
+                set_scale = partial(engine.set_draft_scale, drafter=index)
+                trial = ScaleTrial(set_scale, (1.0, drafter.sqrt_scale))
+            return proposer(drafter.max_draft, index, trial)
+    return None
 
 
 def _suffix(sequence: Any) -> Proposer:
-    drafter = sequence.engine.drafter
-    ngrams = drafter if drafter is not None and drafter.kind == "ngram" else None
+    ngrams = next((x for x in sequence.engine.drafters if x.kind == "ngram"), None)
     # Twice the context: a full suffix index drops its older half, which leaves one context.
     return SuffixProposer(min(MAX_REMEMBERED, 2 * sequence.n_ctx), ngrams)
 
 
+DRAFTERS: Mapping[str, type[DFlash]] = {proposer.name: proposer for proposer in (DFlash, Mtp)}
+"""Proposers of drafters, by the kind of the drafter."""
 PROPOSERS: Mapping[str, ProposerFactory] = {
-    "dflash": _dflash,
-    "mtp": _mtp,
+    **{kind: partial(_drafter, proposer) for kind, proposer in DRAFTERS.items()},
     "suffix": _suffix,
 }
 """Factories of proposers by name; a factory returns None if the engine cannot run its proposer."""
