@@ -126,6 +126,10 @@ def timings_of(stats: ResultStats) -> dict[str, Any]:
         "rounds": stats.rounds,
         "tokens_per_round": round(_ratio(stats.n_decoded, stats.rounds), 3),
         "rounds_by_draft": stats.rounds_by_draft,
+        "candidates_by_proposer": {
+            name: {"n_drafted": n, "n_accepted": n_accepted}
+            for name, (n, n_accepted) in stats.candidates_by_proposer.items()
+        },
         "ms_by_phase": phases,
         "phase_ms": with_retired_names(phases),
     }
@@ -167,7 +171,7 @@ def progressed(choice: CompletionChoice, progress: Event) -> Event:
     seconds = progress["time_ms"] / 1e3
     n_cached = progress["cache"] if done else 0
     counts = (done, done, n_cached, 0, 0, 0, 0.0, seconds, 0.0)
-    stats = ResultStats(*counts, "", None, 0, choice.config.draft, 0, 0, {}, None)
+    stats = ResultStats(*counts, "", None, 0, choice.config.draft, 0, 0, {}, None, {})
     return {"prompt_progress": progress, "timings": timings_of(stats)["timings"]}
 
 

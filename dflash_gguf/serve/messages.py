@@ -179,6 +179,7 @@ class ResultStats(Message, frozen=True):
     n_accepted: int
     seconds_by_phase: dict[str, float]
     rounds_by_draft: dict[str, int] | None
+    candidates_by_proposer: dict[str, tuple[int, int]]
 
     @classmethod
     def of(cls, result: Result) -> ResultStats:

@@ -165,3 +165,41 @@ def test_files_that_do_not_go_together_are_refused(
         pytest.raises(ValueError, match=r"'eagle3' is not available; .* has: dflash, mtp, suffix"),
     ):
         decoder.generate([1], draft_type="eagle3")
+
+
+@pytest.mark.parametrize("types", [("mtp",), TYPES])
+@pytest.mark.parametrize("draft", ["chain", "tree", "auto"])
+def test_preempted_cancelled_and_cut_answers(
+    known: tuple[Pair, list[int]], monkeypatch: pytest.MonkeyPatch, draft: str, types: Any
+) -> None:
+    """Answers that outgrow a context of 256 cells together, and each alone."""
+    pair, text = known
+    prompts = [text[:1], text[:30], random_tokens(10), [*text[:30], *random_tokens(7)]]
+    settings: dict[str, Any] = {"max_tokens": 400, "ignore_eos": True}
+    with opened(pair, n_ctx=256) as one:
+        plain = [one.generate(prompt, draft="none", **settings) for prompt in prompts]
+    settings |= {"draft": draft, "draft_type": types}
+    with opened(pair, n_ctx=256, n_parallel=3) as many:
+        scheduler, preempted = many._scheduler, []
+        preempt = scheduler._preempt
+        monkeypatch.setattr(
+            scheduler, "_preempt", lambda state: (preempted.append(state), preempt(state))
+        )
+        found = many.generate_batch(prompts, **settings)
+        assert [x.tokens for x in found] == [x.tokens for x in plain]
+        assert [x.stop_reason for x in found] == [x.stop_reason for x in plain]
+        assert preempted
+        for n in (1, 20, 75):  # answers that are cancelled leave prefixes, which the next ones find
+            for prompt, expected in zip(prompts, plain, strict=True):
+                tokens: list[int] = []
+                stream = many.stream(
+                    prompt,
+                    cancelled=lambda tokens=tokens, n=n: len(tokens) >= n,
+                    **settings,
+                )
+                for step in stream:
+                    tokens += step.tokens
+                assert n <= len(tokens)
+                assert tuple(tokens) == expected.tokens[: len(tokens)]
+        found = many.generate_batch(prompts, **settings)
+        assert [x.tokens for x in found] == [x.tokens for x in plain]

@@ -37,7 +37,7 @@ def block_parts(draw: st.DrawFn) -> list[OutputPart]:
 def stats(n_tokens: int, stop_reason: str, stop_text: str | None) -> ResultStats:
     return ResultStats(
         *(7, 3, 4, n_tokens, n_tokens, 1, 1.0, 0.1, 0.1),
-        *(stop_reason, stop_text, 1, "none", 0, 0, {}, None),
+        *(stop_reason, stop_text, 1, "none", 0, 0, {}, None, {}),
     )
 
 

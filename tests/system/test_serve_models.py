@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import Served, tiny
+from checkpoints import make_drafter
+from mtp_pairs import make_mtp
+from pairs import convert_drafter
+from serving import TEMPLATE, Served, tiny
 
 from dflash_gguf import bundled
 
@@ -144,3 +147,35 @@ def test_a_unix_socket_is_listened_on(tmp_path: Path) -> None:
     finally:
         assert served.close() == 0
     assert not os.path.exists(path)
+
+
+def test_props_and_timings_show_each_drafter(tmp_path: Path) -> None:
+    pair = make_mtp(tmp_path, "qwen35")
+    directory = make_drafter(tmp_path / "dflash", pair.target_dir, block_size=8)
+    drafter = convert_drafter(directory, pair.target_dir, tmp_path / "dflash.gguf", "qwen35")
+    flags = ("-m", str(pair.target), "-md", str(drafter), "-md", str(pair.target))
+    served = Served(*flags, "-t", "1", "-c", "512", "--chat-template", TEMPLATE)
+    names = f"{drafter.name} + {pair.target.name}"
+    try:
+        assert served.get("/props").json()["drafter"] == names
+        (shown,) = served.get("/v1/models").json()["data"]
+        assert shown["meta"]["drafter"] == names
+        texts = set()
+        for kind in ("dflash", "mtp", "suffix", None):
+            asked = {
+                "prompt": "ab",
+                "n_predict": 40,
+                "ignore_eos": True,
+                "seed": 3,
+                "draft": "chain",
+            }
+            found = served.answer("/completion", **asked | ({"draft_type": kind} if kind else {}))
+            texts.add(found["content"])
+            by_proposer = found["dflash"]["candidates_by_proposer"]
+            assert by_proposer.keys() <= {kind or "dflash"}
+            if kind in ("dflash", "mtp"):
+                n_drafted = by_proposer[kind]["n_drafted"]
+                assert found["timings"]["draft_n"] == n_drafted > 0
+        assert len(texts) == 1
+    finally:
+        assert served.close() == 0
