@@ -14,7 +14,7 @@ extern "C" {
 
 #pragma GCC visibility push(default)
 
-enum { DFL_ABI_VERSION = 30 };
+enum { DFL_ABI_VERSION = 31 };
 
 typedef enum {
     DFL_STATUS_OK = 0,
@@ -103,8 +103,9 @@ typedef enum {
  * embeddings, "raw" (1) or "sqrt" (that of the target's embeddings, else sqrt(hidden size)).
  * draft_attention: "causal" or "bidirectional" attention within a block. "auto" or NULL: the
  * file's. draft_tap_shift: added to the indices of the target layers that it reads.
- * draft_unwindowed: 1: its layers with a sliding window attend to all positions. draft_gpu_layers:
- * of a drafter: 0: it stays on the CPU, else it is on its target's device. */
+ * draft_unwindowed: 1: its layers with a sliding window attend to all positions. draft_vocab:
+ * number of tokens with the lowest ids that an MTP layer drafts, beside the end tokens; 0: all.
+ * draft_gpu_layers: of a drafter: 0: it stays on the CPU, else it is on its target's device. */
 typedef struct {
     const char * device;
     int32_t n_gpu_layers;
@@ -119,6 +120,7 @@ typedef struct {
     const char * draft_attention;
     int32_t draft_tap_shift;
     int32_t draft_unwindowed;
+    int32_t draft_vocab;
     int32_t draft_gpu_layers;
 } dfl_model_params;
 

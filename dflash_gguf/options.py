@@ -21,6 +21,7 @@ class LoadOptions(TypedDict, total=False):
     n_ubatch: int
     cache_ram: int | None
     mtp: bool
+    draft_vocab: int | None
     draft_gpu_layers: int | None
     draft_window: int
     draft_embedding_scale: str

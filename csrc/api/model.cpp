@@ -38,6 +38,9 @@ static dfl::ModelParams model_params(const dfl_model_params * params) {
         "draft_attention", params->draft_attention, {"auto", "causal", "bidirectional"});
     p.draft.tap_shift = params->draft_tap_shift;
     p.draft.is_unwindowed = params->draft_unwindowed != 0;
+    DFL_CHECK(params->draft_vocab >= 0, DFL_STATUS_ARGUMENT,
+              "draft_vocab is %d, expected 0 or more", params->draft_vocab);
+    p.draft.vocab = params->draft_vocab;
     p.dry_run = static_cast<dfl_dry_run>(params->dry_run);
     std::stringstream names(params->excluded_buffer_types ? params->excluded_buffer_types : "");
     for (std::string name; std::getline(names, name, ',');) {

@@ -18,6 +18,7 @@ struct DraftChoices {
     enum class Attention { AUTO, CAUSAL, BIDIRECTIONAL } attention = Attention::AUTO;
     int64_t tap_shift = 0;      // added to the layer index of every tap
     bool is_unwindowed = false; // layers with a window attend to all positions
+    int64_t vocab = 0;          // number of lowest tokens in the head of an MTP layer; 0: all
 };
 
 struct ModelParams {

@@ -47,6 +47,7 @@ void Drafter::choose(const DraftChoices & choices, const Hparams & target) {
         const bool is_raw = choices.embedding_scale == DraftChoices::Scale::RAW;
         hp.embedding_scale = is_raw ? 1.0f : sqrt_scale_;
     }
+    draft_.n_head_tokens = choices.vocab < hp.n_vocab ? choices.vocab : 0;
     for (LayerShape & layer : hp.layers) {
         if (choices.attention != DraftChoices::Attention::AUTO) {
             layer.causal = choices.attention == DraftChoices::Attention::CAUSAL;

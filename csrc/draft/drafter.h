@@ -28,6 +28,9 @@ struct DraftHparams {
     bool sees_all = false;   // True if the drafter attends beyond EngineParams::draft_window
     // Number of a prompt's last tokens from which the drafter has K/V.
     int64_t prompt_window = std::numeric_limits<int64_t>::max();
+    // Number of lowest tokens in a reduced head; 0: all, or those of the file's map.
+    int64_t n_head_tokens = 0;
+    std::vector<int64_t> end_tokens; // tokens that every reduced head has, in ascending order
 };
 
 // A kind of drafter: functions that recognise, read and run its files.

@@ -10,6 +10,7 @@
 #include "layers/linear.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace dfl {
 
@@ -51,7 +52,42 @@ static DraftHparams read(const GgufFile & file, const Model & target) {
     draft.taps = {n_layer + 1};
     draft.block_size = BLOCK_SIZE;
     draft.prompt_window = PROMPT_WINDOW;
+    for (const char * key : {schema::KEY_TOKENIZER_EOS_ID, schema::KEY_TOKENIZER_EOT_ID,
+                             schema::KEY_TOKENIZER_EOM_ID}) {
+        const int64_t token = target.file().integer(key).value_or(-1);
+        if (token >= 0 && token < target.hparams().n_vocab) {
+            draft.end_tokens.push_back(token);
+        }
+    }
+    std::sort(draft.end_tokens.begin(), draft.end_tokens.end());
     return draft;
+}
+
+// Loads the head's rows of the tokens that are drafted, if they are not all.
+static void bind_reduced_head(WeightLoader & loader, const DraftHparams & draft) {
+    loader.head_map();
+    std::vector<int64_t> & tokens = loader.weights().head_tokens;
+    if (draft.n_head_tokens > 0) {
+        tokens.resize(draft.n_head_tokens);
+        std::iota(tokens.begin(), tokens.end(), 0);
+        for (const int64_t end : draft.end_tokens) {
+            if (end > tokens.back()) {
+                tokens.push_back(end);
+            }
+        }
+    }
+    if (tokens.empty()) {
+        return;
+    }
+    for (const int64_t end : draft.end_tokens) {
+        DFL_CHECK(std::find(tokens.begin(), tokens.end(), end) != tokens.end(), DFL_STATUS_FILE,
+                  "%s: tensor %s lacks the end token %lld", loader.path().c_str(),
+                  schema::TENSOR_D2T, (long long)end);
+    }
+    const char * heads[] = {schema::TENSOR_NEXTN_SHARED_HEAD_HEAD, schema::TENSOR_OUTPUT,
+                            schema::TENSOR_TOKEN_EMBD};
+    loader.reduced_head(*std::find_if(std::begin(heads), std::end(heads) - 1,
+                                      [&](const char * x) { return loader.has(x, 0); }));
 }
 
 static void bind_mixer(WeightLoader & loader, int il) {
@@ -71,7 +107,8 @@ static void bind(WeightLoader & loader, const DraftHparams & draft) {
     if (loader.has(schema::TENSOR_NEXTN_EMBED_TOKENS, 0)) {
         loader.token_embeddings(schema::TENSOR_NEXTN_EMBED_TOKENS);
     }
-    if (loader.has(schema::TENSOR_NEXTN_SHARED_HEAD_HEAD, 0)) {
+    bind_reduced_head(loader, draft);
+    if (!w.output && loader.has(schema::TENSOR_NEXTN_SHARED_HEAD_HEAD, 0)) {
         w.output = loader.linear(schema::TENSOR_NEXTN_SHARED_HEAD_HEAD, 0, n, n_vocab);
     }
     BlockOptions options;
@@ -376,9 +413,14 @@ Draft MtpModel::draft(const std::vector<DraftBlock> & blocks, int64_t k) {
                 draft.log_sum_exp[at] = found.log_sum_exp[row];
                 const Sampler * sampler = blocks[b].sampler;
                 if (sampler != nullptr) { // the first candidate is the one that the draft follows
-                    const int32_t token =
-                        sampler->predict({best, best + k}, step.positions[row] + 1);
-                    const auto is_it = [&](const Candidate & one) { return one.token == token; };
+                    std::vector<Candidate> candidates(best, best + k);
+                    for (Candidate & one : candidates) {
+                        one.token = drafter_->token(one.token);
+                    }
+                    const int32_t token = sampler->predict(candidates, step.positions[row] + 1);
+                    const auto is_it = [&](const Candidate & one) {
+                        return drafter_->token(one.token) == token;
+                    };
                     std::iter_swap(best, std::find_if(best, best + k, is_it));
                 }
                 tokens[b] = drafter_->token(best->token);

@@ -121,6 +121,9 @@ uint64_t WeightLoader::file_bytes(const TensorRequest & request) const {
     for (const std::string & name : request.file_names) {
         bytes += ggml_nbytes(file_.tensor(name));
     }
+    if (!request.rows.empty()) {
+        return request.rows.size() * file_.tensor(request.file_names[0])->nb[1];
+    }
     const PackedMatrix * packed = request.packed;
     return packed != nullptr ? bytes / packed->n_file_rows() * packed->n_out : bytes;
 }
@@ -259,7 +262,15 @@ void WeightLoader::fill(const TensorRequest & request) const {
     const void * rows = file_.tensor_data(request.file_names[0]);
     // Buffer types that rearrange weights accept only whole tensors.
     std::vector<char> whole;
-    if (!file_.are_adjacent(request.file_names)) {
+    if (!request.rows.empty()) {
+        const size_t row_size = file_.tensor(request.file_names[0])->nb[1];
+        whole.reserve(file_bytes(request));
+        for (const int64_t row : request.rows) {
+            const auto * data = static_cast<const char *>(rows) + row * row_size;
+            whole.insert(whole.end(), data, data + row_size);
+        }
+        rows = whole.data();
+    } else if (!file_.are_adjacent(request.file_names)) {
         whole.reserve(file_bytes(request));
         for (const std::string & name : request.file_names) {
             const auto * data = static_cast<const char *>(file_.tensor_data(name));

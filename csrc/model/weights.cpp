@@ -330,16 +330,14 @@ void WeightLoader::rope_factors() {
     }
 }
 
-void WeightLoader::drafter_head() {
-    int64_t n_rows = hp_.n_vocab;
+void WeightLoader::head_map() {
     if (const ggml_tensor * map = file_.tensor(schema::TENSOR_D2T)) {
         DFL_CHECK(map->type == GGML_TYPE_I64 && ggml_n_dims(map) == 1, DFL_STATUS_FILE,
                   "%s: tensor %s is not a list of i64", file_.path().c_str(), schema::TENSOR_D2T);
         const auto * tokens = static_cast<const int64_t *>(file_.tensor_data(schema::TENSOR_D2T));
-        n_rows = map->ne[0];
-        weights_.head_tokens.resize(n_rows);
+        weights_.head_tokens.resize(map->ne[0]);
         // Copies the map to the target's tokens, which the file may align too little for int64_t.
-        std::memcpy(weights_.head_tokens.data(), tokens, n_rows * sizeof(int64_t));
+        std::memcpy(weights_.head_tokens.data(), tokens, map->ne[0] * sizeof(int64_t));
         for (const int64_t token : weights_.head_tokens) {
             DFL_CHECK(token >= 0 && token < hp_.n_vocab, DFL_STATUS_FILE,
                       "%s: tensor %s names token %lld, the target has %lld tokens",
@@ -348,6 +346,40 @@ void WeightLoader::drafter_head() {
         }
         read_directly_.insert(schema::TENSOR_D2T);
     }
+}
+
+void WeightLoader::reduced_head(const char * pattern) {
+    const std::string name = name_of(pattern, 0);
+    ggml_tensor part = *checked(name, {hp_.n_embd, hp_.n_vocab}, GGML_OP_MUL_MAT);
+    PackedMatrix matrix;
+    matrix.n_in = hp_.n_embd;
+    matrix.n_out = part.ne[1] = static_cast<int64_t>(weights_.head_tokens.size());
+    Linear & head = weights_.output;
+    head.packed = packed(name, part.type, matrix);
+    if (head.packed == nullptr) {
+        TensorRequest request;
+        request.file_names = {name};
+        request.tensor = head.weight = ggml_new_tensor_2d(
+            context_for(choose(&part, GGML_OP_MUL_MAT)), part.type, part.ne[0], part.ne[1]);
+        ggml_set_name(head.weight, name.c_str());
+        requests_.push_back(request);
+    }
+    TensorRequest & request = requests_.back();
+    request.rows = weights_.head_tokens;
+    request.mapped = false;
+    if (request.packed != nullptr) {
+        request.packed->stride = 0;
+    }
+    const std::string scale = companion(name, ".scale");
+    if (file_.tensor(scale) != nullptr) {
+        head.scale = this->request(scale, {1}, GGML_OP_MUL);
+    }
+}
+
+void WeightLoader::drafter_head() {
+    head_map();
+    const std::vector<int64_t> & tokens = weights_.head_tokens;
+    const int64_t n_rows = tokens.empty() ? hp_.n_vocab : static_cast<int64_t>(tokens.size());
     if (has(schema::TENSOR_OUTPUT, 0)) {
         weights_.output = linear(schema::TENSOR_OUTPUT, 0, hp_.n_embd, n_rows);
     } else if (has(schema::TENSOR_TOKEN_EMBD, 0)) {

@@ -177,6 +177,7 @@ class WeightLoader {
     ~WeightLoader();
 
     const Hparams & hparams() const { return hp_; }
+    const std::string & path() const { return file_.path(); }
 
     // Load a tensor; pattern: a schema::TENSOR_* constant. Throw if it is missing or misshapen.
     ggml_tensor * vector(const char * pattern, int il, int64_t n);
@@ -209,6 +210,10 @@ class WeightLoader {
     // Declares that a tensor of the file is not used.
     void ignore(const char * pattern, int il);
     void rope_factors();
+    // Reads the drafter's map from rows of its head to the target's tokens, if it has one.
+    void head_map();
+    // Loads the rows of weights().head_tokens of a matrix with a row for each token as the head.
+    void reduced_head(const char * pattern);
     // Loads a drafter's head, or its embeddings as head, or neither if it uses the target's head. A
     // head with fewer rows than n_vocab needs a map to the target's tokens in the file.
     void drafter_head();
@@ -229,6 +234,7 @@ class WeightLoader {
     // A tensor or packed matrix to load, and the source of its values.
     struct TensorRequest {
         std::vector<std::string> file_names; // tensors of the file whose rows are joined in order
+        std::vector<int64_t> rows;           // rows of the file's tensor to load; empty: all
         std::vector<float> values;           // values of a tensor that is not in the file
         ggml_tensor * tensor = nullptr;
         PackedMatrix * packed = nullptr;

@@ -15,7 +15,7 @@ from typing import Any
 
 from cffi import FFI
 
-ABI_VERSION = 30
+ABI_VERSION = 31
 
 ffi: Any = FFI()
 

@@ -20,6 +20,7 @@ MAX_N_CTX = 1 << 24
 MAX_LAYERS = 1 << 16
 MAX_UBATCH = 1 << 16
 MAX_CACHE_RAM = 1 << 30
+MAX_VOCAB = 1 << 24
 DEFAULT_N_CTX = 32768
 """Default context in tokens of models that were trained for more."""
 
@@ -152,6 +153,14 @@ class LoadConfig:
         "draft with the MTP layer of the model's own file, if there is one and no drafter is given",
         bool,
         "--mtp",
+    )
+    draft_vocab: int | None = _option(
+        None,
+        "tokens that an MTP layer drafts: those of the N lowest ids, and the end tokens",
+        range(256, MAX_VOCAB + 1),
+        "--draft-vocab",
+        none="all, or those of the file's d2t",
+        none_words=("all",),
     )
     draft_gpu_layers: int | None = _option(
         None,

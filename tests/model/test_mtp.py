@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -23,8 +24,9 @@ from pairs import N_UBATCH, Pair, draft_logits, load_target, open_pair, random_t
 
 import dflash_gguf
 from dflash_gguf.config import DecodeConfig
-from dflash_gguf.native import BatchEntry, Drafter, DraftRequest, Engine, Error, Sequence
+from dflash_gguf.native import BatchEntry, Drafter, DraftRequest, Engine, Error, Model, Sequence
 from dflash_gguf.sampling.sampler import Sampler
+from dflash_gguf.text.gguf_metadata import GgufMetadata
 
 HYBRIDS = ("qwen35", "qwen35moe", "qwen3next")
 N_TOKENS = 200
@@ -326,6 +328,88 @@ def test_a_plan_counts_the_layer(tmp_path: Path) -> None:
         assert (plan.verify_rows > 0) is mtp
 
 
+def end_tokens(path: Path) -> list[int]:
+    """Returns the ids of the tokens that end an answer."""
+    with GgufMetadata(path) as file:
+        ids = (file.integer(f"tokenizer.ggml.{x}_token_id") for x in ("eos", "eot", "eom"))
+        return sorted({token for token in ids if token is not None})
+
+
+@pytest.mark.parametrize("ftype", ["f32", "q8_0"])
+@pytest.mark.parametrize("repack", [True, False])
+def test_a_shortlist_has_the_logits_of_the_whole_head(
+    tmp_path: Path, ftype: str, repack: bool
+) -> None:
+    pair = make_mtp(tmp_path, "qwen35")
+    file = tmp_path / "typed.gguf"
+    convert(pair.target_dir, file, ftype, PRE_OF_KIND["qwen35"])
+    sidecar = tmp_path / "mtp-typed.gguf"
+    plan = prepare(pair.target_dir, ftype, Options(only_mtp=True), PRE_OF_KIND["qwen35"])
+    write_gguf(sidecar, plan.metadata, plan.plans, plan.types)
+    ends = [token for token in end_tokens(file) if token >= 256]
+    assert ends
+    config = replace(load_target(file).config, repack=repack)
+    rows: dict[str, tuple[NDArray[np.int32], NDArray[np.float32]]] = {}
+    for name, path, n in (("all", file, None), ("in file", file, 256), ("alone", sidecar, 256)):
+        model = Model(str(file), replace(config, draft_vocab=n))
+        drafter = Drafter(str(path), model)
+        sequence = Sequence(Engine(model, drafter=drafter))
+        sequence.prefill(random_tokens(40))
+        tokens, logits, _ = sequence.draft(9, 1, VOCAB_SIZE if n is None else n + len(ends))
+        order = tokens[0].argsort()
+        rows[name] = tokens[0][order], logits[0][order]
+    expected = [*range(256), *ends]
+    for name in ("in file", "alone"):
+        assert rows[name][0].tolist() == expected
+        np.testing.assert_array_equal(rows[name][1], rows["all"][1][expected])
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_shortlist_changes_no_text(known: tuple[Pair, list[int]], name: str) -> None:
+    pair, text = known
+    settings = {"max_tokens": 120, "ignore_eos": True, **SETTINGS[name]}
+    options: dict[str, Any] = {"n_ctx": 512, "n_threads": 1}
+    accepted = []
+    for n in (None, 256):
+        with dflash_gguf.load(pair.target, draft_vocab=n, **options) as decoder:
+            plain = decoder.generate(text[:1], draft="none", **settings)
+            for draft in ("chain", "tree", "auto"):
+                found = decoder.generate(text[:1], draft=draft, draft_max=3, **settings)
+                assert found.tokens == plain.tokens
+                if draft == "chain":
+                    accepted.append(found.n_accepted)
+    assert accepted[1] > 0
+    if name == "greedy":  # 165 of the 421 tokens of this text are never drafted
+        assert accepted[1] < accepted[0]
+
+
+def listing(tokens: list[int]) -> Callable[[Parts], None]:
+    def edit(parts: Parts) -> None:
+        parts.tensors["d2t"] = (np.array(tokens), gguf.GGMLQuantizationType.I64)
+
+    return edit
+
+
+def test_a_file_may_list_the_tokens_that_it_drafts(tmp_path: Path) -> None:
+    pair = make_mtp(tmp_path, "qwen35")
+    ends = end_tokens(pair.target)
+    some = [token for token in random_tokens(60) if token not in ends]
+    tokens = [*dict.fromkeys(some), *ends]
+    sequences = [
+        open_pair(replace(pair, drafter=edited(pair.target, tmp_path / "d2t.gguf", listing(x))))
+        if x
+        else open_pair(pair)
+        for x in (tokens, [])
+    ]
+    found = []
+    for sequence in sequences:
+        sequence.prefill(random_tokens(40))
+        found.append(sequence.draft(9, 1, len(tokens) if not found else VOCAB_SIZE))
+    assert set(found[0].tokens[0].tolist()) == set(tokens)
+    whole = dict(zip(found[1].tokens[0].tolist(), found[1].logits[0].tolist(), strict=True))
+    assert [whole[x] for x in found[0].tokens[0].tolist()] == found[0].logits[0].tolist()
+
+
 BAD: dict[str, tuple[Callable[[Parts], Any], str]] = {
     "no layer": (
         lambda parts: parts.set("qwen35.nextn_predict_layers", 0),
@@ -339,6 +423,8 @@ BAD: dict[str, tuple[Callable[[Parts], Any], str]] = {
         lambda parts: parts.tensors.pop("blk.4.attn_k.weight"),
         "tensor blk.4.attn_k.weight is missing",
     ),
+    "a list without the end": (listing([1, 2, 3]), "tensor d2t lacks the end token"),
+    "a list beyond the vocabulary": (listing([421]), "d2t names token 421, the target has 421"),
     "hidden size": (
         lambda parts: parts.set("qwen35.embedding_length", 64),
         "its hidden size is 64, that of the target .* is 96",
