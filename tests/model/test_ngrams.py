@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,14 @@ import numpy as np
 import pytest
 from gguf_files import Parts, edited, read_parts, write_parts
 from numpy.typing import NDArray
+from train import make_ngrams
 
 import dflash_gguf
 from dflash_gguf.bundled import TARGET
 from dflash_gguf.memory.plan import Planner
 from dflash_gguf.native import Drafter, Engine, Error, LoadConfig, Model, SuffixIndex
+from dflash_gguf.train import pieces
+from dflash_gguf.train.pieces import StoredAnswer
 
 PROBS = np.linspace(0.05, 0.95, 12, dtype=np.float32)
 PROMPTS = ("def mean(values):\n", "class Stack:\n", "import os\n")
@@ -160,6 +164,35 @@ def test_texts_of_several_sequences_and_prefixes(decoder: dflash_gguf.Decoder) -
             assert [result.tokens for result in results] == plain
             if draft == "tree":
                 assert sum(result.n_accepted for result in results) > 0
+
+
+def test_the_script_makes_a_table_of_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with dflash_gguf.load(TARGET, n_ctx=1024) as decoder:
+        stored = []
+        for i in range(8):
+            prompt = decoder.tokenize(f"def f{i}(values):\n")
+            answer = decoder.generate(prompt, max_tokens=40, draft="none").tokens
+            stored.append(StoredAnswer(i, 0, "code", 0.0, len(prompt), (*prompt, *answer)))
+    pieces.save(tmp_path / "a.xz", stored)
+    command = ["make_ngrams.py", str(TARGET), str(tmp_path / "t.gguf"), str(tmp_path / "a.xz")]
+    monkeypatch.setattr("sys.argv", command)
+    make_ngrams.main()
+    assert "tau of chains, code: " in capsys.readouterr().out
+    tokens = read_parts(tmp_path / "t.gguf").tensors["ngram.tokens"][0]
+    counts = Counter[tuple[int, ...]]()
+    for x in stored:
+        for i in range(x.n_prompt, len(x.tokens)):
+            counts[(*x.tokens[i - 3 : i][::-1], x.tokens[i])] += 1
+    rows = [tuple(row) for row in tokens.tolist() if min(row) >= 0]
+    assert rows
+    assert set(rows) <= set(counts)
+    best = max(counts, key=lambda row: counts[row])
+    assert best in rows
+    with dflash_gguf.load(TARGET, drafter=tmp_path / "t.gguf", n_ctx=512) as decoder:
+        result = decoder.generate(list(stored[0].tokens[: stored[0].n_prompt]), max_tokens=40)
+        assert tuple(result.tokens) == stored[0].tokens[stored[0].n_prompt :]
 
 
 def test_the_plan_counts_a_table(tables: dict[str, Path]) -> None:
