@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from train import make_ngrams
 
 import dflash_gguf
-from dflash_gguf.bundled import TARGET
+from dflash_gguf.bundled import DRAFTER, TARGET
 from dflash_gguf.memory.plan import Planner
 from dflash_gguf.native import Drafter, Engine, Error, LoadConfig, Model, SuffixIndex
 from dflash_gguf.train import pieces
@@ -129,13 +129,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=["right", "half"])
+@pytest.fixture(scope="module", params=["right", "half", "beside DFlash"])
 def decoder(
     request: pytest.FixtureRequest, tables: dict[str, Path]
 ) -> Iterator[dflash_gguf.Decoder]:
-    with dflash_gguf.load(
-        TARGET, drafter=tables[request.param], n_ctx=1024, n_parallel=4
-    ) as loaded:
+    files = [tables[request.param]] if request.param in tables else [DRAFTER, tables["right"]]
+    with dflash_gguf.load(TARGET, drafter=files, n_ctx=1024, n_parallel=4) as loaded:
+        assert len(loaded.engine.drafters) == len(files)
         yield loaded
 
 
