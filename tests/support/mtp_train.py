@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, DynamicCache
+from train.mtp import chain_losses
+from transformers import AutoModelForCausalLM
 from transformers.modeling_layers import MtpModel
-
-N_STEPS = 3  # steps of a chain that are trained together
 
 NAMES = {
     "mtp_block": "layers.0",
@@ -40,21 +39,6 @@ def mtp_of(directory: Path) -> tuple[Any, Any]:
     return target, model
 
 
-def forward(model: Any, embeddings: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-    """Returns the layer's final hidden states for rows of one sequence, [1, n, n_embd]."""
-    positions = torch.arange(embeddings.shape[1])[None]
-    masks = model.create_masks_for_mtp_layer(0, embeddings, DynamicCache(), positions)
-    left: torch.Tensor = model.layers[0](
-        embeddings,
-        hidden,
-        position_embeddings=model.rotary_emb(embeddings, position_ids=positions),
-        position_ids=positions,
-        past_key_values=None,
-        **masks,
-    )
-    return left
-
-
 def train(folder: Path, target_dir: Path, tokens: list[int], share: float) -> None:
     """Trains the MTP layer until it knows `share` of the tokens; writes the target to `folder`.
 
@@ -72,13 +56,17 @@ def train(folder: Path, target_dir: Path, tokens: list[int], share: float) -> No
     torch.set_grad_enabled(True)
     optimizer = torch.optim.AdamW(parameters, lr=2e-3, weight_decay=0.0)
     known = 0.0
+    known_by_step: list[float] = []
+
+    def of_step(step: int, left: torch.Tensor) -> torch.Tensor:
+        logits, wanted = (left @ head.T)[0, :-1], ids[0, step + 1 :]
+        known_by_step.append(float((logits.argmax(-1) == wanted).float().mean()))
+        return torch.nn.functional.cross_entropy(logits, wanted)
+
     for _ in range(400):
-        left, loss = hidden[:, :-1], torch.tensor(0.0)
-        for step in range(1, N_STEPS + 1):
-            left = forward(model, embeddings[:, step:], left[:, : len(tokens) - step])
-            logits, wanted = (left @ head.T)[0, :-1], ids[0, step + 1 :]
-            loss = loss + torch.nn.functional.cross_entropy(logits, wanted)
-            is_known = float((logits.argmax(-1) == wanted).float().mean())
+        known_by_step.clear()
+        loss = chain_losses(model, embeddings, hidden, of_step)
+        for is_known in known_by_step:
             known = 0.9 * known + 0.1 * is_known
         optimizer.zero_grad()
         loss.backward()
