@@ -206,7 +206,7 @@ typedef struct {
     int32_t n_threads;         /* compute threads; 0: one per fast physical core within the quota */
     const char * cache_type_k; /* ggml type of cached keys: "f32", "f16", "bf16", "q8_0", ... */
     const char * cache_type_v;
-    const dfl_drafter * const * drafters; /* [n_drafters] drafters loaded for this model, no "ngram" */
+    const dfl_drafter * const * drafters; /* [n_drafters] made for the model, not of kind "ngram" */
     int32_t n_drafters;
     int64_t draft_window; /* number of last target positions that drafters attend to */
     const int32_t * taps; /* [n_taps] hidden states that all_features gets, see dfl_batch_entry */
