@@ -19,6 +19,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
 from .._stack import run_with_stack
 from ..config import Constraint
 from ..text.tools.grammar_writer import TOOL_MARK
+from ..text.tools.input_grammar import refuse_operators
 from .errors import sentence
 from .vocabulary import ConstraintVocabulary, TokenizerLike
 
@@ -69,9 +70,6 @@ MAX_ALTERNATIVES = 32
 and patterns of properties."""
 LIST_OF_TEXTS = re.compile(r'\s*(?:root *::=|start *:)(?:[\s|]*"(?:[^"\\\n]|\\.)*")*\s*')
 """A grammar of one rule that lists texts, which has PLAIN_LIMITS."""
-LARK_TOKEN = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\]|\\.)+/|<[^<>\s]+>|(?:#|//)[^\n]*|[&~]')
-"""A string, regex, special token, comment or operator of terminals in Lark. llguidance computes
-intersections (&) and complements (~) for minutes where a few regexes are combined."""
 UNENFORCED = re.compile("Unimplemented keys|Unknown format|oneOf")
 """Errors of llguidance about keywords that a schema that is not strict may lose."""
 STACK_BYTES = 1 << 28
@@ -249,8 +247,8 @@ def _grammar(constraint: Constraint, *, is_lenient: bool) -> str:
     if kind == "grammar":
         is_gbnf = "::=" in text and not is_lark_syntax(text)
         _check_parts(text.count("{"))  # at least the objects of schemas within the grammar
-        if found := {"&", "~"} & set(LARK_TOKEN.findall("" if is_gbnf else text)):
-            raise ValueError(f"it has the operator {min(found)}, which is not supported")
+        if constraint.field != "tools" and not is_gbnf:
+            refuse_operators(text)
         return llguidance.LLMatcher.grammar_from_lark(_lark(text) if is_gbnf else text)
     try:
         schema = json.loads(text)

@@ -138,7 +138,7 @@ class SimulatedEngine:
         Tree.of(nodes, item.parents).follow(choose, lambda _: False)
         return drawn
 
-    def draft(self, requests: Sequence[DraftRequest], k: int = 1) -> list[Draft]:
+    def draft(self, requests: Sequence[DraftRequest], k: int = 1, _: int = 0) -> list[Draft]:
         """Simulates a drafter's pass, which ranks the random text's next token first or second."""
         self._wait(MS["draft"])
         return [self._draft(x.sequence.position, x.n_draft, k) for x in requests]
@@ -195,7 +195,7 @@ class SimulatedSequence:
         """Returns 0 needed K/V cells, as the simulation never runs out of cells."""
         return 0
 
-    def draft(self, last_token: int, n_draft: int, k: int = 1) -> Draft:
+    def draft(self, last_token: int, n_draft: int, k: int = 1, _: int = 0) -> Draft:
         """Returns a draft of n_draft tokens for this sequence alone."""
         return self.engine.draft([DraftRequest(self, last_token, n_draft)], k)[0]  # type: ignore[no-any-return]
 

@@ -161,10 +161,10 @@ def test_draws_copy_the_best_of_a_row_and_no_more(
         n_drafted_best = 0
         draft_of = decoder.engine.draft
 
-        def counted(requests: list[Any], k: int = 1) -> Any:
+        def counted(requests: list[Any], k: int = 1, drafter: int = 0) -> Any:
             nonlocal n_drafted_best
             n_drafted_best += k * sum(request.n_draft for request in requests)
-            return draft_of(requests, k)
+            return draft_of(requests, k, drafter)
 
         monkeypatch.setattr(decoder.engine, "draft", counted)
         for draft, n_states in (("none", 2), ("chain", 0), ("tree", 0)):

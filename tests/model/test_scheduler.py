@@ -757,9 +757,9 @@ def test_drafts_are_filed_under_the_rows_that_they_had(
     """Some answers are nearly complete, and need fewer candidates or none."""
     heard, rows, draft_for_all = list[Round](), list[int](), dflash.draft_for_all
 
-    def drafts(requests: Any, widths: Any, **settings: Any) -> Any:
+    def drafts(requests: Any, *args: Any, **settings: Any) -> Any:
         rows.append(sum(request.n_positions + 1 for request in requests))
-        return draft_for_all(requests, widths, **settings)
+        return draft_for_all(requests, *args, **settings)
 
     monkeypatch.setattr(dflash, "draft_for_all", drafts)
     monkeypatch.setattr(Controller, "observe", lambda _, done: heard.append(done))

@@ -264,6 +264,7 @@ def test_flags_reach_the_load(loader: Loader) -> None:
     flags = "-p x: -c 64 -t 3 -ngl 7 -ub 32 -ctk q8_0 -ctv f32 -md d.gguf --draft-window 9"
     flags += " -dev CUDA1 -ncmoe 5 --backend-module m.so -nr --no-mtp -np 2 -cram 100"
     flags += " --draft-embedding-scale raw --draft-tap-shift -1 --draft-attention causal -ngld 0"
+    flags += " --draft-vocab 4096"
     run(loader, *shlex.split(flags))
     assert loader.arguments["path"] == str(loader.path)
     assert loader.arguments["drafter"] == ["d.gguf"]
@@ -287,6 +288,7 @@ def test_flags_reach_the_load(loader: Loader) -> None:
         "draft_tap_shift": -1,
         "draft_attention": "causal",
         "draft_unwindowed": False,
+        "draft_vocab": 4096,
     }
     run(loader, *shlex.split("-p x: -c 0 -t -1 -ngl all --cache-ram -1"))
     assert loader.arguments["config"].n_ctx == 77

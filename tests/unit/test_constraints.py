@@ -23,6 +23,7 @@ from dflash_gguf.constraints.matcher import AnswerConstraint
 from dflash_gguf.speculative.tree import Tree
 from dflash_gguf.text.reasoning import Format
 from dflash_gguf.text.tokenizer import Tokenizer
+from dflash_gguf.text.tools.input_grammar import InputGrammar
 
 N_PADDING = 5
 """Ids of a model beyond the tokenizer's."""
@@ -536,6 +537,12 @@ def test_operators_are_refused_in_grammars_and_not_within_texts(tokenizer: Token
     constraint = AnswerConstraint(made)
     a, b = (tokenizer.tokenize(x, add_special=False)[0] for x in "a~")
     assert {a, b} <= one_mask(constraint)
+
+
+def test_operators_are_refused_in_grammars_of_custom_tools() -> None:
+    with pytest.raises(ValueError, match="has the operator &"):
+        InputGrammar("lark", "start: A\nA: /a+/ & /b*/").term(is_escaped=False)
+    assert InputGrammar("regex", "a&~b").term(is_escaped=False)
 
 
 def test_a_lexer_that_fails_for_one_answer_serves_the_others(
