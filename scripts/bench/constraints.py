@@ -117,9 +117,9 @@ class Script:
         self._entries = {entry.sequence: entry for entry in entries}
         return self._run(entries)
 
-    def draft(self, requests: Sequence[Any], k: int = 1) -> list[Draft]:
+    def draft(self, requests: Sequence[Any], k: int = 1, drafter: int = 0) -> list[Draft]:
         """Runs the drafter. Returns drafts whose first or second candidates are the text's."""
-        drafts = self._draft(requests, k)
+        drafts = self._draft(requests, k, drafter)
         return [self._guesses(*pair) for pair in zip(requests, drafts, strict=True)]
 
     def sample(self, requests: Sequence[Any]) -> list[list[int]]:
