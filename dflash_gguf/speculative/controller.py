@@ -36,6 +36,8 @@ RARE = 0.001
 """Probability of consecutive misses below which a proposer's expected acceptance is rejected."""
 MEMORY = 16
 """Number of newer rounds or drafts after which a measured value weighs 1/e in a running mean."""
+STALL = 2.0
+"""Multiple of a round's expected time above which the expected time counts."""
 MAX_TTL_ROUNDS = 256
 """Maximum rounds that a decision stays valid, and maximum rounds between two probes."""
 SIZES = (1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63, 95, 127, 191, 255)
@@ -377,10 +379,10 @@ class AutoController(Controller):
         is_known = costs.knows_plain(n)
         if is_known:
             plain_s, seconds = costs.plain_s(done.position, n), done.seconds
-            if done.is_timing_shared:
-                seconds = costs.expected_s(done)
-            elif not costs.is_warm(done):  # a first run builds graphs: book twice the time at most
-                seconds = min(seconds, 2.0 * costs.expected_s(done))
+            expected_s = costs.expected_s(done)
+            # No draft is to blame for a stall, or for a first run, which builds graphs.
+            if done.is_timing_shared or seconds > STALL * expected_s:
+                seconds = expected_s
             self._book(done, seconds / plain_s)
             keep = 1.0 - 1.0 / MEMORY
             tokens, before_s = state.rates.get(n, (MEMORY * n, MEMORY * plain_s))
@@ -392,13 +394,13 @@ class AutoController(Controller):
         state.was_plain = done.is_plain
         decision = self._decisions.get((n, done.n_asked), Decision())
         failed = done.proposer and not done.n_drafted
-        decision.ttl_rounds = 0 if failed else decision.ttl_rounds - 1
+        decision.ttl_rounds = 0 if failed else decision.ttl_rounds - 1 - done.n_skipped
 
     def _book(self, done: Round, rounds: float) -> None:
         all_stats = self._state.stats
         for name in {*all_stats, *done.free, done.proposer} - {""}:
-            all_stats[name].book(_share(done) * rounds)
-            all_stats[name].n_waited += 1
+            all_stats[name].book(_share(done) * (rounds + done.n_skipped))
+            all_stats[name].n_waited += 1 + done.n_skipped
         if done.is_plain:
             return
         if done.proposer:

@@ -42,7 +42,8 @@ class Round:
     for a top-1 draft. free: names of proposers with candidates that needed no pass. n_drafted:
     verified nodes below the roots. is_tree: True if a verified tree has branches. n_accepted:
     accepted candidates. n_tokens: tokens added to answers. choose_s: seconds of deciding, and of
-    learning from the round before. draft_s: seconds of proposing and selecting. pass_s: seconds of
+    learning from the round before. n_skipped: rounds before this one that called no proposer, since
+    the last one that did. draft_s: seconds of proposing and selecting. pass_s: seconds of
     the target's pass and of batching. sample_s: seconds of sampling.
     """
 
@@ -59,6 +60,7 @@ class Round:
     is_tree: bool = False
     n_accepted: int = 0
     n_tokens: int = 0
+    n_skipped: int = 0
     choose_s: float = 0.0
     draft_s: float = 0.0
     pass_s: float = 0.0
@@ -156,11 +158,6 @@ class CostModel:
     def knows_plain(self, n_sequences: int = 1) -> bool:
         """Returns True if a plain pass of n_sequences to 2 * n_sequences - 1 was timed."""
         return any(n in self._times["plain"] for n in range(n_sequences, 2 * n_sequences))
-
-    def is_warm(self, done: Round) -> bool:
-        """Returns True if the round's batch shapes ran N_FIRST times, so their graphs exist."""
-        shapes = _shapes(done)
-        return all(self._n_runs[shape] >= N_FIRST for shape in shapes if shape is not None)
 
     def observe(self, done: Round) -> None:
         """Files the measured times of a round, but not those of a batch shape's first runs."""

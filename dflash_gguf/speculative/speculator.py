@@ -46,6 +46,7 @@ class Speculator:
         self._drafters = [proposer for proposer in proposers if proposer.needs_forward]
         self._skip, self.n_skip = 1, 0
         """Number of rounds to skip after the next miss, and number still to be skipped now."""
+        self._n_skipped = 0
 
     def forget(self, sequence: Any) -> None:
         """Makes the proposers forget the remembered text of a sequence."""
@@ -121,7 +122,9 @@ class Speculator:
         """Learns from a round, given the target's tokens for each request."""
         if not self.asks:
             self.n_skip -= 1
+            self._n_skipped += 1
             return
+        done.n_skipped, self._n_skipped = self._n_skipped, 0
         for proposer in self._proposers:
             proposer.observe(requests, tokens)
         self._controller.observe(done)

@@ -18,6 +18,7 @@ from dflash_gguf.speculative.controller import (
     CREDIT,
     OWED,
     SAVED,
+    SHARE,
     SIZES,
     AutoController,
     Controller,
@@ -238,6 +239,21 @@ def test_a_loss_budget_books_what_is_lost_gained_and_earned(n_positions: int) ->
     assert stats.balance == SAVED
     observe_all(state, [drafted(n_positions, 1)] * 99)
     assert stats.balance == pytest.approx(-OWED, abs=0.05)
+
+
+def test_rounds_that_asked_no_proposer_are_earned_from() -> None:
+    state = warm_state()
+    observe_all(state, [drafted(0, 1)] * 2)
+    before = state.stats["copies"].balance
+    observe_all(state, [Round(100, n_tokens=1, n_skipped=16, pass_s=1.0)])
+    assert state.stats["copies"].balance == pytest.approx(before + 17 * SHARE)
+
+
+def test_a_stall_is_no_loss_of_the_draft_that_it_hits() -> None:
+    copying = _Copying()
+    copying.play(15)
+    copying.play(0, slower=9.0)
+    assert min(copying.play(15) for _ in range(40)) >= 7
 
 
 def test_a_proposer_below_zero_rests() -> None:

@@ -106,8 +106,6 @@ def test_drafts_cost_by_the_rows_of_all_sequences() -> None:
         warm(costs, 0, n, seconds, 10.0)
     assert costs.draft_s("a", 4, True) == 4.0
     assert costs.draft_s("a", 16, True) == 8.0
-    done = drafted(0, 3, n_sequences=4, n_draft_rows=14)
-    assert not costs.is_warm(done)
     for _ in range(3):
         costs.observe(drafted(0, 3, n_sequences=4, n_draft_rows=14, n_drafted=12, draft_s=12.0))
     assert costs.draft_s("a", 14, True) == 12.0
@@ -167,7 +165,6 @@ def test_what_verifying_several_takes_beyond_is_a_factor() -> None:
         assert known.pass_s(0, 12, n_sequences=6) == pytest.approx(1.2 * several(6, 6).pass_s)
         assert known.pass_s(0, 12, True, 8) == pytest.approx(1.2 * several(8, 4).pass_s)
         assert known.pass_s(0, 12) == pytest.approx(several(1, 11).pass_s)
-    assert costs.is_warm(done)
     trees = dataclasses.replace(done, is_tree=True, pass_s=1.5 * several(8, 7).pass_s)
     for _ in range(5):
         costs.observe(trees)
@@ -191,15 +188,9 @@ def test_the_first_runs_of_a_shape_do_not_count() -> None:
     costs = CostModel()
     warm(costs, 0, 0, 0.0, 10.0)
     for pass_s in (99.0, 50.0):
-        assert not costs.is_warm(drafted(0, 7))
         costs.observe(drafted(0, 7, draft_s=9.0, pass_s=pass_s))
-    assert costs.is_warm(drafted(0, 7))
     costs.observe(drafted(0, 7, draft_s=3.0, pass_s=20.0))
     assert (costs.draft_s("a", 8, True), costs.pass_s(0, 8)) == (3.0, 20.0)
-    assert not costs.is_warm(drafted(0, 7, is_tree=True))
-    assert not costs.is_warm(drafted(0, 7, n_draft_rows=6))
-    assert not costs.is_warm(drafted(0, 7, is_top1=False))
-    assert not costs.is_warm(drafted(0, 7, proposer="b"))
 
 
 def measured() -> CostModel:
@@ -219,7 +210,6 @@ def test_a_table_survives_as_json() -> None:
     assert 4 not in {rows for _, rows, *_ in costs.to_dict()["times"]}
     for rows, is_tree in ((1, False), (8, False), (16, True)):
         assert again.pass_s(0, rows, is_tree) == costs.pass_s(0, rows, is_tree)
-    assert again.is_warm(drafted(0, 7))
     for _ in range(N_TIMES):
         again.observe(Round(0, pass_s=30.0, n_tokens=1))
     assert again.pass_s(0, 1) == 30.0
