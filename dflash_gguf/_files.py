@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 AnyPath = str | os.PathLike[str]
 AnyPaths = AnyPath | Sequence[AnyPath] | None
-"""One path, several paths, or none."""
+"""Path, sequence of paths, or None where no file is given."""
 SHARED = 0o666
 """Mode of new files, less the umask."""
 
