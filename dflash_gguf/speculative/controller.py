@@ -37,7 +37,8 @@ RARE = 0.001
 MEMORY = 16
 """Number of newer rounds or drafts after which a measured value weighs 1/e in a running mean."""
 STALL = 2.0
-"""Multiple of a round's expected time above which the expected time counts."""
+"""Multiple of its expected time from which a round counts as expected: another process delayed it,
+or its graph was built. A delay that was booked to the draft ended drafting for 200 rounds."""
 MAX_TTL_ROUNDS = 256
 """Maximum rounds that a decision stays valid, and maximum rounds between two probes."""
 SIZES = (1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63, 95, 127, 191, 255)
