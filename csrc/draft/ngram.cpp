@@ -1,5 +1,5 @@
-// N-gram tables as a kind of drafter: a file with a tokenizer that no pass reads. The suffix index
-// proposes its tokens.
+// N-gram tables as a kind of drafter: a file with a tokenizer, and without weights of a forward
+// pass. The suffix index proposes the table's tokens.
 #include "draft/drafter.h"
 #include "gguf_schema.h"
 

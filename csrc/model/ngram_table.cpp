@@ -70,7 +70,7 @@ NgramTable::Row NgramTable::row(int64_t index) const {
 }
 
 NgramTable::Followers NgramTable::followers(const Run & run) const {
-    // Returns the first row in [begin, end) whose column is at least a token.
+    // Returns the first row in [begin, end) whose token id in the column is >= token.
     const auto first = [&](int64_t begin, int64_t end, size_t column, int32_t token) {
         while (begin < end) {
             const int64_t middle = begin + (end - begin) / 2;

@@ -210,9 +210,9 @@ class WeightLoader {
     // Declares that a tensor of the file is not used.
     void ignore(const char * pattern, int il);
     void rope_factors();
-    // Reads the drafter's map from rows of its head to the target's tokens, if it has one.
+    // Reads the drafter's map from rows of its head to the target's token ids, if it has one.
     void head_map();
-    // Loads the rows of weights().head_tokens of a matrix with a row for each token as the head.
+    // Loads the head: of a matrix with a row for each token, the rows in weights().head_tokens.
     void reduced_head(const char * pattern);
     // Loads a drafter's head, or its embeddings as head, or neither if it uses the target's head. A
     // head with fewer rows than n_vocab needs a map to the target's tokens in the file.

@@ -85,8 +85,8 @@ class SuffixIndex {
     };
     using Outcomes = std::array<Outcome, N_LENGTHS * N_KINDS>;
 
-    // Keeps at most max_tokens tokens; drops the older half when they are full. ngrams: a table
-    // whose tokens are proposed too, and which must outlive the index; NULL: none.
+    // Keeps at most max_tokens tokens; a full index drops its older half. ngrams: an n-gram table,
+    // whose tokens the index proposes too; it must outlive the index; NULL: no table.
     explicit SuffixIndex(size_t max_tokens, const NgramTable * ngrams = nullptr)
         : ngrams_(ngrams), priors_(initial_outcomes(ngrams)), outcomes_(priors_),
           max_tokens_(max_tokens) {}

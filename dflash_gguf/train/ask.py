@@ -82,7 +82,7 @@ def save(folder: Path, training: Sequence[Answer], held_out: Sequence[Answer]) -
 
 
 def spread(n: int, share: float) -> list[int]:
-    """Returns evenly spaced numbers of 0..n-1, as many as a share of n."""
+    """Returns int(n * share) evenly spaced integers from 0 to n - 1."""
     return [i for i in range(n) if int((i + 1) * share) > int(i * share)]
 
 
