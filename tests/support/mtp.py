@@ -111,8 +111,8 @@ class MtpLayer:
 class MtpReference:
     """Drafts of an MTP layer after any position of a token list, of which transformers runs all."""
 
+    @torch.no_grad()
     def __init__(self, directory: Path, tokens: list[int]) -> None:
-        torch.set_grad_enabled(False)
         target: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
         self.tokens, self.layer = tokens, MtpLayer(directory)
         self.embeddings: Array = target.get_input_embeddings().weight.numpy().astype(np.float64)

@@ -53,7 +53,6 @@ def train(folder: Path, target_dir: Path, tokens: list[int], share: float) -> No
     embeddings = target.get_input_embeddings().weight.detach()[ids]
     head = target.get_output_embeddings().weight.detach()
     parameters = model.layers[0].parameters()
-    torch.set_grad_enabled(True)
     optimizer = torch.optim.AdamW(parameters, lr=2e-3, weight_decay=0.0)
     known = 0.0
     known_by_step: list[float] = []
