@@ -98,28 +98,34 @@ def setting_of(name: str) -> dict[str, Any]:
     return {"draft": kind, "draft_max" if kind == "chain" else "tree_budget": int(size)}
 
 
-def prompt_of(kind: str, number: int, decoder: Decoder) -> list[int]:
-    """Returns a prompt's token ids, as a chat turn if the model has a chat template."""
+def text_of(kind: str, number: int) -> str:
+    """Returns the text of a prompt, for a model with a chat template."""
     problem = list(read_problems().values())[number]
     topic = TOPICS[number % len(TOPICS)]
     code = problem["prompt"] + problem["canonical_solution"]
-    name = problem["entry_point"]
-    texts = {
+    return {
         "code": f"Complete the following Python function.\n\n{problem['prompt']}",
         "chat": QUESTIONS[number % len(QUESTIONS)].format(topic),
         "prose": f"Write a short story about {topic}.",
-        "edit": f"Write this program again, with the function renamed to new_{name} and nothing "
-        f"else changed.\n\n```python\n{code}```",
-    }
+        "edit": "Write this program again, with the function renamed to "
+        f"new_{problem['entry_point']} and nothing else changed.\n\n```python\n{code}```",
+    }[kind]
+
+
+def prompt_of(kind: str, number: int, decoder: Decoder) -> list[int]:
+    """Returns a prompt's token ids, as a chat turn if the model has a chat template."""
     try:
-        return decoder.chat_prompt([{"role": "user", "content": texts[kind]}])
+        return decoder.chat_prompt([{"role": "user", "content": text_of(kind, number)}])
     except ValueError:  # no chat template, so the model continues text
+        problem = list(read_problems().values())[number]
+        topic = TOPICS[number % len(TOPICS)]
         plain = {
             "code": problem["prompt"],
             "chat": f"# {topic}\n",
             "prose": f'"""A story of {topic}',
         }
-        again = f"{code}\n\ndef new_{name}("
+        code = problem["prompt"] + problem["canonical_solution"]
+        again = f"{code}\n\ndef new_{problem['entry_point']}("
         return decoder.tokenize(plain.get(kind, again))
 
 

