@@ -56,7 +56,7 @@ def prepare(
     if outtype == "auto":
         outtype = stored_type(checkpoint)
     # A file with MXFP4 tensors gets the file type of MXFP4, whatever its other tensors are.
-    has_blocks = any(plan.packed is not None for plan in plans)
+    has_blocks = any(plan.packed is not None and plan.packed.type == "mxfp4" for plan in plans)
     file_type = types.FILE_TYPES["mxfp4_moe" if has_blocks else outtype]
     general = general_metadata(model_dir, model.arch, plans, file_type)
     tokenizer = Metadata(model.arch)

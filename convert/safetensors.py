@@ -38,7 +38,7 @@ DTYPE_BYTES = {
 }
 # numpy types of weights; uint16 stands for bfloat16, which numpy lacks.
 FLOAT_DTYPES: dict[str, Any] = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
-PACKED_DTYPES: dict[str, Any] = {"U8": np.uint8}
+PACKED_DTYPES: dict[str, Any] = {"U8": np.uint8, "I64": np.int64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class SafetensorsFile:
             raise self._fail(f"{size - position} unused bytes at the end")
 
     def view(self, name: str, *, packed: bool = False) -> NDArray[Any]:
-        """Returns a zero-copy view: float32, float16, bfloat16 as uint16; uint8 if packed."""
+        """Returns a zero-copy view: float32, float16, bfloat16 as uint16; integers if packed."""
         entry = self.entries[name]
         dtypes = PACKED_DTYPES if packed else FLOAT_DTYPES
         if entry.dtype not in dtypes:

@@ -44,6 +44,7 @@ BLOCKS = {
     "q6_K": (256, 210),
     "bf16": (1, 2),
     "mxfp4": (32, 17),
+    "i64": (1, 8),
 }
 TYPE_IDS = {
     "f32": 0,
@@ -58,6 +59,7 @@ TYPE_IDS = {
     "q6_K": 14,
     "bf16": 30,
     "mxfp4": 39,
+    "i64": 27,
 }
 _FALLBACKS = {"q4_K": "q5_0", "q5_K": "q5_1", "q6_K": "q8_0"}
 _ALWAYS_F32 = re.compile(r"_norm\.weight$|\.(ffn_gate_inp|ffn_gate_inp_shexp|ssm_conv1d)\.weight$")

@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from ..checkpoint import Checkpoint, Config, is_number
 from ..errors import ConvertError
 from ..gguf_target import GgufConfig
-from ..plan import Metadata, TensorPlan
+from ..plan import Metadata, Packed, TensorPlan
 from ..schema import Arch, Key, Tensor
 from .blocks import add_attention, add_ffn
 from .common import (
@@ -207,13 +209,37 @@ def tensors(checkpoint: Checkpoint, options: Options) -> list[TensorPlan]:
         inventory.add_optional(Tensor.TOKEN_EMBD, embeddings, (n_vocab, n_embd))
     else:
         inventory.ignore(source("embed_tokens.weight"))
-    inventory.add_optional(Tensor.OUTPUT, source("lm_head.weight"), (n_vocab, n_embd))
+    _add_head(inventory, source("lm_head.weight"), source("d2t"), n_embd, n_vocab)
     for block in range(dims.n_layer):
         prefix = source(f"layers.{block}.input_layernorm.weight").removesuffix(
             ".input_layernorm.weight"
         )
         _add_block(inventory, config, dims, block, prefix)
     return inventory.finish()
+
+
+def _add_head(inventory: Inventory, head: str, d2t: str, n_embd: int, n_vocab: int) -> None:
+    """Plans the drafter's own head, and the tokens of its rows if these are not all.
+
+    Source of d2t, offsets from a row's number to its token: SafeAILab/EAGLE, EAGLE-3.
+    """
+    checkpoint = inventory.checkpoint
+    n_rows = n_vocab
+    if d2t in checkpoint:
+        offsets = inventory.view(d2t, checkpoint.shape(d2t), packed=True)
+        n_rows = len(offsets)
+        tokens = (offsets + np.arange(n_rows)).astype("<i8").reshape(1, -1)
+        rows = tokens.view(np.uint8)
+        inventory.plans.append(
+            TensorPlan(
+                Tensor.D2T,
+                (n_rows,),
+                (tokens,),
+                sources=(d2t,),
+                packed=Packed("i64", lambda start, stop: rows[start:stop]),
+            )
+        )
+    inventory.add_optional(Tensor.OUTPUT, head, (n_rows, n_embd))
 
 
 def _refuse_unrepresentable(checkpoint: Checkpoint) -> None:

@@ -28,7 +28,7 @@ FREE = ("steps", "falling", "threads", "device", "outtype")
 """Arguments that may change when a training continues; all others must stay the same."""
 ARGUMENTS = "arguments.json"
 SHARES = ("sampled", "distil")
-MAY_BE_ZERO = ("falling", "words")
+MAY_BE_ZERO = ("falling", "words", "draft_vocab")
 OUTTYPES = ("q8_0", "f16", "bf16", "f32", "q4_0", "q4_1")
 
 
@@ -75,6 +75,12 @@ def parser() -> argparse.ArgumentParser:
     add("--sampled", "share of training answers at --temperature, 0 to 1", 1.0, metavar="SHARE")
     add("--layers", "layers of the drafter", 3, metavar="N")
     add("--ffn", "width of its feed-forward (default: the target's)", type=int, metavar="N")
+    add(
+        "--kv-heads",
+        "heads of its keys and values (default: the target's)",
+        type=int,
+        metavar="N",
+    )
     add("--taps", "number of target layers that the drafter reads", 5, metavar="N")
     add("--block", "tokens of a block, the given first one included", 16, metavar="N")
     add(
@@ -100,6 +106,12 @@ def parser() -> argparse.ArgumentParser:
         metavar="SHARE",
     )
     add("--words", "vocabulary entries of an update's softmax, 0: all", 8192, metavar="N")
+    add(
+        "--draft-vocab",
+        "tokens that the drafter can draft, the answers' most frequent ones, 0: all",
+        0,
+        metavar="N",
+    )
     add(
         "--begin",
         "start from the drafter of this OUT, which has the same sizes",

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from dflash.model import DFlashDraftModel, build_target_layer_ids
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import Qwen3Config
 
@@ -22,8 +23,17 @@ def new_drafter(
     mask_token: int,
     seed: int,
     n_ff: int | None = None,
+    n_head_kv: int | None = None,
 ) -> DFlashDraftModel:
-    """Returns a random drafter; ValueError for too many taps. n_ff: None for the target's FFN."""
+    """Returns a random drafter; ValueError for too many taps, or for a wrong number of K/V heads.
+
+    n_ff, n_head_kv: None for the target's.
+    """
+    n_head_kv = n_head_kv or target.n_head_kv
+    if target.n_head % n_head_kv:
+        raise ValueError(
+            f"--kv-heads {n_head_kv}: the drafter has {target.n_head} heads; give a divisor"
+        )
     torch.manual_seed(seed)
     return DFlashDraftModel(
         Qwen3Config(
@@ -32,7 +42,7 @@ def new_drafter(
             intermediate_size=n_ff or target.n_ff,
             num_hidden_layers=n_layers,
             num_attention_heads=target.n_head,
-            num_key_value_heads=target.n_head_kv,
+            num_key_value_heads=n_head_kv,
             head_dim=target.head_dim,
             max_position_embeddings=target.n_ctx_train,
             rms_norm_eps=target.norm_eps,
@@ -68,40 +78,76 @@ def even_start(drafter: DFlashDraftModel, head: Tensor) -> None:
     drafter.norm.weight.data.fill_(1.0 / float(head.float().norm(dim=1).mean()))
 
 
-def take_weights(drafter: DFlashDraftModel, folder: Path) -> None:
-    """Copies a trained drafter's weights into a new one; ValueError if sizes or taps differ."""
-    trained = DFlashDraftModel.from_pretrained(folder, dtype=torch.float32)
-    weights, mine = trained.state_dict(), drafter.state_dict()
+def take_weights(drafter: DFlashDraftModel, folder: Path) -> Tensor | None:
+    """Copies a trained drafter's weights into a new one; ValueError if sizes or taps differ.
+
+    Returns the tokens that it can draft, None for all.
+    """
+    weights, mine = load_file(folder / "model.safetensors"), drafter.state_dict()
+    weights.pop("lm_head.weight", None)
+    offsets = weights.pop("d2t", None)
+    taps = Qwen3Config.from_pretrained(folder).dflash_config["target_layer_ids"]
     for name, weight in mine.items():
         if name not in weights or weights[name].shape != weight.shape:
             raise ValueError(
                 f"{folder}: {name} is not {list(weight.shape)}; give the sizes of its training"
             )
-    if len(weights) != len(mine) or trained.target_layer_ids != drafter.target_layer_ids:
+    if len(weights) != len(mine) or taps != drafter.target_layer_ids:
         raise ValueError(
             f"{folder}: has other layers or taps; give the arguments that it was trained with"
         )
     drafter.load_state_dict(weights)
+    return None if offsets is None else offsets + torch.arange(len(offsets))
 
 
 class BlockModel(torch.nn.Module):
     """A drafter with its target's embeddings and output head, which stay frozen."""
 
-    def __init__(self, drafter: DFlashDraftModel, embeddings: Tensor, head: Tensor) -> None:
-        """embeddings, head: [n_vocab, hidden]; head may have 16-bit floats."""
+    def __init__(
+        self,
+        drafter: DFlashDraftModel,
+        embeddings: Tensor,
+        head: Tensor,
+        tokens: Tensor | None = None,
+    ) -> None:
+        """embeddings, head: [n_vocab, hidden]; head may have 16-bit floats.
+
+        tokens: sorted ids that the drafter can draft, None for the whole vocabulary.
+        """
         super().__init__()
-        self.drafter = drafter
+        self.drafter, self.tokens = drafter, tokens
         self.register_buffer("embeddings", embeddings, persistent=False)
-        self.register_buffer("head", head, persistent=False)
+        self.register_buffer("head", head if tokens is None else head[tokens], persistent=False)
+        scale = torch.ones(drafter.fc.in_features)
+        self.register_buffer("feature_scale", scale, persistent=False)
+
+    def standardise(self, features: Tensor) -> None:
+        """Scales each feature to mean square 1 in training, as some are 1,000 times larger.
+
+        features: a sample [n, taps * hidden].
+        """
+        self.feature_scale = features.float().square().mean(0).clamp(min=1e-12).rsqrt()
+
+    def weights(self) -> dict[str, Tensor]:
+        """Returns the drafter's weights for features without a scale, and its head if it is short.
+
+        d2t: for each row of the head its token's id minus the row, as EAGLE-3 stores it.
+        """
+        weights = dict(self.drafter.state_dict())
+        weights["fc.weight"] = weights["fc.weight"] * self.feature_scale
+        if self.tokens is not None:
+            weights["lm_head.weight"] = self.head
+            weights["d2t"] = self.tokens - torch.arange(len(self.tokens))
+        return weights
 
     def forward(self, blocks: Blocks, features: Tensor, head: Tensor | None = None) -> Tensor:
-        """Returns logits of the blocks' positions after anchors [sequences, n, size - 1, n_vocab].
+        """Returns logits of the blocks' positions after anchors [sequences, n, size - 1, words].
 
         head: rows of the target's output head, for logits of these vocabulary entries alone.
         """
         rows = self.head if head is None else head
         hidden = self.drafter(
-            target_hidden=features,
+            target_hidden=features * self.feature_scale,
             noise_embedding=torch.nn.functional.embedding(blocks.tokens, self.embeddings),
             position_ids=blocks.positions,
             attention_mask=blocks.mask,

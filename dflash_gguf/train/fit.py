@@ -84,7 +84,10 @@ class Trainer:
             raise ValueError(f"no answer is as long as a block of {self.size} tokens")
         self.weights = place_weights(self.size, recipe.decay).to(device)
         self.words = Words(
-            (a.tokens[a.n_prompt :] for a in data.answers), model.head.shape[0], recipe.n_words
+            (a.tokens[a.n_prompt :] for a in data.answers),
+            model.head.shape[0],
+            recipe.n_words,
+            model.tokens,
         )
         self.workers = Workers(model.drafter, recipe.n_threads)
         self.optimizers = Optimizers(
@@ -140,7 +143,8 @@ class Trainer:
             anchors = torch.tensor([[place] for _, place in chosen])
             blocks = make_blocks(tokens, anchors, self.size, self.model.drafter.mask_token_id)
             logits = self.model(blocks.to(self.device), features.to(self.device))
-            found += logits[:, 0].argmax(-1).tolist()
+            best = logits[:, 0].argmax(-1)
+            found += (best if self.model.tokens is None else self.model.tokens[best.cpu()]).tolist()
         return found
 
     def _one_step(self) -> Tensor:
@@ -163,7 +167,7 @@ class Trainer:
         if not math.isfinite(float(logs[0])):
             raise ArithmeticError(f"the loss is {float(logs[0])} at step {self.step + 1}")
         torch.nn.utils.clip_grad_norm_(self.model.drafter.parameters(), 1.0)
-        self.workers.alone(lambda: self.optimizers.step(self.step))
+        self.optimizers.step(self.step, self.workers.pool.map)
         return torch.cat([logs[:1] * scale, logs[1:] / n_blocks]).cpu()
 
     def _piece(self, chosen: list[int], generator: torch.Generator) -> Piece:
@@ -179,7 +183,7 @@ class Trainer:
         features = self.data.batch(chosen)[1].to(self.device)
         with precision(self.device):
             logits = self.model(blocks, features, softmax.head)
-        wanted = softmax.places(blocks.wanted)
+        wanted, is_known = softmax.places(blocks.wanted)
         log_probs = (logits.float() + softmax.shift).log_softmax(-1)
         losses = -log_probs.gather(-1, wanted[..., None])[..., 0]
         distil = self.recipe.distil
@@ -190,8 +194,9 @@ class Trainer:
                 teacher = F.linear(inputs.to(self.device), rows).float() + softmax.shift
             compared = -(teacher.softmax(-1) * log_probs).sum(-1)
             losses = (1 - distil) * losses + distil * compared
-        value = (losses * self.weights).sum()
-        right = (logits.detach().argmax(-1) == wanted).float().sum((0, 1))
+        value = (losses * is_known * self.weights).sum()
+        is_right = (logits.detach().argmax(-1) == wanted) & is_known
+        right = is_right.float().sum((0, 1))
         return value, torch.cat([value.detach()[None], right])
 
     def _log(self, means: list[float]) -> None:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from typing import Any
+
 import torch
 from torch import nn
+
+Run = Callable[[Callable[[Any], None], Iterable[Any]], Iterable[None]]
 
 
 class Optimizers:
@@ -30,11 +35,14 @@ class Optimizers:
         chosen = {id(p) for p in matrices}
         others = [p for _, p in named if id(p) not in chosen]
         self.parts: list[tuple[torch.optim.Optimizer, float]] = [
-            (
-                torch.optim.Muon(
-                    matrices, lr=muon_rate, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"
-                ),
-                muon_rate,
+            *(
+                (
+                    torch.optim.Muon(
+                        [matrix], lr=muon_rate, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"
+                    ),
+                    muon_rate,
+                )
+                for matrix in sorted(matrices, key=torch.numel, reverse=True)
             ),
             (
                 torch.optim.AdamW(others, lr=adam_rate, betas=(0.9, 0.95), weight_decay=0.0),
@@ -48,12 +56,20 @@ class Optimizers:
         falling = (self.n_steps - step) / (self.decay + 1)
         return max(0.0, min(1.0, rising, falling))
 
-    def step(self, step: int) -> None:
-        """Updates the weights by their gradients, with the learning rates of a step."""
-        for optimizer, rate in self.parts:
+    def step(self, step: int, run: Run = map) -> None:
+        """Updates the weights by their gradients, with the learning rates of a step.
+
+        run: calls a function for all optimizers, which a pool does on several threads.
+        """
+
+        def update(part: tuple[torch.optim.Optimizer, float]) -> None:
+            optimizer, rate = part
             for group in optimizer.param_groups:
                 group["lr"] = rate * self.factor(step)
             optimizer.step()
+
+        for _ in run(update, self.parts):
+            pass
 
     def state_dict(self) -> list[dict[str, object]]:
         """Returns the optimizers' state, for `load_state_dict`."""

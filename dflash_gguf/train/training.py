@@ -30,9 +30,12 @@ from .fit import History, Recipe, Trainer
 from .mask_token import mask_token_of
 from .memory import CPU_PIECE_BYTES, free_bytes, piece_size
 from .target import read_embeddings, read_head, read_sizes
+from .words import most_frequent
 
 N_AT_ONCE = 16
 """Number of answers that are generated at once."""
+N_SAMPLED = 4096
+"""Features that are looked at before a training."""
 ROUND_UP = 64
 """K/V cells that the last page of an answer may leave unused."""
 
@@ -90,6 +93,7 @@ def prepare(
         n_layers=args.layers,
         n_taps=args.taps,
         n_ff=args.ffn,
+        n_head_kv=args.kv_heads,
         block_size=args.block,
         mask_token=mask_token_of(args.target, args.mask_token),
         seed=args.seed,
@@ -114,12 +118,18 @@ def prepare(
     finally:
         if decoder.cache_info().currsize:
             decoder().close()
-    head = read_head(args.target)
+    head, tokens = read_head(args.target), None
+    if args.begin is not None:
+        tokens = take_weights(drafter, args.begin)
+    elif args.draft_vocab:
+        tokens = most_frequent((a.tokens[a.n_prompt :] for a in training), args.draft_vocab)
+    model = BlockModel(drafter, read_embeddings(args.target), head, tokens)
+    model.standardise(data.rows[:N_SAMPLED])
     if args.begin is None:
         even_start(drafter, head)
     else:
-        take_weights(drafter, args.begin)
-    return BlockModel(drafter, read_embeddings(args.target), head), data, measured
+        drafter.fc.weight.data /= model.feature_scale
+    return model, data, measured
 
 
 def convert_target(folder: Path, path: Path, pre: str | None) -> Path:
@@ -221,7 +231,7 @@ def train(args: argparse.Namespace) -> None:
     trainer = Trainer(model, data, held_out, recipe, args.out, device)
 
     def keep(history: History) -> None:
-        model.drafter.save_pretrained(args.out)
+        model.drafter.save_pretrained(args.out, state_dict=model.weights())
         draw(history, args.out / "curve.png")
 
     try:

@@ -36,27 +36,43 @@ class Softmax:
         rows = head if len(ids) == len(head) else head[ids]
         return Softmax(ids, self.shift.to(device), rows)
 
-    def places(self, wanted: Tensor) -> Tensor:
-        """Returns the indices in `ids` of the tokens to predict, all of which are in `ids`."""
-        return torch.searchsorted(self.ids, wanted)
+    def places(self, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the indices in `ids` of the tokens to predict, and True for those in `ids`."""
+        found = torch.searchsorted(self.ids, wanted).clamp(max=len(self.ids) - 1)
+        return found, self.ids[found] == wanted
+
+
+def most_frequent(answers: Iterable[Iterable[int]], n: int) -> Tensor:
+    """Returns the sorted ids of the n most frequent tokens of answers."""
+    counts = Counter(word for answer in answers for word in answer)
+    return torch.tensor([word for word, _ in counts.most_common(n)], dtype=torch.int64).sort()[0]
 
 
 class Words:
     """Draws the vocabulary entries of each training step."""
 
-    def __init__(self, answers: Iterable[Iterable[int]], n_vocab: int, n_words: int) -> None:
-        """n_words: entries of a step besides the tokens to predict; 0 for the whole vocabulary."""
+    def __init__(
+        self,
+        answers: Iterable[Iterable[int]],
+        n_vocab: int,
+        n_words: int,
+        all_words: Tensor | None = None,
+    ) -> None:
+        """n_words: entries of a step besides the tokens to predict; 0 for the whole vocabulary.
+
+        all_words: ids of the only tokens that the drafter can draft, or None.
+        """
         self.n_vocab = n_vocab
-        self.whole = n_words <= 0 or n_words >= n_vocab
-        n_frequent = int(n_words * FREQUENT)
-        counts = Counter(word for answer in answers for word in answer)
-        self.frequent = torch.tensor([word for word, _ in counts.most_common(n_frequent)])
+        self.all_words = all_words
+        if all_words is None and not 0 < n_words < n_vocab:
+            self.all_words = torch.arange(n_vocab)
+        self.frequent = most_frequent(answers, int(n_words * FREQUENT))
         self.n_drawn = n_words - len(self.frequent)
 
     def draw(self, wanted: Tensor, generator: torch.Generator) -> Softmax:
         """Returns the entries of a step that predicts the token ids `wanted`, of any shape."""
-        if self.whole:
-            return Softmax(torch.arange(self.n_vocab), torch.zeros(self.n_vocab))
+        if self.all_words is not None:
+            return Softmax(self.all_words, torch.zeros(len(self.all_words)))
         sure = torch.zeros(self.n_vocab, dtype=torch.bool)
         sure[self.frequent] = True
         sure[wanted.flatten()] = True

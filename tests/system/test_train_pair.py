@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from dflash.model import DFlashDraftModel, dflash_generate
 from gguf_files import convert, make_gguf
 from pairs import Pair, draft_logits, open_pair
 from reference import Reference
+from safetensors.torch import load_file
 from train import train_tiny_target
 from train.python_prompts import from_python
 from train.vocabulary import PRE
@@ -140,7 +143,7 @@ def test_the_targets_distribution_is_learned_from_pieces(trained: Trained, tmp_p
         for i, answer in enumerate(answers)
     ]
     pieces.save(tmp_path / "pieces.xz", stored)
-    flags = f"--pieces {tmp_path / 'pieces.xz'} --held-out 2 --distil 1 --device cpu"
+    flags = f"--pieces {tmp_path / 'pieces.xz'} --held-out 2 --distil 1 --device cpu --outtype f32"
     out = tmp_path / "out"
     words = [str(trained.pair.target), str(out), *flags.split(), *DRAFTER_STEPS.split()]
     assert command.main(words) == 0
@@ -158,6 +161,40 @@ def test_the_targets_distribution_is_learned_from_pieces(trained: Trained, tmp_p
         n_right += int((found == torch.tensor(answer.tokens[answer.n_prompt :])).sum())
         n += len(positions)
     assert n_right > 0.97 * n  # the file has bfloat16
+
+
+def test_a_drafter_drafts_its_own_tokens_only(trained: Trained, tmp_path: Path) -> None:
+    """The file's head has the rows of the answers' most frequent tokens; --begin keeps these."""
+    out, more = tmp_path / "out", tmp_path / "more"
+    flags = f"{DRAFTER_STEPS} --temperature 1 --sampled 0.5 --draft-vocab 40"
+    assert command.main(arguments(trained.pair.target, out, trained.prompts, flags)) == 0
+    training = load_answers(out / "answers.json")
+    counts = Counter(x for a in training for x in a.tokens[a.n_prompt :])
+    assert len(counts) > 40
+    found = load_file(out / "model.safetensors")
+    tokens = sorted(token for token, _ in counts.most_common(40))
+    assert (found["d2t"] + torch.arange(40)).tolist() == tokens
+    assert torch.equal(found["lm_head.weight"], read_head(trained.pair.target)[tokens])
+    answers = load_answers(out / "held-out.json")
+    rounds = n_tokens = 0
+    drafter = out / "drafter.gguf"
+    with dflash_gguf.load(trained.pair.target, drafter=drafter, n_ctx=256, **EXACT) as decoder:
+        for answer in answers:
+            n_new = len(answer.tokens) - answer.n_prompt
+            prompt = answer.tokens[: answer.n_prompt]
+            result = decoder.generate(prompt, max_tokens=n_new, draft="chain")
+            rounds += result.rounds
+            n_tokens += result.n_decoded
+    tau = json.loads((out / "training.json").read_text())["tau"]
+    assert n_tokens / rounds == pytest.approx(tau, abs=0.02)
+    assert tau > 1.1
+    shutil.copytree(out, more, ignore=shutil.ignore_patterns("state.pt", "arguments.json"))
+    steps = DRAFTER_STEPS.replace("--steps 80", "--steps 1")
+    flags = f"{steps} --temperature 1 --sampled 0.5 --begin {out}"
+    assert command.main(arguments(trained.pair.target, more, trained.prompts, flags)) == 0
+    begun = load_file(more / "model.safetensors")
+    assert torch.equal(begun["d2t"], found["d2t"])
+    torch.testing.assert_close(begun["fc.weight"], found["fc.weight"], atol=0.01, rtol=0.1)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
@@ -290,6 +327,8 @@ def test_a_killed_training_ends_the_same(trained: Trained, tmp_path: Path) -> No
         ("--prompts {prompts} --steps 0", "--steps 0: at least 1 is needed"),
         ("--prompts {prompts} --blocks 0", "--blocks 0: at least 1 is needed"),
         ("--prompts {prompts} --words -1", "--words -1: at least 0 is needed"),
+        ("--prompts {prompts} --draft-vocab -1", "--draft-vocab -1: at least 0 is needed"),
+        ("--prompts {prompts} --kv-heads 2", "--kv-heads 2: the drafter has 1 heads"),
         ("--prompts {prompts} --decay 0", "--decay 0.0: must be above 0"),
         ("--prompts {prompts} --begin {tmp}/none", "--begin {tmp}/none: no folder of a drafter"),
         ("--prompts {prompts} --device cuda", "--device cuda: torch finds no GPU"),

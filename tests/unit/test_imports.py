@@ -42,6 +42,7 @@ SOLE_IMPORTERS: dict[str, str | tuple[str, ...]] = {
     "matplotlib": ("bench/plot", "train/curve"),
     "msgspec": "serve/",
     "prometheus_client": "serve/metrics",
+    "safetensors": "train/",
     "starlette": "serve/",
     "torch": "train/",
     "transformers": "train/",
