@@ -57,7 +57,7 @@ struct Blocks256 {
             clear(total);
             for_each<PARTS>([&](auto i) __attribute__((always_inline)) {
                 constexpr int PART = decltype(i)::value;
-                prefetch<SHARE>(tile + PART * SHARE, x.ahead);
+                prefetch<V, SHARE>(tile + PART * SHARE, x.ahead);
                 V::template add_products<Format, FOURS>(
                     total,
                     [&](int, auto k) {

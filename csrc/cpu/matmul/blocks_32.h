@@ -18,8 +18,9 @@ struct Blocks32 {
     using F = typename V::F;
     using BlockX = std::conditional_t<W::MINIMA, Block32Sum, Block32>;
     static constexpr ggml_type TYPE = W::TYPE;
-    static constexpr int BLOCK = 32, T = V::T, MAX_ROWS = V::MAX_ROWS;
-    static constexpr int PARTS_OF_256 = W::FOURS == 8 ? 0 : 8; // 0: weights are bytes already
+    static constexpr bool BYTES = W::FOURS == 8; // true if weights are bytes already
+    static constexpr int BLOCK = 32, T = V::T, MAX_ROWS = BYTES ? V::MAX_ROWS_BYTES : V::MAX_ROWS;
+    static constexpr int PARTS_OF_256 = BYTES ? 0 : 8;
     static constexpr int SCALES = W::MINIMA ? 2 : 1;
     static constexpr int SCALE = W::SCALE;
     static constexpr int ROW_BLOCK = SCALE * SCALES + 4 * W::FOURS;
@@ -64,8 +65,8 @@ struct Blocks32 {
     static void multiply(const uint8_t * tile, int64_t n_in, Rows<R> x, F (&acc)[1][R]) {
         for (int64_t b = 0; b < n_in / 32; ++b) {
             const uint8_t *scales = tile + scales_at(b), *weights = tile + weights_at(b);
-            prefetch<WEIGHTS_BLOCK>(weights, x.ahead);
-            prefetch<SCALES_BLOCK>(scales, x.ahead);
+            prefetch<V, WEIGHTS_BLOCK>(weights, x.ahead);
+            prefetch<V, SCALES_BLOCK>(scales, x.ahead);
             add_block<1, R>(
                 acc, x, 0,
                 [&](int, auto k) { return W::template weights<decltype(k)::value>(weights); },

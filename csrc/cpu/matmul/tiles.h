@@ -28,16 +28,16 @@ inline bool leaves_fetches(int unfetched_rows, int64_t n_rows) {
     return n_rows <= unfetched_rows && is_zen4;
 }
 
-// Prefetches N bytes of weights, `ahead` bytes after p; nothing if that is 0. GCC 12 takes a call
-// of it for free of effects and drops the call unless it is inlined first.
-template <int N>
+// Prefetches N bytes of weights, `ahead` bytes after p, to V::FETCH_TO; nothing if `ahead` is 0.
+// GCC 12 takes a call of it for free of effects and drops the call unless it is inlined first.
+template <class V, int N>
 [[gnu::always_inline]] inline void prefetch(const uint8_t * p, int64_t ahead) {
     if (ahead == 0) {
         return;
     }
 #pragma GCC unroll 64
     for (int i = 0; i < N; i += 64) {
-        _mm_prefetch(reinterpret_cast<const char *>(p + ahead + i), _MM_HINT_T1);
+        _mm_prefetch(reinterpret_cast<const char *>(p + ahead + i), V::FETCH_TO);
     }
 }
 
@@ -222,7 +222,7 @@ struct Tiles : Format {
             for (int t = 0; t < TILES; ++t) {
                 _mm_prefetch(
                     reinterpret_cast<const char *>(tile + t * size + at + V::FETCH_AHEAD + ahead),
-                    _MM_HINT_T1);
+                    V::FETCH_TO);
             }
         }
     }

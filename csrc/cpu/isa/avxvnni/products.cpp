@@ -8,9 +8,8 @@ namespace {
 
 struct VectorVnni : DotFour<VectorVnni, Vector256> {
     static constexpr const char * NAME = "avxvnni";
-    static constexpr int MAX_ROWS = 6;
+    static constexpr int MAX_ROWS = 6, MAX_ROWS_BYTES = 6;
     static constexpr int UNPACKED_ROWS = 4, UNPACKED_PARTS = 16, MIN_UNPACKED_ROWS = 7;
-    static constexpr int64_t FETCH_AHEAD = 16384; // distance in bytes of weight prefetches
 
     static I dot_four(I sum, I weights, I x) { return _mm256_dpbusd_avx_epi32(sum, weights, x); }
 };
