@@ -12,16 +12,13 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
-from numpy.typing import NDArray
+from itertools import accumulate
 
 from ..native import NO_THRESHOLD, BreakEven, select_nodes
 from .cost_model import CostModel, Round
 from .proposers.proposer import CHAIN, TOP1, TREE, Proposer, SpeculativeState
 from .tree import Tree
 
-Floats = NDArray[np.float64]
 Requests = Sequence[SpeculativeState]
 Proposers = Sequence[Proposer]
 
@@ -120,14 +117,14 @@ class ProposerStats:
     def __init__(self) -> None:
         self.balance = CREDIT
         self.n_misses = self.n_waited = self.wait = 0
-        self.path: Floats = np.zeros(2)
-        self.tree_gains: Floats = np.zeros(len(SIZES))
+        self.path = [0.0, 0.0]
+        self.tree_gains = [0.0] * len(SIZES)
         self._n_trees = 0
 
     @property
     def is_believed(self) -> bool:
         """False if the latest consecutive misses are improbable under the expected acceptance."""
-        return float(1.0 - self.path[1]) ** self.n_misses >= RARE
+        return (1.0 - self.path[1]) ** self.n_misses >= RARE
 
     def book(self, rounds: float) -> None:
         """Adds won or (if negative) lost plain rounds to the balance of the loss budget."""
@@ -142,15 +139,18 @@ class ProposerStats:
 
     def add_tree(self, tree: Tree, n_positions: int) -> None:
         """Updates the mean expected gain of trees over chains by a newly drafted tree."""
-        promised = np.cumsum(np.exp(tree.log_probs[1:]))[np.minimum(SIZES, tree.n_drafted) - 1]
+        promised = list(accumulate(map(math.exp, tree.log_probs[1:])))
         self._n_trees = min(self._n_trees + 1, MEMORY)
-        gains = promised - self.expected(n_positions, TOP1) - self.tree_gains
-        self.tree_gains += gains / self._n_trees
+        for i, chain in enumerate(self.expected(n_positions, TOP1)):
+            gain = promised[min(SIZES[i], tree.n_drafted) - 1] - chain
+            self.tree_gains[i] += (gain - self.tree_gains[i]) / self._n_trees
 
-    def expected(self, n_positions: int, shape: str) -> Floats:
+    def expected(self, n_positions: int, shape: str) -> list[float]:
         """Returns the expected accepted tokens of a draft for each number of nodes in SIZES."""
-        chains: Floats = self.path[np.minimum(SIZES, n_positions)]
-        return chains if shape == TOP1 else chains + np.maximum(self.tree_gains, 0.0)
+        chains = [self.path[min(size, n_positions)] for size in SIZES]
+        if shape == TOP1:
+            return chains
+        return [x + max(gain, 0.0) for x, gain in zip(chains, self.tree_gains, strict=True)]
 
 
 @dataclass(slots=True)
@@ -199,8 +199,7 @@ class AutoController(Controller):
         """Creates a controller of drafts of min_nodes to max_nodes nodes, up to `longest` deep."""
         self._state, self.n_nodes, self._min_nodes = state, max_nodes, max(min_nodes, 1)
         self.longest = min(longest, max_nodes)
-        self._nodes = np.array(SIZES)
-        self._is_size = (self._min_nodes <= self._nodes) & (self._nodes <= max_nodes)
+        self._sizes = [(i, x) for i, x in enumerate(SIZES) if self._min_nodes <= x <= max_nodes]
         # Keys of the decisions: numbers of decoding sequences, and of sequences with speculation.
         self._decisions: dict[tuple[int, int], Decision] = {}
         self._decision = Decision()
@@ -300,26 +299,27 @@ class AutoController(Controller):
         if not asked:
             return []
         costs, stats, n = self._state.costs, self._state.stats[proposer.name], done.n_sequences
-        probs = np.mean([proposer.expected_path_probs(x.scorer) for x in asked], axis=0)
-        stats.path = np.concatenate([[0.0], np.cumsum(probs)])
+        m = len(asked)
+        paths = [proposer.expected_path_probs(request.scorer) for request in asked]
+        stats.path = [0.0, *accumulate(sum(probs) / m for probs in zip(*paths, strict=True))]
         most_s = (1.0 + stats.balance + OWED) * costs.plain_s(done.position, n)
-        counts = n + len(asked) * self._nodes
-        chains_s, trees_s = (costs.passes_s(done.position, counts, x, n) for x in (False, True))
+        counts = [n + m * size for _, size in self._sizes]
+        passes_s = [costs.passes_s(done.position, counts, x, n) for x in (False, True)]
         longest = min(self.longest, proposer.max_draft, limit)
         options = []
         for n_positions in sorted({min(x, longest) for x in proposer.lengths} | {longest}):
             for shape in (TOP1, TREE) if n_positions >= self._min_nodes else ():
-                tokens = n + len(asked) * stats.expected(n_positions, shape)
-                is_tree = (shape == TREE) & (n_positions < self._nodes)
-                n_rows = proposer.draft_rows([n_positions] * len(asked))
+                n_rows = proposer.draft_rows([n_positions] * m)
                 draft_s = costs.draft_s(proposer.name, n_rows, shape == TOP1)
-                pass_s = np.where(is_tree, trees_s, chains_s)
-                seconds = draft_s + pass_s + tokens * costs.sample.value
-                rates = np.where(self._is_size & (seconds <= most_s), tokens / seconds, 0.0)
-                at = int(rates.argmax())
-                if rates[at] > 0.0:
-                    plan = DraftPlan(proposer.name, n_positions, shape)
-                    options.append((float(tokens[at]), float(seconds[at]), plan))
+                expected, best = stats.expected(n_positions, shape), (0.0, 1.0)
+                for (i, size), chains_s, trees_s in zip(self._sizes, *passes_s, strict=True):
+                    tokens = n + m * expected[i]
+                    pass_s = trees_s if shape == TREE and n_positions < size else chains_s
+                    seconds = draft_s + pass_s + tokens * costs.sample.value
+                    if seconds <= most_s and tokens * best[1] > best[0] * seconds:
+                        best = tokens, seconds
+                if best[0] > 0.0:
+                    options.append((*best, DraftPlan(proposer.name, n_positions, shape)))
         return options
 
     def _break_even(self, done: Round, rate: float) -> BreakEven:
@@ -328,9 +328,14 @@ class AutoController(Controller):
         nodes = (1 + size - n for size in SIZES)
         sizes = [x for x in nodes if self._min_nodes <= x <= n * self.n_nodes] or [self.n_nodes]
         counts = [n + size for size in sizes]
-        chains_s, trees_s = (costs.passes_s(done.position, counts, x, n) for x in (False, True))
-        chains, trees = (rate * np.maximum(x - plain_s, 0.0) for x in (chains_s, trees_s))
-        return BreakEven(sizes, chains.tolist(), trees.tolist())
+        chains, trees = (
+            [
+                rate * max(pass_s - plain_s, 0.0)
+                for pass_s in costs.passes_s(done.position, counts, x, n)
+            ]
+            for x in (False, True)
+        )
+        return BreakEven(sizes, chains, trees)
 
     def select(self, done: Round, trees: Sequence[Tree], limits: Sequence[int]) -> list[Tree]:
         """Selects the nodes that are worth their rows' cost; a probe verifies nodes in any case."""

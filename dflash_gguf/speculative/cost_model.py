@@ -12,9 +12,6 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from .._validate import integer, number
 from .tree import Tree
 
@@ -106,11 +103,13 @@ class RunningMedian:
         """True if the median has enough times to be unaffected by a single outlier."""
         return 3 * len(self._times) >= N_TIMES
 
-    def add(self, seconds: float) -> None:
-        """Adds a measured time in seconds."""
+    def add(self, seconds: float) -> bool:
+        """Adds a measured time in seconds; returns True if this changes the value."""
+        before = self.value
         self._times.append(seconds)
         times, n = sorted(self._times), len(self._times)
         self.value = (times[(n - 1) // 2] + times[n // 2]) / 2.0 if self.is_sure else times[0]
+        return self.value != before
 
 
 class Curve:
@@ -153,7 +152,8 @@ class CostModel:
         self._times: defaultdict[str, dict[int, Buckets]] = defaultdict(dict)
         self._factors: dict[tuple[int, bool], RunningMedian] = {}
         self._n_runs: Counter[tuple[object, ...]] = Counter()
-        self._curves: dict[tuple[str, int], Curve] = {}
+        # Curves by kind and bucket, until a time of the kind changes.
+        self._curves: defaultdict[str, dict[int, Curve]] = defaultdict(dict)
 
     def knows_plain(self, n_sequences: int = 1) -> bool:
         """Returns True if a plain pass of n_sequences to 2 * n_sequences - 1 was timed."""
@@ -170,7 +170,7 @@ class CostModel:
             if len(rows) == 2:
                 self._file(*rows, bucket, done.pass_s)
             else:
-                chains_s = float(self._chains_s(bucket, (done.n_rows,), done.n_sequences)[0])
+                (chains_s,) = self._chains_s(bucket, (done.n_rows,), done.n_sequences)
                 factor = self._factors.setdefault(rows[:2], RunningMedian())
                 factor.add(done.pass_s / max(chains_s, 1e-9))
         self.sample.add(done.sample_s / max(done.n_tokens, 1))
@@ -197,36 +197,39 @@ class CostModel:
 
     def passes_s(
         self, position: int, counts: Iterable[int], is_tree: bool = False, n_sequences: int = 1
-    ) -> NDArray[np.float64]:
-        """Returns the seconds of passes of counts[i] rows after `position` tokens, float64 [n]."""
+    ) -> list[float]:
+        """Returns the seconds of passes of counts[i] rows after `position` tokens."""
         chains_s = self._chains_s(_bucket(position), counts, n_sequences)
+        if not (is_tree or n_sequences > 1):
+            return chains_s
         known = [key for key, factor in self._factors.items() if factor.is_sure]
-        if not known or not (is_tree or n_sequences > 1):
+        if not known:
             return chains_s
         # Prefer the cost factor of the same kind (tree, chain), then of the nearest n_sequences.
         key = min(known, key=lambda key: (key[1] != is_tree, abs(key[0] - n_sequences)))
-        return chains_s * (self._factors[key].value if key[0] > 1 or is_tree else 1.0)
+        if key[0] == 1 and not is_tree:
+            return chains_s
+        factor = self._factors[key].value
+        return [factor * seconds for seconds in chains_s]
 
     def pass_s(
         self, position: int, n_rows: int, is_tree: bool = False, n_sequences: int = 1
     ) -> float:
         """Returns the seconds of one pass of n_rows rows with `position` cached tokens."""
-        return float(self.passes_s(position, (n_rows,), is_tree, n_sequences)[0])
+        return self.passes_s(position, (n_rows,), is_tree, n_sequences)[0]
 
-    def _chains_s(
-        self, bucket: int, counts: Iterable[int], n_sequences: int
-    ) -> NDArray[np.float64]:
+    def _chains_s(self, bucket: int, counts: Iterable[int], n_sequences: int) -> list[float]:
         chains, more_s = self._curve("chains", bucket), 0.0
         if n_sequences > 1:
             more_s = self._curve("plain", bucket).at(n_sequences) - chains.at(n_sequences)
-        return np.array([max(chains.at(n) + more_s, 0.0) for n in counts])
+        return [max(chains.at(n) + more_s, 0.0) for n in counts]
 
     def _curve(self, kind: str, bucket: int) -> Curve:
         """Returns the curve of seconds by rows for a bucket of cached tokens; 0 if none is known.
 
         A missing time is that of the nearest bucket, corrected by the plain passes of both buckets.
         """
-        curve = self._curves.get((kind, bucket))
+        curve = self._curves[kind].get(bucket)
         if curve is None:
             plain, times = self._times["plain"].get(1, {}), self._times[kind]
             if kind == "chains":  # a chain longer than any measured takes a plain pass's time
@@ -235,10 +238,10 @@ class CostModel:
             points = []
             for n_rows, buckets in times.items():
                 at, seconds = _nearest(buckets, bucket)
-                if plain and kind in PASSES:
+                if at != bucket and plain and kind in PASSES:
                     seconds += _nearest(plain, bucket)[1] - _nearest(plain, at)[1]
                 points.append((n_rows, max(seconds, 0.0)))
-            curve = self._curves[kind, bucket] = Curve(points or [(1, 0.0)])
+            curve = self._curves[kind][bucket] = Curve(points or [(1, 0.0)])
         return curve
 
     def _counts(self, shape: tuple[object, ...]) -> bool:
@@ -246,8 +249,13 @@ class CostModel:
         return self._n_runs[shape] > N_FIRST
 
     def _file(self, kind: str, n_rows: int, bucket: int, seconds: float) -> None:
-        self._times[kind].setdefault(n_rows, {}).setdefault(bucket, RunningMedian()).add(seconds)
-        self._curves.clear()
+        buckets = self._times[kind].setdefault(n_rows, {})
+        is_new = bucket not in buckets
+        if is_new:
+            buckets[bucket] = RunningMedian()
+        if buckets[bucket].add(seconds) or is_new:
+            for changed in PASSES if kind == "plain" else (kind,):
+                self._curves[changed].clear()
 
     def to_dict(self) -> dict[str, Any]:
         """Returns all medians of the cost model as JSON-serialisable values."""
@@ -300,5 +308,5 @@ def _bucket(position: int) -> int:
 
 
 def _nearest(buckets: Buckets, bucket: int) -> tuple[int, float]:
-    at = min(buckets, key=lambda at: abs(at - bucket))
+    at = bucket if bucket in buckets else min(buckets, key=lambda at: abs(at - bucket))
     return at, buckets[at].value

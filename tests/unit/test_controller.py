@@ -282,9 +282,9 @@ def log_probs(*probs: float) -> list[float]:
 
 def test_a_tree_promises_what_its_drafts_did_and_an_untried_one_what_its_chain_does() -> None:
     stats = ProposerStats()
-    stats.path = np.cumsum([0.0, *(0.6**depth for depth in range(1, 8))])
+    stats.path = np.cumsum([0.0, *(0.6**depth for depth in range(1, 8))]).tolist()
     chain, tree = (stats.expected(7, shape) for shape in (TOP1, TREE))
-    assert chain.tolist() == tree.tolist()
+    assert chain == tree
     assert chain[SIZES.index(3)] == stats.path[3]
     stats.add_tree(Tree([0, 1, 2, 3], [-1, 0, 0, 1], [0, 1, 1, 2], log_probs(0.6, 0.36, 0.24)), 7)
     assert stats.expected(7, TREE)[:3] == pytest.approx([0.6, 0.96, 1.2])
@@ -594,7 +594,7 @@ def test_more_rows_take_no_less_than_a_plain_pass() -> None:
     """Two rows may be measured by chance below the cost of one row."""
     state = plain_state()
     observe_all(state, [drafted(0, 1, 0.7, n_drafted=1, draft_s=0.0)] * 4)
-    assert state.costs.passes_s(100, [1, 2]).tolist() == [1.0, 1.0]
+    assert state.costs.passes_s(100, [1, 2]) == [1.0, 1.0]
 
 
 class _Asked(MadeUpProposer):
