@@ -108,7 +108,9 @@ void WeightLoader::check_nothing_left() const {
                                     (block < first_block_ || block >= first_block_ + hp_.n_layer());
         const bool hint =
             name.size() > 12 && name.compare(name.size() - 12, 12, ".input_scale") == 0;
-        DFL_CHECK(is_other_block || hint || name == schema::TENSOR_TOKEN_EMBD ||
+        const bool is_of_mtp = name == schema::TENSOR_D2T &&
+                               file_.integer(schema::KEY_NEXTN_PREDICT_LAYERS).value_or(0) > 0;
+        DFL_CHECK(is_other_block || hint || is_of_mtp || name == schema::TENSOR_TOKEN_EMBD ||
                       used.count(name) != 0,
                   DFL_STATUS_UNSUPPORTED,
                   "%s: tensor %s is not part of architecture %s as supported here",

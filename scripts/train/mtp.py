@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -118,11 +119,14 @@ class GgufTarget:
         torch.manual_seed(seed)
         return MtpModel(Qwen3_5ForCausalLM(config), 1)
 
-    def write(self, path: Path, layer: torch.nn.Module, *, is_alone: bool) -> None:
+    def write(
+        self, path: Path, layer: torch.nn.Module, drafted: list[int], *, is_alone: bool
+    ) -> None:
         """Writes the target with the layer behind its last, in Q8_0; is_alone: without the trunk.
 
         A layer alone is a drafter's file. Embeddings, final norm and head stay in it, as in files
-        of convert-hf-to-gguf --mtp.
+        of convert-hf-to-gguf --mtp. drafted: tokens that the layer drafts beside the end tokens;
+        empty: all.
         """
         n_trunk = self.key("block_count")
         changed = {
@@ -146,6 +150,11 @@ class GgufTarget:
             # transformers keeps a norm's factor less 1.
             data = gguf.quants.quantize(data + 1 if data.ndim == 1 else data, kind)
             writer.add_tensor(f"blk.{n_trunk}.{NAMES[module]}.weight", data, raw_dtype=kind)
+        if drafted:
+            ends = (self.value(f"tokenizer.ggml.{x}_token_id") for x in ("eos", "eot", "eom"))
+            tokens = sorted({*drafted, *(end for end in ends if end is not None)})
+            i64 = gguf.GGMLQuantizationType.I64
+            writer.add_tensor("d2t", np.array(tokens, dtype=np.int64), raw_dtype=i64)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()

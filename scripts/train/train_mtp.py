@@ -31,6 +31,7 @@ from dflash_gguf.train.features import AnswerFeatures
 from dflash_gguf.train.parallel import Workers
 from dflash_gguf.train.schedule import Optimizers
 from dflash_gguf.train.training import load_decoder, prepare_answers, prepare_features
+from dflash_gguf.train.words import most_frequent
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from train.mtp import N_STEPS, GgufTarget, chain_losses
@@ -59,6 +60,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--steps", type=int, default=400, help="number of updates")
     add("--falling", type=int, default=200, help="updates at the end with falling learning rate")
     add("--sequences", type=int, default=24, help="answers per update")
+    add("--draft-vocab", type=int, metavar="N", help="draft the N most frequent tokens of answers")
     add("--seed", type=int, default=1)
     add("--threads", type=int, default=2)
     return parser.parse_args(arguments)
@@ -152,6 +154,10 @@ def run(args: argparse.Namespace) -> None:
         answers, held_out = prepare_answers(args, lambda: decoder)
         path, taps = args.out / "answers.features", [decoder.model.n_layer + 1]
         training = Training(args, target, prepare_features(path, answers, taps, lambda: decoder))
+    drafted: list[int] = []
+    if args.draft_vocab:
+        texts = (answer.tokens[answer.n_prompt :] for answer in answers)
+        drafted = most_frequent(texts, args.draft_vocab).tolist()
     whole, alone = args.out / f"{args.target.stem}-mtp.gguf", args.out / f"mtp-{args.target.name}"
     recent: list[list[float]] = []
     for step in range(args.steps):
@@ -160,8 +166,8 @@ def run(args: argparse.Namespace) -> None:
             means = " ".join(f"{x:.3f}" for x in np.mean(recent, axis=0))
             print(f"{time.strftime('%H:%M:%S')} step {step + 1} loss, right {means}", flush=True)
             recent.clear()
-            target.write(whole, training.layer, is_alone=False)
-            target.write(alone, training.layer, is_alone=True)
+            target.write(whole, training.layer, drafted, is_alone=False)
+            target.write(alone, training.layer, drafted, is_alone=True)
     figures = {
         "tau": round(measure(whole, held_out, args.threads), 3),
         "training_tokens": sum(len(x.tokens) - x.n_prompt for x in answers),

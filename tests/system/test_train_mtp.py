@@ -13,7 +13,7 @@ import dflash_gguf
 from dflash_gguf.train.answers import load_answers
 
 FLAGS = "--plain --answers 12 --held-out 3 --prompt-tokens 24 --new-tokens 64"
-STEPS = "--steps 120 --falling 60 --sequences 8 --threads 1"
+STEPS = "--steps 120 --falling 60 --sequences 8 --threads 1 --draft-vocab 400"
 
 
 def test_a_trained_layer_is_accepted(tmp_path: Path) -> None:
