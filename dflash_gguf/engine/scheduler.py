@@ -575,7 +575,7 @@ class Scheduler:
         n_drafted = 0
         if tree is not None:
             n_drafted = tree.n_drafted
-            for credit in state.credits(tokens):
+            for credit in state.credits(tokens, entry.n_accepted):
                 state.stats.credit(*credit)
         state.add_step(n_drafted, entry.n_accepted)
 

@@ -68,6 +68,8 @@ class Engine:
         self.cell_bytes = int(info.cell_bytes)
         self.partial_prefix_ok = bool(info.partial_prefix_ok)
         self.n_threads = int(info.n_threads)
+        self.max_verify = value("engine_verify_rows", self.handle)
+        """Largest number of rows of a verify or draft: n drafted tokens take n + 1 rows."""
 
     @property
     def handle(self) -> Any:
@@ -115,11 +117,6 @@ class Engine:
     def cpu_operations(self) -> list[str]:
         """Operations that the CPU runs because the device lacks them, by ggml's names."""
         return [name for name in text(self.info().cpu_operations).split(",") if name]
-
-    @property
-    def max_verify(self) -> int:
-        """Largest number of rows of a verify or draft: n drafted tokens take n + 1 rows."""
-        return value("engine_verify_rows", self.handle)
 
     @property
     def max_top_k(self) -> int:
@@ -313,3 +310,4 @@ class Engine:
     def reserve_verify(self, n: int) -> None:
         """Raises `max_verify` to n, at most MAX_VERIFY; Error if a verify is pending."""
         call("engine_reserve_verify", self.handle, n)
+        self.max_verify = value("engine_verify_rows", self.handle)

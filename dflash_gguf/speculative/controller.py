@@ -318,6 +318,8 @@ class AutoController(Controller):
                     seconds = draft_s + pass_s + tokens * costs.sample.value
                     if seconds <= most_s and tokens * best[1] > best[0] * seconds:
                         best = tokens, seconds
+                    if shape == TOP1 and size >= n_positions:
+                        break
                 if best[0] > 0.0:
                     options.append((*best, DraftPlan(proposer.name, n_positions, shape)))
         return options

@@ -164,7 +164,7 @@ class CostModel:
         self.n_observed += 1
         rows, draft = _shapes(done)
         if draft is not None and self._counts(draft):
-            self._file(*draft, 0, done.draft_s)
+            self._file(*draft, 0, done.draft_s + done.choose_s)
         if self._counts(rows):
             bucket = _bucket(done.position)
             if len(rows) == 2:
@@ -184,7 +184,10 @@ class CostModel:
         return draft_s + pass_s + done.n_tokens * self.sample.value
 
     def draft_s(self, proposer: str, n_rows: int, is_top1: bool) -> float:
-        """Returns a draft's seconds; an unmeasured kind (top-1, ranked) takes the other kind's."""
+        """Returns a draft's seconds, with those of deciding and learning.
+
+        An unmeasured kind (top-1, ranked) takes the other kind's.
+        """
         for kind in (_draft_kind(proposer, is_top1), _draft_kind(proposer, not is_top1)):
             if self._times[kind]:
                 return self._curve(kind, 0).at(n_rows)

@@ -85,8 +85,9 @@ class Speculator:
             for proposer in self._free:
                 self._ask(proposer, asked)
         self._constrain(asked)
-        names = *(proposer.name for proposer in self._free), FORCED
-        done.free = tuple(x for x in names if any(x in request.proposed for request in asked))
+        if any(request.proposed for request in asked):
+            names = *(proposer.name for proposer in self._free), FORCED
+            done.free = tuple(x for x in names if any(x in request.proposed for request in asked))
         with clock("choose"):
             plan = controller.plan(done, asked, self._drafters)
         if plan is not None:

@@ -140,7 +140,9 @@ class DFlash(Proposer):
 
     def _brief(self, request: SpeculativeState, draft: Draft) -> Tree:
         banned, rows = request.scorer.banned, draft.tokens[: request.n_nodes].tolist()
-        tokens = [next((t for t in row if t not in banned), row[0]) for row in rows]
+        tokens = [row[0] for row in rows]
+        if banned:
+            tokens = [next((t for t in row if t not in banned), row[0]) for row in rows]
         request.notes[self.name] = tokens
         probs = self.calibrations.top1(request.scorer.config).log_paths(len(tokens))
         return Tree.chain([request.history[-1], *tokens], [0.0, *probs])

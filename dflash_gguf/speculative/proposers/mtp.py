@@ -46,11 +46,12 @@ class Mtp(DFlash):
         return width if request.scorer.config.temperature == 0.0 else N_RANKED
 
     def _brief(self, request: SpeculativeState, draft: Draft) -> Tree:
-        request.notes[_FOLLOWED] = followed = draft.tokens[:, 0].tolist()
         tree = super()._brief(request, draft)
-        request.notes[self.name] = drafted = request.notes[self.name][
-            : n_common(followed, tree.tokens[1:]) + 1
-        ]
+        drafted = request.notes[self.name]
+        request.notes[_FOLLOWED] = followed = draft.tokens[:, 0].tolist()
+        if drafted == followed:
+            return tree
+        request.notes[self.name] = drafted = drafted[: n_common(followed, drafted) + 1]
         return tree.first(len(drafted))
 
     def _tree(

@@ -84,15 +84,18 @@ class SpeculativeState:
         """Merges the trees of all proposers into one; at least one proposer must have proposed."""
         return merged(list(self.proposed.values()))
 
-    def credits(self, tokens: Sequence[int]) -> Iterator[tuple[str, int, int]]:
-        """Yields (proposer, number verified, number accepted), given the target's tokens."""
+    def credits(self, tokens: Sequence[int], n_accepted: int) -> Iterator[tuple[str, int, int]]:
+        """Yields (proposer, number verified, number accepted), given the target's tokens.
+
+        n_accepted: number of accepted candidates.
+        """
         if self.tree is None:
+            return
+        if len(self.proposed) == 1:
+            yield next(iter(self.proposed)), self.tree.n_drafted, n_accepted
             return
         path = self.tree.accepted(tokens)[1:]
         for name, proposed in self.proposed.items():
-            if len(self.proposed) == 1:
-                yield name, self.tree.n_drafted, len(path)
-                return
             place: list[int | None] = [0]
             for parent, token in zip(self.tree.parents[1:], self.tree.tokens[1:], strict=True):
                 above = place[parent]
@@ -158,9 +161,15 @@ def draft_for_all(
     drafter: index of the engine's drafter. samples: True to follow the tokens that the requests'
     samplers are predicted to sample.
     """
-    if len(requests) == 1 and not (samples and requests[0].core_sampler):
+    if len(requests) == 1:
         (request,), (width,) = requests, widths
-        return [request.sequence.draft(request.history[-1], request.n_positions, width, drafter)]
+        sequence, last, n = request.sequence, request.history[-1], request.n_positions
+        if not samples or request.core_sampler is None:
+            return [sequence.draft(last, n, width, drafter)]
+        one: list[Draft] = sequence.engine.draft(
+            [DraftRequest(sequence, last, n, request.core_sampler)], width, drafter
+        )
+        return one
     engine = requests[0].sequence.engine
     drafts: list[Draft] = []
     waiting = list(requests)
