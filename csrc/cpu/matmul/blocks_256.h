@@ -15,6 +15,7 @@ struct Blocks256 {
     using I = typename V::I;
     using Total = typename V::Total;
     using Starts = V;
+    using Fetch = typename V::Fetch;
     static constexpr int BLOCK = 256, T = V::T, MAX_ROWS = V::MAX_ROWS;
     static constexpr int PARTS_OF_256 = PARTS;
     static constexpr int FOURS = 64 / PARTS; // groups of 4 inputs of a part
@@ -57,7 +58,7 @@ struct Blocks256 {
             clear(total);
             for_each<PARTS>([&](auto i) __attribute__((always_inline)) {
                 constexpr int PART = decltype(i)::value;
-                prefetch<V, SHARE>(tile + PART * SHARE, x.ahead);
+                prefetch<Fetch, SHARE>(tile + PART * SHARE, x.ahead);
                 V::template add_products<Format, FOURS>(
                     total,
                     [&](int, auto k) {

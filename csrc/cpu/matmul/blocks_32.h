@@ -21,6 +21,7 @@ struct Blocks32 {
     static constexpr bool BYTES = W::FOURS == 8; // true if weights are bytes already
     static constexpr int BLOCK = 32, T = V::T, MAX_ROWS = BYTES ? V::MAX_ROWS_BYTES : V::MAX_ROWS;
     static constexpr int PARTS_OF_256 = BYTES ? 0 : 8;
+    using Fetch = std::conditional_t<BYTES, typename V::FetchBytes, typename V::Fetch>;
     static constexpr int SCALES = W::MINIMA ? 2 : 1;
     static constexpr int SCALE = W::SCALE;
     static constexpr int ROW_BLOCK = SCALE * SCALES + 4 * W::FOURS;
@@ -65,8 +66,8 @@ struct Blocks32 {
     static void multiply(const uint8_t * tile, int64_t n_in, Rows<R> x, F (&acc)[1][R]) {
         for (int64_t b = 0; b < n_in / 32; ++b) {
             const uint8_t *scales = tile + scales_at(b), *weights = tile + weights_at(b);
-            prefetch<V, WEIGHTS_BLOCK>(weights, x.ahead);
-            prefetch<V, SCALES_BLOCK>(scales, x.ahead);
+            prefetch<Fetch, WEIGHTS_BLOCK>(weights, x.ahead);
+            prefetch<Fetch, SCALES_BLOCK>(scales, x.ahead);
             add_block<1, R>(
                 acc, x, 0,
                 [&](int, auto k) { return W::template weights<decltype(k)::value>(weights); },

@@ -28,16 +28,16 @@ inline bool leaves_fetches(int unfetched_rows, int64_t n_rows) {
     return n_rows <= unfetched_rows && is_zen4;
 }
 
-// Prefetches N bytes of weights, `ahead` bytes after p, to V::FETCH_TO; nothing if `ahead` is 0.
+// Prefetches N bytes of weights, `ahead` bytes after p, to Fetch::TO; nothing if `ahead` is 0.
 // GCC 12 takes a call of it for free of effects and drops the call unless it is inlined first.
-template <class V, int N>
+template <class Fetch, int N>
 [[gnu::always_inline]] inline void prefetch(const uint8_t * p, int64_t ahead) {
     if (ahead == 0) {
         return;
     }
 #pragma GCC unroll 64
     for (int i = 0; i < N; i += 64) {
-        _mm_prefetch(reinterpret_cast<const char *>(p + ahead + i), V::FETCH_TO);
+        _mm_prefetch(reinterpret_cast<const char *>(p + ahead + i), Fetch::TO);
     }
 }
 
@@ -141,7 +141,8 @@ struct Tiles : Format {
                               int64_t dst_stride) {
         const int64_t size = tile_size(n_in), x_size = Format::quantized_row_size(n_in);
         const int64_t n_groups = (n_rows + MAX_ROWS - 1) / MAX_ROWS;
-        const int64_t ahead = leaves_fetches(Format::UNFETCHED_ROWS, n_rows) ? 0 : V::FETCH_AHEAD;
+        const int64_t ahead =
+            leaves_fetches(Format::UNFETCHED_ROWS, n_rows) ? 0 : Format::Fetch::AHEAD;
         for (int64_t t = first_tile; t < last_tile; ++t) {
             const auto * tile = static_cast<const uint8_t *>(packed) + t * size;
             const int n = static_cast<int>(std::min<int64_t>(T, n_out - t * T));
@@ -212,17 +213,16 @@ struct Tiles : Format {
         }
     }
 
-    // Prefetches the i-th of n shares of tiles, FETCH_AHEAD bytes ahead.
+    // Prefetches the i-th of n shares of tiles, Fetch::AHEAD bytes ahead.
     template <int TILES>
     [[gnu::always_inline]] static void prefetch_tiles(const uint8_t * tile, int64_t size, int64_t i,
                                                       int64_t n) {
         for (int64_t at = size * i / n / 64 * 64; at < size * (i + 1) / n / 64 * 64; at += 64) {
             // Behind the end of a tile follows the tile after those that are unpacked together.
-            const int64_t ahead = at + V::FETCH_AHEAD < size ? 0 : (TILES - 1) * size;
+            const int64_t ahead = at + Format::Fetch::AHEAD < size ? 0 : (TILES - 1) * size;
             for (int t = 0; t < TILES; ++t) {
-                _mm_prefetch(
-                    reinterpret_cast<const char *>(tile + t * size + at + V::FETCH_AHEAD + ahead),
-                    V::FETCH_TO);
+                const uint8_t * next = tile + t * size + at + Format::Fetch::AHEAD + ahead;
+                _mm_prefetch(reinterpret_cast<const char *>(next), Format::Fetch::TO);
             }
         }
     }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <immintrin.h>
 
 namespace dfl::cpu {
 namespace {
@@ -17,6 +18,20 @@ template <int N, class Body>
 [[gnu::always_inline]] inline void for_each(Body && body) {
     for_each(std::make_integer_sequence<int, N>(), body);
 }
+
+// Distance in bytes of weight prefetches, which only the first group of rows of x makes, and the
+// cache that they fill. A core has about twice as many L2 fetches in flight as L1 fetches.
+// Distances from 16 to 32 KiB were equally fast on Zen 4 and Zen 5.
+struct FetchToL2 {
+    static constexpr int64_t AHEAD = 16384;
+    static constexpr auto TO = _MM_HINT_T1;
+};
+// For weights of whole bytes on AVX2: one row of Q8_0 is 1.1 times as fast in memory, 1.2 times in
+// the L3 cache of a Zen 5. Narrower weights are 7 % slower from memory with two threads.
+struct FetchToL1 {
+    static constexpr int64_t AHEAD = 8192;
+    static constexpr auto TO = _MM_HINT_T0;
+};
 
 // Pointers to R rows. x86 addressing modes reach three rows from one pointer, to save registers.
 template <int R>

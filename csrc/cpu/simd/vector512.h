@@ -75,11 +75,8 @@ struct Vector512 : DotFour<Vector512, Bytes512> {
     static constexpr const char * NAME = "avx512vnni";
     static constexpr int MAX_ROWS = 8, MAX_ROWS_BYTES = 8;
     static constexpr int UNPACKED_ROWS = 6, UNPACKED_PARTS = 16, MIN_UNPACKED_ROWS = 16;
-    // Distance in bytes of weight prefetches, which only the first group of rows of x makes.
-    // Weights go to L2, because a core has about twice as many L2 fetches in flight as L1 fetches.
-    // Distances from 16 to 32 KiB were equally fast on Zen 4 and Zen 5.
-    static constexpr int64_t FETCH_AHEAD = 16384;
-    static constexpr auto FETCH_TO = _MM_HINT_T1;
+    using Fetch = FetchToL2;
+    using FetchBytes = FetchToL2;
 
     static I dot_four(I sum, I weights, I x) { return _mm512_dpbusd_epi32(sum, weights, x); }
 };
