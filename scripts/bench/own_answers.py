@@ -1,14 +1,15 @@
 """Measures an n-gram table beside lookup alone, and both by plain decoding.
 
-    scripts/bench/own_answers.py TABLE.gguf [-m smollm2] [--kinds code,chat,prose,edit,first]
+    scripts/bench/own_answers.py TABLE.gguf [--drafter DRAFTER.gguf] [-m smollm2]
+        [--kinds code,chat,prose,edit,first]
 
 TABLE.gguf is what scripts/train/make_ngrams.py writes. Prompts: HumanEval, those of chat.jsonl and
 prose.jsonl, with which the table's prompts share no 13 words, edits of code as in auto.py, and
 README's first command. Each kind runs in a new process, without costs of earlier ones.
 
-Decodes in turns of 30 ms: plain, `auto` with the suffix index, `auto` with the table too. Prints
-speeds divided by plain speed, tokens a round, and the verified and accepted tokens of `auto` with
-the table. The last line is JSON.
+Decodes in turns of 30 ms: plain, `auto` with the suffix index, `auto` with the table too, and with
+both and a drafter. Prints speeds divided by plain speed, tokens a round, and the verified and
+accepted tokens of the last. The last line is JSON.
 
 --answers FILE.xz simulates instead: the same proposers and controller on the target's known greedy
 answers (smollm2_answers.xz has those to the same prompts), by the durations that the passes of
@@ -71,14 +72,17 @@ def texts_of(kind: str, n: int) -> list[str]:
 def measure(kind: str, args: argparse.Namespace) -> Figures:
     """Answers the prompts of one kind with new decoders; returns speeds by plain speed."""
     target = bundled.find(args.model).target
-    tables = {"plain": None, "lookup": None, "table": args.table}
+    drafters: dict[str, list[Path]] = {"plain": [], "lookup": [], "table": [args.table]}
+    if args.drafter is not None:
+        drafters["both"] = [args.table, args.drafter]
     decoders = {
-        name: dflash_gguf.load(target, drafter=table, n_ctx=2048, n_threads=args.threads)
-        for name, table in tables.items()
+        name: dflash_gguf.load(target, drafter=files, n_ctx=2048, n_threads=args.threads)
+        for name, files in drafters.items()
     }
+    names, last = list(drafters)[1:], list(drafters)[-1]
     seconds, tokens, rounds = Counter[str](), Counter[str](), Counter[str]()
     drafted, accepted, n_same, n, begun = 0, 0, 0, 0, time.monotonic()
-    for text in texts_of(kind, args.prompts):
+    for text in texts_of(kind, args.prompts)[args.skip :]:
         prompt = decoders["plain"].chat_prompt([{"role": "user", "content": text}])
         if time.monotonic() - begun > args.seconds:
             break
@@ -86,17 +90,17 @@ def measure(kind: str, args: argparse.Namespace) -> Figures:
         for name, decoder in decoders.items():
             draft = "none" if name == "plain" else "auto"
             streams[name] = decoder.stream(prompt, max_tokens=args.tokens, draft=draft)
-        results = Turns(streams, 0.03).run(n % 3)
+        results = Turns(streams, 0.03).run(n % len(streams))
         n_same += all(x.tokens == results["plain"].tokens for x in results.values())
         for name, result in results.items():
             spent = result.seconds_by_phase
             seconds[name] += sum(s for phase, s in spent.items() if phase != "prefill")
             tokens[name] += result.n_decoded
             rounds[name] += result.rounds
-        drafted += results["table"].n_drafted
-        accepted += results["table"].n_accepted
+        drafted += results[last].n_drafted
+        accepted += results[last].n_accepted
         n += 1
-    speeds = {name: tokens[name] / seconds[name] for name in tables}
+    speeds = {name: tokens[name] / seconds[name] for name in drafters}
     for decoder in decoders.values():
         decoder.close()
     return {
@@ -104,8 +108,8 @@ def measure(kind: str, args: argparse.Namespace) -> Figures:
         "prompts": n,
         "same": n_same,
         "plain tokens/s": round(speeds["plain"], 1),
-        "ratio": {name: round(speeds[name] / speeds["plain"], 3) for name in ("lookup", "table")},
-        "tau": {name: round(tokens[name] / rounds[name], 3) for name in ("lookup", "table")},
+        "ratio": {name: round(speeds[name] / speeds["plain"], 3) for name in names},
+        "tau": {name: round(tokens[name] / rounds[name], 3) for name in names},
         "verified": drafted,
         "accepted": accepted,
     }
@@ -175,7 +179,9 @@ def main() -> None:
     parser.add_argument("table", type=Path, metavar="TABLE.gguf")
     parser.add_argument("-m", "--model", default="smollm2", help="name of a bundled target")
     parser.add_argument("--kinds", default="code,chat,prose,edit,first")
+    parser.add_argument("--drafter", type=Path, metavar="DRAFTER.gguf", help="beside the table")
     parser.add_argument("--prompts", type=int, default=1000, help="maximum prompts of a kind")
+    parser.add_argument("--skip", type=int, default=0, help="first prompts of a kind to leave out")
     parser.add_argument("--seconds", type=float, default=45.0, help="maximum time of a kind")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("-t", "--threads", type=int, help="default: one per physical core")

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from dflash_gguf._files import write_text
 from dflash_gguf.train import prompts
-from train import code_prompts, corpus, text_prompts
+from train import code_prompts, corpus, python_prompts, text_prompts
 from train.overlap import HeldOutRuns
 
 SHARES = {
@@ -48,7 +48,7 @@ def held_out_texts() -> list[str]:
         texts += prompts.from_file(BENCH / name)
     texts += [question.format(topic) for question in QUESTIONS for topic in TOPICS]
     texts += [f"Write a short story about {topic}." for topic in TOPICS]
-    return texts + prompts.from_python(0)[1][:200]
+    return texts + python_prompts.from_python(0)[1][:200]
 
 
 def collect(seed: int, sources: list[str]) -> Iterator[tuple[str, list[str]]]:

@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
-from train import text_prompts
+from train import collect_prompts, text_prompts
 from train.overlap import RUN, HeldOutRuns
 
 from dflash_gguf.train import pieces
@@ -23,6 +23,14 @@ def test_a_run_of_13_words_is_found_whatever_stands_between_them() -> None:
     assert not held_out.are_in(" ".join([*run[:6], "other", *run[6:]]))
     assert held_out.are_in("Tell me: what is a STACK, and what a queue?")
     assert not held_out.are_in("what is a queue?")
+
+
+def test_all_held_out_texts_are_found() -> None:
+    """Those are 164 of HumanEval, 50 and 10 of the benchmarks, and at least 200 functions."""
+    texts = collect_prompts.held_out_texts()
+    assert len(texts) > 424
+    assert any("has_close_elements" in text for text in texts)
+    assert "Why do cats purr?" in texts
 
 
 def test_pieces_return_all_answers_and_can_be_joined(tmp_path: Path) -> None:
