@@ -152,7 +152,7 @@ class CostModel:
         self._times: defaultdict[str, dict[int, Buckets]] = defaultdict(dict)
         self._factors: dict[tuple[int, bool], RunningMedian] = {}
         self._n_runs: Counter[tuple[object, ...]] = Counter()
-        # Curves by kind and bucket, until a time of the kind changes.
+        # Caches curves by kind and bucket; a changed time drops the curves of its kind.
         self._curves: defaultdict[str, dict[int, Curve]] = defaultdict(dict)
 
     def knows_plain(self, n_sequences: int = 1) -> bool:

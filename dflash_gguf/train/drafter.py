@@ -122,14 +122,14 @@ class BlockModel(torch.nn.Module):
         self.register_buffer("feature_scale", scale, persistent=False)
 
     def standardise(self, features: Tensor) -> None:
-        """Scales each feature to mean square 1 in training, as some are 1,000 times larger.
+        """Sets a scale for each feature that gives it mean square 1; some are 1,000 times larger.
 
         features: a sample [n, taps * hidden].
         """
         self.feature_scale = features.float().square().mean(0).clamp(min=1e-12).rsqrt()
 
     def weights(self) -> dict[str, Tensor]:
-        """Returns the drafter's weights for features without a scale, and its head if it is short.
+        """Returns the weights of a drafter of unscaled features, with the head if it lacks tokens.
 
         d2t: for each row of the head its token's id minus the row, as EAGLE-3 stores it.
         """

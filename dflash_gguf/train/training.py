@@ -35,7 +35,7 @@ from .words import most_frequent
 N_AT_ONCE = 16
 """Number of answers that are generated at once."""
 N_SAMPLED = 4096
-"""Features that are looked at before a training."""
+"""Tokens whose features give the scales of all features."""
 ROUND_UP = 64
 """K/V cells that the last page of an answer may leave unused."""
 

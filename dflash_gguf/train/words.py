@@ -37,7 +37,7 @@ class Softmax:
         return Softmax(ids, self.shift.to(device), rows)
 
     def places(self, wanted: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the indices in `ids` of the tokens to predict, and True for those in `ids`."""
+        """Returns each token's index in `ids`, and a mask that is False for tokens not in `ids`."""
         found = torch.searchsorted(self.ids, wanted).clamp(max=len(self.ids) - 1)
         return found, self.ids[found] == wanted
 
@@ -58,7 +58,7 @@ class Words:
         n_words: int,
         all_words: Tensor | None = None,
     ) -> None:
-        """n_words: entries of a step besides the tokens to predict; 0 for the whole vocabulary.
+        """n_words: vocabulary entries of a step, beside the tokens to predict; 0 for all.
 
         all_words: ids of the only tokens that the drafter can draft, or None.
         """

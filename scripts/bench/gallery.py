@@ -34,14 +34,14 @@ COLUMN = 58
 
 @dataclass(frozen=True)
 class Side:
-    """An answer and its course. times: seconds of decoding until each token was there."""
+    """One side's answer. times: seconds from the start of decoding to each token."""
 
     result: dflash_gguf.Result
     times: list[float]
 
     @property
     def speed(self) -> float:
-        """Tokens per second behind the first token, which comes from the prefill."""
+        """Returns the tokens per second after the first token, which the prefill gives."""
         return (len(self.times) - 1) / (self.times[-1] - self.times[0])
 
 

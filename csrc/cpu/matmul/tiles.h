@@ -28,8 +28,8 @@ inline bool leaves_fetches(int unfetched_rows, int64_t n_rows) {
     return n_rows <= unfetched_rows && is_zen4;
 }
 
-// Prefetches N bytes of weights, `ahead` bytes after p, to Fetch::TO; nothing if `ahead` is 0.
-// GCC 12 takes a call of it for free of effects and drops the call unless it is inlined first.
+// Prefetches the N bytes of weights that begin `ahead` bytes after p into the cache Fetch::TO; does
+// nothing if `ahead` is 0. Unless inlined, GCC 12 drops the call, as it finds no effect of it.
 template <class Fetch, int N>
 [[gnu::always_inline]] inline void prefetch(const uint8_t * p, int64_t ahead) {
     if (ahead == 0) {

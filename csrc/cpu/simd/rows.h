@@ -19,15 +19,17 @@ template <int N, class Body>
     for_each(std::make_integer_sequence<int, N>(), body);
 }
 
-// Distance in bytes of weight prefetches, which only the first group of rows of x makes, and the
-// cache that they fill. A core has about twice as many L2 fetches in flight as L1 fetches.
+// How far ahead a kernel prefetches weights, in bytes, and into which cache. Only the product with
+// the first group of rows of x prefetches; later groups find the weights in the cache. A core can
+// wait for about twice as many lines on their way to the L2 cache as to the L1 cache.
 // Distances from 16 to 32 KiB were equally fast on Zen 4 and Zen 5.
 struct FetchToL2 {
     static constexpr int64_t AHEAD = 16384;
     static constexpr auto TO = _MM_HINT_T1;
 };
-// For weights of whole bytes on AVX2: one row of Q8_0 is 1.1 times as fast in memory, 1.2 times in
-// the L3 cache of a Zen 5. Narrower weights are 7 % slower from memory with two threads.
+// Prefetches of weights that are whole bytes, on AVX2. A product of Q8_0 with one row of x is 1.1
+// times as fast as with FetchToL2 if the weights come from memory, 1.2 times from the L3 cache;
+// narrower weights lose 7 % from memory with two threads (Zen 5).
 struct FetchToL1 {
     static constexpr int64_t AHEAD = 8192;
     static constexpr auto TO = _MM_HINT_T0;
