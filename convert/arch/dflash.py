@@ -226,9 +226,23 @@ def _add_head(inventory: Inventory, head: str, d2t: str, n_embd: int, n_vocab: i
     checkpoint = inventory.checkpoint
     n_rows = n_vocab
     if d2t in checkpoint:
-        offsets = inventory.view(d2t, checkpoint.shape(d2t), packed=True)
-        n_rows = len(offsets)
-        tokens = (offsets + np.arange(n_rows)).astype("<i8").reshape(1, -1)
+        shape = checkpoint.shape(d2t)
+        is_list = len(shape) == 1 and checkpoint.dtype(d2t) == "I64"
+        tokens = np.zeros((1, 0), "<i8")
+        if is_list:
+            (n_rows,) = shape
+            offsets = inventory.view(d2t, shape, packed=True)
+            tokens = (offsets + np.arange(n_rows)).astype("<i8").reshape(1, -1)
+        if not tokens.size or not 0 <= tokens.min() <= tokens.max() < n_vocab:
+            raise ConvertError(
+                f"{checkpoint.directory}: {d2t!r} is not a list of I64 offsets to tokens 0 to "
+                f"{n_vocab - 1}"
+            )
+        if head not in checkpoint or checkpoint.shape(head) != (n_rows, n_embd):
+            raise ConvertError(
+                f"{checkpoint.directory}: {d2t!r} has {n_rows} tokens, {head!r} must have a row "
+                "for each"
+            )
         rows = tokens.view(np.uint8)
         inventory.plans.append(
             TensorPlan(

@@ -306,6 +306,30 @@ DRAFTERS: dict[str, tuple[Damage, str]] = {
         lambda p: edit_tensors(p, **{"layers.0.self_attn.q_proj.bias": torch.ones(120)}),
         "'layers.0.self_attn.q_proj.bias' has shape [120], config.json asks for [128]",
     ),
+    "a list of tokens with two dimensions": (
+        lambda p: edit_tensors(p, d2t=torch.zeros(3, 4, dtype=torch.int64)),
+        "'d2t' is not a list of I64 offsets to tokens 0 to 420",
+    ),
+    "a list of tokens without dimensions": (
+        lambda p: edit_tensors(p, d2t=torch.tensor(5)),
+        "'d2t' is not a list of I64 offsets to tokens 0 to 420",
+    ),
+    "a list of no tokens": (
+        lambda p: edit_tensors(p, d2t=torch.zeros(0, dtype=torch.int64)),
+        "'d2t' is not a list of I64 offsets to tokens 0 to 420",
+    ),
+    "a list of bytes": (
+        lambda p: edit_tensors(p, d2t=torch.zeros(40, dtype=torch.uint8)),
+        "'d2t' is not a list of I64 offsets to tokens 0 to 420",
+    ),
+    "a list of tokens beyond the vocabulary": (
+        lambda p: edit_tensors(p, d2t=torch.full((40,), 382)),
+        "'d2t' is not a list of I64 offsets to tokens 0 to 420",
+    ),
+    "a list of tokens without a head": (
+        lambda p: edit_tensors(p, d2t=torch.zeros(40, dtype=torch.int64)),
+        "'d2t' has 40 tokens, 'lm_head.weight' must have a row for each",
+    ),
     "mask embedding file": (
         lambda p: (p / "mask_embedding.pt").write_bytes(b""),
         "mask_embedding.pt, which is not supported",
