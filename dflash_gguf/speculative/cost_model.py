@@ -20,6 +20,8 @@ N_TIMES = 9
 noise only adds time."""
 N_FIRST = 2
 """First runs of a batch shape whose times are dropped: they build the graph (CUDA: capture it)."""
+SHORTEST = 1e-9
+"""Shortest stored time of a pass in seconds, as decisions divide by such times."""
 ROW = 0.25
 """Cost of a draft and of each further row, as a fraction of a plain pass, until it is measured."""
 CELLS = 256
@@ -276,10 +278,11 @@ class CostModel:
         """Restores a cost model from `to_dict`; KeyError, ValueError or TypeError if invalid."""
         costs = cls()
         for kind, n_rows, bucket, seconds in stored["times"]:
-            costs._times[str(kind)].setdefault(_count(n_rows), {})[int(bucket)] = _stored(seconds)
+            time = _stored(seconds, SHORTEST if kind in PASSES else 0.0)
+            costs._times[str(kind)].setdefault(_count(n_rows), {})[int(bucket)] = time
             costs._n_runs[kind, n_rows] = N_FIRST
         for n_sequences, is_tree, factor in stored["factors"]:
-            costs._factors[_count(n_sequences), bool(is_tree)] = _stored(factor)
+            costs._factors[_count(n_sequences), bool(is_tree)] = _stored(factor, SHORTEST)
         costs.sample = _stored(stored["sample"])
         return costs
 
@@ -298,8 +301,8 @@ def _draft_kind(proposer: str, is_top1: bool) -> str:
     return f"{proposer} top1" if is_top1 else proposer
 
 
-def _stored(seconds: Any) -> RunningMedian:
-    return RunningMedian(*[number("a time", seconds, 0.0, 1e6)] * (N_TIMES // 3))
+def _stored(seconds: Any, least: float = 0.0) -> RunningMedian:
+    return RunningMedian(*[number("a time", seconds, least, 1e6)] * (N_TIMES // 3))
 
 
 def _count(value: Any) -> int:
