@@ -11,6 +11,10 @@
 
 namespace dfl {
 
+// Fewest tokens of a list of drafted tokens: trees rank as many candidates of each position
+// (N_RANKED in dflash_gguf/speculative/proposers/dflash.py).
+static constexpr int64_t MIN_HEAD_TOKENS = 32;
+
 std::string tensor_name(const char * pattern, int block) {
     char name[GGML_MAX_NAME * 2];
     // Patterns are safe formats: constants of gguf_schema.h with at most one %d.
@@ -344,6 +348,10 @@ void WeightLoader::head_map() {
                       file_.path().c_str(), schema::TENSOR_D2T, (long long)token,
                       (long long)hp_.n_vocab);
         }
+        DFL_CHECK(map->ne[0] >= MIN_HEAD_TOKENS, DFL_STATUS_FILE,
+                  "%s: tensor %s lists %lld tokens, at least %lld are needed",
+                  file_.path().c_str(), schema::TENSOR_D2T, (long long)map->ne[0],
+                  (long long)MIN_HEAD_TOKENS);
         read_directly_.insert(schema::TENSOR_D2T);
     }
 }

@@ -14,6 +14,7 @@ from ..cli.command import guarded
 from ..cli.model_arguments import new_parser
 from ..convert.errors import ConvertError
 from ..native import MAX_VERIFY
+from ..speculative.proposers.dflash import N_RANKED
 from .mask_token import mask_token_of
 
 DESCRIPTION = "Trains a DFlash drafter for a target, on answers of the target itself."
@@ -148,6 +149,10 @@ def check(args: argparse.Namespace) -> None:
         least = 0 if name in MAY_BE_ZERO else 1
         if type(value) is int and name != "seed" and value < least:
             raise ValueError(f"{flag} {value}: at least {least} is needed")
+    if 0 < args.draft_vocab < N_RANKED:
+        raise ValueError(
+            f"--draft-vocab {args.draft_vocab}: give 0 for all tokens, or at least {N_RANKED}"
+        )
     if not 2 <= args.block <= MAX_VERIFY:
         raise ValueError(f"--block {args.block}: a block has 2 to {MAX_VERIFY} tokens")
     if args.decay is not None and not args.decay > 0:

@@ -97,7 +97,13 @@ def take_weights(drafter: DFlashDraftModel, folder: Path) -> Tensor | None:
             f"{folder}: has other layers or taps; give the arguments that it was trained with"
         )
     drafter.load_state_dict(weights)
-    return None if offsets is None else offsets + torch.arange(len(offsets))
+    if offsets is None:
+        return None
+    if offsets.dtype == torch.int64 and offsets.dim() == 1 and len(offsets):
+        tokens = offsets + torch.arange(len(offsets))
+        if 0 <= tokens.min() <= tokens.max() < drafter.config.vocab_size:
+            return tokens
+    raise ValueError(f"{folder}: its d2t is not a list of tokens of this target")
 
 
 class BlockModel(torch.nn.Module):

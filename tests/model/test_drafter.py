@@ -427,7 +427,7 @@ def map_outside(parts: Parts) -> None:
 
 
 def map_without_head(parts: Parts) -> None:
-    parts.tensors["d2t"] = (np.array([5, 42]), gguf.GGMLQuantizationType.I64)
+    parts.tensors["d2t"] = (np.arange(32), gguf.GGMLQuantizationType.I64)
 
 
 def few_embeddings(parts: Parts) -> None:

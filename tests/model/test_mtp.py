@@ -424,7 +424,8 @@ BAD: dict[str, tuple[Callable[[Parts], Any], str]] = {
         lambda parts: parts.tensors.pop("blk.4.attn_k.weight"),
         "tensor blk.4.attn_k.weight is missing",
     ),
-    "a list without the end": (listing([1, 2, 3]), "tensor d2t lacks the end token"),
+    "a list without the end": (listing([*range(2, 34)]), "tensor d2t lacks the end token"),
+    "a short list": (listing([*range(31)]), "d2t lists 31 tokens, at least 32 are needed"),
     "a list beyond the vocabulary": (listing([421]), "d2t names token 421, the target has 421"),
     "hidden size": (
         lambda parts: parts.set("qwen35.embedding_length", 64),

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from conversions import edit_tensors
 from train.corpus import functions, prompts, standard_library
 from train.delta_rule import chunked_delta_rule, shifted_conv
 from transformers.models.qwen3_5 import modeling_qwen3_5
@@ -301,6 +302,10 @@ def test_a_training_goes_on_from_another(tmp_path: Path) -> None:
         take_weights(new_drafter(SIZES, **same, n_ff=24), tmp_path)
     with pytest.raises(ValueError, match="has other layers"):
         take_weights(new_drafter(SIZES, **{**same, "n_layers": 1}), tmp_path)
+    for offsets in (torch.tensor(5), torch.zeros(2, 2, dtype=torch.int64), torch.tensor([10**9])):
+        edit_tensors(tmp_path, d2t=offsets)
+        with pytest.raises(ValueError, match="its d2t is not a list of tokens of this target"):
+            take_weights(new_drafter(SIZES, **same), tmp_path)
 
 
 def test_prompts_become_user_turns() -> None:

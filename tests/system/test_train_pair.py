@@ -328,6 +328,7 @@ def test_a_killed_training_ends_the_same(trained: Trained, tmp_path: Path) -> No
         ("--prompts {prompts} --blocks 0", "--blocks 0: at least 1 is needed"),
         ("--prompts {prompts} --words -1", "--words -1: at least 0 is needed"),
         ("--prompts {prompts} --draft-vocab -1", "--draft-vocab -1: at least 0 is needed"),
+        ("--prompts {prompts} --draft-vocab 31", "give 0 for all tokens, or at least 32"),
         ("--prompts {prompts} --kv-heads 2", "--kv-heads 2: the drafter has 1 heads"),
         ("--prompts {prompts} --decay 0", "--decay 0.0: must be above 0"),
         ("--prompts {prompts} --begin {tmp}/none", "--begin {tmp}/none: no folder of a drafter"),
