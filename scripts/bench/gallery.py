@@ -34,7 +34,7 @@ COLUMN = 58
 
 @dataclass(frozen=True)
 class Side:
-    """One side's answer. times: seconds from the start of decoding to each token."""
+    """An answer with its times: seconds from the start of decoding to each token."""
 
     result: dflash_gguf.Result
     times: list[float]
