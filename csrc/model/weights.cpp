@@ -349,9 +349,8 @@ void WeightLoader::head_map() {
                       (long long)hp_.n_vocab);
         }
         DFL_CHECK(map->ne[0] >= MIN_HEAD_TOKENS, DFL_STATUS_FILE,
-                  "%s: tensor %s lists %lld tokens, at least %lld are needed",
-                  file_.path().c_str(), schema::TENSOR_D2T, (long long)map->ne[0],
-                  (long long)MIN_HEAD_TOKENS);
+                  "%s: tensor %s lists %lld tokens, at least %lld are needed", file_.path().c_str(),
+                  schema::TENSOR_D2T, (long long)map->ne[0], (long long)MIN_HEAD_TOKENS);
         read_directly_.insert(schema::TENSOR_D2T);
     }
 }
