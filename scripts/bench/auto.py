@@ -1,23 +1,25 @@
 """Measures whether `--draft auto` is ever slower than plain decoding.
 
     scripts/bench/auto.py [--pairs smollm2,python-tiny,random,none] [--prompts 30] [--tokens 128]
-        [--settings auto,copies] [--known | --fresh] [--bound]
+        [--settings auto,copies] [--base plain] [--known | --fresh] [--bound]
     scripts/bench/auto.py --pairs MODEL.gguf:DRAFTER.gguf --kinds right-0,right-0.5,right-0.9
     scripts/bench/auto.py --pairs MODEL.gguf:DRAFTER.gguf --at-once 1 2 4 8 16 [--runs 3]
 
 Pairs of target and drafter: bundled ones, `random` (SmolLM2, its table shuffled), `none`
-(SmolLM2, no drafter), and files. Kinds of prompts: code, chat, prose, edit (rename a function in
-the prompt), forced (edit, the right answer is forced), and right-SHARE (random tokens; a SHARE of
-the drafter's best candidates is replaced by the right tokens). Settings: auto, copies (`auto` with
-the suffix index alone), drafter (`auto` with the drafter alone), chain-N and tree-N.
+(SmolLM2, no drafter), and files: a target and any number of drafters. Kinds of prompts: code, chat,
+prose, edit (rename a function in the prompt), forced (edit, the right answer is forced), and
+right-SHARE (random tokens; a SHARE of the drafter's best candidates is replaced by the right
+tokens). Settings: plain, auto, copies (`auto` with the suffix index alone), drafter (`auto` with
+the drafter alone), mtp (`auto` with the MTP layer alone), drafters (`auto` with both), chain-N and
+tree-N.
 
-Each prompt is answered by plain decoding and with each setting, in turns of 60 ms. Costs are
-measured anew in each process, with --fresh for each prompt; with --known, a process before has
-stored them. Prints the speed divided by plain speed, of all answers together and as mean with a
-95 % interval; number and mean ratio of the answers of which half is `copied` from the prompt;
-`choosing`, the share of time for decisions and lookups; accepted tokens by proposer. --bound: also
-the ratio that the suffix index would reach if acceptance were known in advance. --at-once: how many
-answers run at once. The last line is JSON.
+Each prompt is answered with the setting of --base (plain decoding) and with each of --settings, in
+turns of 60 ms. Costs are measured anew in each process, with --fresh for each prompt; with --known,
+a process before has stored them. Prints the speed divided by that of --base, of all answers
+together and as mean with a 95 % interval; number and mean ratio of the answers of which half is
+`copied` from the prompt; `choosing`, the share of time for decisions and lookups; accepted tokens
+by proposer. --bound: also the ratio that the suffix index would reach if acceptance were known in
+advance. --at-once: how many answers run at once. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -63,6 +65,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "auto": {"draft": "auto"},
     "copies": {"draft": "auto", "draft_type": "suffix"},
     "drafter": {"draft": "auto", "draft_type": "dflash"},
+    "mtp": {"draft": "auto", "draft_type": "mtp"},
+    "drafters": {"draft": "auto", "draft_type": "dflash,mtp"},
 }
 SPAN = 8
 """Minimum tokens of a span that counts as copied from the prompt."""
@@ -232,22 +236,22 @@ def shuffled(source: Path, path: Path) -> Path:
     return path
 
 
-def files_of(name: str, folder: Path) -> tuple[Path, Path | None]:
-    """Returns target and drafter files by a pair's name or TARGET.gguf[:DRAFTER.gguf]."""
+def files_of(name: str, folder: Path) -> tuple[Path, list[Path]]:
+    """Returns target and drafter files by a pair's name or TARGET.gguf[:DRAFTER.gguf ...]."""
     if ".gguf" in name:
-        target, _, drafter = name.partition(":")
-        return Path(target), Path(drafter) if drafter else None
+        target, *drafters = map(Path, name.split(":"))
+        return target, drafters
     found = bundled.find("python-tiny" if name == "python-tiny" else "smollm2")
     if name == "none":
-        return found.target, None
+        return found.target, []
     if name == "random":
-        return found.target, shuffled(found.drafter, folder / "random.gguf")
-    return found.target, found.drafter
+        return found.target, [shuffled(found.drafter, folder / "random.gguf")]
+    return found.target, [found.drafter]
 
 
 @dataclass(slots=True)
 class Total:
-    """Sums over the answers with one setting. ratios: plain seconds divided by the setting's."""
+    """Sums over the answers with one setting. ratios: the base's seconds divided by its own."""
 
     tokens: int = 0
     seconds: float = 0.0
@@ -255,22 +259,22 @@ class Total:
     ratios: list[float] = field(default_factory=list)
     copied: list[float] = field(default_factory=list)
 
-    def add(self, result: Result, plain: Result, prompt: Sequence[int]) -> None:
-        """Adds an answer with the setting, and compares its speed with the plain answer's."""
+    def add(self, result: Result, base: Result, prompt: Sequence[int]) -> None:
+        """Adds an answer with the setting, and compares its speed with that of the base."""
         self.tokens += result.n_decoded
         self.seconds += result.decode_s
         self.choosing += result.seconds_by_phase.get("choose", 0.0) + result.seconds_by_phase.get(
             "select", 0.0
         )
-        if plain.n_decoded:
-            self.ratios.append(plain.decode_s / result.decode_s)
-            if copied_share(prompt, plain.tokens) >= 0.5:
+        if base.n_decoded:
+            self.ratios.append(base.decode_s / result.decode_s)
+            if copied_share(prompt, base.tokens) >= 0.5:
                 self.copied.append(self.ratios[-1])
 
-    def summary(self, plain: Total) -> Figures:
-        """Returns speeds relative to plain decoding, and the share of time for choosing drafts."""
+    def summary(self, base: Total) -> Figures:
+        """Returns speeds relative to the base's, and the share of time for choosing drafts."""
         return {
-            "all": round(plain.seconds / self.seconds, 4),
+            "all": round(base.seconds / self.seconds, 4),
             "interval": [round(x, 4) for x in ratio_interval(self.ratios)],
             "first": round(self.ratios[0], 4),
             "choosing": round(self.choosing / self.seconds, 4),
@@ -295,10 +299,10 @@ class ProposalBackoff:
         self._open()
 
     def _open(self) -> None:
-        target, drafter = self._files
+        target, drafters = self._files
         options = {"n_ctx": N_CTX, "n_threads": self._args.threads}
         self.decoders = [
-            self._stack.enter_context(dflash_gguf.load(target, drafter=drafter, **options))
+            self._stack.enter_context(dflash_gguf.load(target, drafter=drafters, **options))
             for _ in self._settings
         ]
         if self._kind.startswith("right-"):
@@ -351,8 +355,8 @@ class ProposalBackoff:
 def measure(name: str, kind: str, args: argparse.Namespace) -> Figures:
     """Measures one target and drafter on one kind of prompts, in this process."""
     named = ["auto"] if kind.startswith("right-") else args.settings.split(",")
-    asking = ProposalBackoff(name, kind, ["plain", *named], args)
-    totals = {setting: Total() for setting in ("plain", *named)}
+    asking = ProposalBackoff(name, kind, [args.base, *named], args)
+    totals = {setting: Total() for setting in (args.base, *named)}
     accepted: Counter[str] = Counter()
     rounds: Counter[str] = Counter()
     answers: list[tuple[list[int], list[int]]] = []
@@ -360,14 +364,14 @@ def measure(name: str, kind: str, args: argparse.Namespace) -> Figures:
         if args.fresh and number:
             asking.renew()
         prompt, results = asking.answers(number)
-        plain = results["plain"]
+        base = results[args.base]
         for setting, result in results.items():
-            if result.tokens != plain.tokens:
+            if result.tokens != base.tokens:
                 raise SystemExit(
-                    f"{name}, {kind}, prompt {number}: the answer by {setting} is not the plain one"
+                    f"{name}, {kind}, prompt {number}: answers by {setting}, {args.base} differ"
                 )
-            totals[setting].add(result, plain, prompt)
-        answers.append((prompt, plain.tokens))
+            totals[setting].add(result, base, prompt)
+        answers.append((prompt, base.tokens))
         for proposer, (_, taken) in results[named[0]].candidates_by_proposer.items():
             accepted[proposer] += taken
         rounds.update(results[named[0]].rounds_by_draft or {})
@@ -379,14 +383,14 @@ def measure(name: str, kind: str, args: argparse.Namespace) -> Figures:
         base = costs.pass_s(300, 1)
         found["passes"] = {n: round(costs.pass_s(300, n) / base, 2) for n in (2, 4, 8, 16, 32)}
     asking.close()
-    plain_total = totals["plain"]
+    total = totals[args.base]
     return found | {
         "pair": name,
         "kind": kind,
-        "answers": len(plain_total.ratios),
-        "tokens": plain_total.tokens,
-        "plain tokens/s": round(plain_total.tokens / plain_total.seconds, 1),
-        **{setting: totals[setting].summary(plain_total) for setting in named},
+        "answers": len(total.ratios),
+        "tokens": total.tokens,
+        f"{args.base} tokens/s": round(total.tokens / total.seconds, 1),
+        **{setting: totals[setting].summary(total) for setting in named},
         "accepted": dict(accepted),
         "rounds": dict(rounds.most_common(8)),
     }
@@ -432,7 +436,7 @@ def prompts_at_once(run: int, n: int, most: int) -> list[str]:
 
 
 def speeds_at_once(
-    files: tuple[Path, Path | None], options: dict[str, Any], prompts: list[str], n: int, run: int
+    files: tuple[Path, list[Path]], options: dict[str, Any], prompts: list[str], n: int, run: int
 ) -> dict[str, float]:
     """Returns tokens per second of plain decoding and of `auto`, while n answers run at once.
 
@@ -474,7 +478,7 @@ def at_once(name: str, n: int, args: argparse.Namespace) -> Figures:
 
 def in_new_process(name: str, kind: str, args: argparse.Namespace) -> Figures:
     """Measures one target and drafter on one kind of prompts in a new process; prints a line."""
-    command = [__file__, "--one", name, kind, "--settings", args.settings]
+    command = [__file__, "--one", name, kind, "--settings", args.settings, "--base", args.base]
     command += ["--prompts", str(args.prompts), "--tokens", str(args.tokens)]
     command += ["--bound"] if args.bound else []
     command += ["--fresh"] if args.fresh else []
@@ -499,8 +503,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--prompts", type=int, default=30)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument(
-        "--settings", default="auto,copies", help="settings to compare with plain decoding"
+        "--settings", default="auto,copies", help="settings to compare with that of --base"
     )
+    parser.add_argument("--base", default="plain", help="setting to compare with")
     parser.add_argument(
         "--known", action="store_true", help="use the costs that an earlier process measured"
     )

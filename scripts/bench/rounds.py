@@ -1,4 +1,4 @@
-"""Times drafting rounds of equal work in our engine and in llama.cpp's draft-dflash.
+"""Times drafting rounds of equal work in our engine and in llama.cpp's draft-dflash and draft-mtp.
 
 llama.cpp runs in a process of its own, peer-rounds (peer/rounds.cpp). In both, the target is forced
 to choose given tokens, so that each round accepts equally many.
@@ -46,7 +46,7 @@ class Peer:
     def __init__(
         self,
         target: Path,
-        drafter: Path,
+        drafter: Path | None,
         *,
         n_draft: int,
         n_ctx: int,
@@ -55,10 +55,10 @@ class Peer:
         device: str | None = None,
         module: str | None = None,
     ) -> None:
-        """n_draft: tokens drafted each round. options: further llama.cpp arguments.
+        """drafter: a DFlash drafter, None for the target's MTP layer. n_draft: tokens of a draft.
 
-        tools: folder of peer-rounds, None to build it. device: ggml's name of a GPU, None for the
-        CPU; module: file of its backend.
+        options: further llama.cpp arguments. tools: folder of peer-rounds, None to build it.
+        device: ggml's name of a GPU, None for the CPU; module: file of its backend.
         """
         place = ["-ngl", "0", "-ngld", "0"]
         if device is not None:
@@ -66,8 +66,11 @@ class Peer:
             place = ["--device", device, "-devd", device, "-ngl", "99", "-ngld", "99"]
             place += ["--fit", "off"]
         program = (tools or build([OURS])) / OURS
-        command = [str(program), "-m", str(target), "-md", str(drafter)]
-        command += ["--spec-type", "draft-dflash", "--spec-draft-n-max", str(n_draft)]
+        command = [str(program), "-m", str(target), "--spec-draft-n-max", str(n_draft)]
+        if drafter is None:
+            command += ["--spec-type", "draft-mtp"]
+        else:
+            command += ["--spec-type", "draft-dflash", "-md", str(drafter)]
         command += ["-c", str(n_ctx), "-b", "512", "-fa", "on", *place]
         command += [*GREEDY, "--log-disable", *([] if can_repack() else ["--no-repack"]), *options]
         environment = os.environ | ({"GGML_BACKEND_PATH": module} if module else {})
@@ -101,9 +104,17 @@ class Peer:
         *,
         text: Sequence[int] | None = None,
         accept: int | None = None,
+        is_plain: bool = False,
     ) -> PeerAnswer:
-        """Answers a prompt. text: forced answer. accept: drafted tokens that each round accepts."""
-        job: dict[str, Any] = {"prompt": list(prompt), "n_predict": n_predict}
+        """Answers a prompt. text: forced answer. accept: drafted tokens that each round accepts.
+
+        is_plain: True to draft nothing.
+        """
+        job: dict[str, Any] = {
+            "prompt": list(prompt),
+            "n_predict": n_predict,
+            "plain": is_plain,
+        }
         if text is not None:
             job["text"] = list(text)
         if accept is not None:
@@ -133,7 +144,7 @@ Milliseconds = NDArray[np.float64]
 class Forced:
     """Input of equal rounds in both engines. text: answer that the target is forced to choose.
 
-    n_draft, accept: drafted and accepted tokens of each round.
+    n_draft, accept: drafted and accepted tokens of each round; 0 drafted: plain steps.
     """
 
     prompt: list[int]
@@ -165,7 +176,7 @@ class Engine(Protocol):
 
 
 class Theirs:
-    """llama.cpp's draft-dflash, in a peer-rounds process."""
+    """llama.cpp's draft-dflash or draft-mtp, in a peer-rounds process."""
 
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
@@ -173,7 +184,10 @@ class Theirs:
     def rounds(self, work: Forced) -> Milliseconds:
         """Runs the rounds; adds the first forced token to the prompt, as our prefill samples it."""
         prompt, text = [*work.prompt, work.text[0]], work.text[1:]
-        answer = self._peer.answer(prompt, len(text), text=text, accept=work.accept)
+        is_plain = work.n_draft == 0
+        answer = self._peer.answer(
+            prompt, len(text), text=text, accept=work.accept, is_plain=is_plain
+        )
         us = {name: np.array(values, dtype=np.float64) for name, values in answer.us.items()}
         full = [i for i, (_, n_drafted, _) in enumerate(answer.rounds) if n_drafted == work.n_draft]
         return _table(us, us["total"])[full] / 1e3
@@ -245,10 +259,14 @@ class Ours:
             seconds = dict.fromkeys(PHASES, 0.0)
             clock = partial(Phase, seconds)
             with clock("round"):
-                with clock("draft"):
-                    sequence.draft(root, work.n_draft)
-                tree = Tree.of([root, *work.candidates(n_chosen)])
-                forced_round(sequence, tree, coming, clock)
+                if work.n_draft:
+                    with clock("draft"):
+                        sequence.draft(root, work.n_draft)
+                    tree = Tree.of([root, *work.candidates(n_chosen)])
+                    forced_round(sequence, tree, coming, clock)
+                else:
+                    with clock("verify"):
+                        sequence.decode(root).argmax()
             known = seconds["draft"] + seconds["verify"] + seconds["commit"]
             seconds["host"] = seconds["round"] - known
             rows.append([seconds[name] for name in PHASES])

@@ -1,6 +1,6 @@
 """The MTP layer trained for python-tiny: its file drafts with -m alone, and `auto` gains by it.
 
-tests/support/python_tiny_mtp.gguf has the layer and its 513 tokens to draft; the target's file
+tests/support/python_tiny_mtp.gguf has the layer and its 512 tokens to draft; the target's file
 without the layer has all else. scripts/train/train_mtp.py made it, see docs/develop/figures.md.
 """
 
@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gguf_files import read_parts, write_parts
+from deepen import deepened
 
 import dflash_gguf
-from dflash_gguf.bundled import TARGET
+from dflash_gguf import bundled
 from dflash_gguf.decoder import Decoder
 from dflash_gguf.native import BatchEntry, DraftRequest, Engine
 
-LAYER = Path(__file__).resolve().parents[1] / "support" / "python_tiny_mtp.gguf"
 PROMPTS = (
     "def merge(a, b):\n",
     "    def __init__(self, name, value=None):\n",
@@ -36,10 +35,7 @@ SETTINGS: dict[str, Any] = {"max_tokens": N_TOKENS, "ignore_eos": True}
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """python-tiny with the layer behind its last."""
-    parts, layer = read_parts(TARGET), read_parts(LAYER)
-    parts.metadata |= {x: y for x, y in layer.metadata.items() if x.startswith("qwen35.")}
-    parts.tensors |= layer.tensors
-    return write_parts(tmp_path_factory.mktemp("mtp") / "python-tiny-mtp.gguf", parts)
+    return deepened(tmp_path_factory.mktemp("mtp") / "python-tiny-mtp.gguf", layers=1, width=1)
 
 
 def answers(decoder: Decoder, **settings: Any) -> tuple[list[tuple[int, ...]], float]:
@@ -56,6 +52,18 @@ def test_a_trained_layer_is_accepted_and_changes_no_text(model: Path) -> None:
             print(f"{draft}: {tau:.2f} tokens a round")
             assert texts == plain
             assert tau > least
+
+
+def test_layers_and_widths_that_add_nothing_change_no_text_and_no_draft(
+    model: Path, tmp_path: Path
+) -> None:
+    deep = deepened(tmp_path / "deep.gguf", layers=2, width=3)
+    drafter = bundled.DRAFTER
+    found = []
+    for path in (model, deep):
+        with dflash_gguf.load(path, drafter=[drafter, path], n_ctx=512, n_threads=1) as decoder:
+            found.append([answers(decoder, draft="chain", draft_type=x) for x in ("mtp", "dflash")])
+    assert found[0] == found[1]
 
 
 # Microseconds on a Zen 5 core, 1 thread: passes by rows, the step of a draft, the rest of a

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deepen import deepened
 from small_models import retyped
 from vocabularies import smollm2_file
 
@@ -94,6 +95,24 @@ def test_the_shipped_pair_drafts_in_llama_cpp_what_it_drafts_here(tmp_path: Path
     assert found["compared"] > 30
     assert found["equal"] >= found["compared"] - 1
     assert found["equal_texts"] >= found["answers"] - 1
+
+
+def test_an_mtp_layer_is_accepted_as_often_as_in_llama_cpp(tmp_path: Path) -> None:
+    """Weights in Q8_0: the engines round differently, so texts may part where two tokens tie."""
+    model = deepened(tmp_path / "mtp.gguf", layers=1, width=1, whole_head=True)
+    file = tmp_path / "prompts.jsonl"
+    lister = start("pair.py", "--list", str(file), "--prompts", "8")
+    _, errors = lister.communicate(timeout=600)
+    assert lister.returncode == 0, errors
+    for n_draft in (1, 3):
+        flags = ["--part", "accepted", "-f", str(file), "--draft-max", str(n_draft), "-t", "1"]
+        found: dict[str, Any] = last_line("draft.py", str(model), *flags)["results"]
+        print(
+            f"drafts of {n_draft}: tau {found['our_tau']:.3f}, llama.cpp's {found['their_tau']:.3f}"
+        )
+        assert found["compared"] > 100
+        assert found["equal"] >= 0.98 * found["compared"]
+        assert found["our_tau"] >= 0.99 * found["their_tau"]
 
 
 def test_our_converter_takes_no_more_memory_than_the_peers() -> None:

@@ -1,11 +1,13 @@
-// peer-rounds: the loop of llama.cpp's llama-speculative-simple with draft-dflash, and with a clock
-// around each phase. Reads JSON lines, each with one prompt, and writes a JSON line for each.
+// peer-rounds: the loop of llama.cpp's llama-speculative-simple with draft-dflash or draft-mtp, and
+// with a clock around each phase. Reads JSON lines, each with one prompt, and writes a JSON line
+// for each.
 //
 // Input: prompt, token ids; n_predict, maximum tokens of the answer; text, optional token ids that
 // the target is forced to choose; accept, optional with text: number of drafted tokens that each
-// round accepts, although all rows are drafted, verified and sampled. Output: tokens; rounds, each
-// [answer's tokens before it, drafted, accepted]; us, microseconds of each round by phase. In phase
-// inject the drafter computes its K/V from hidden states of verified rows.
+// round accepts, although all rows are drafted, verified and sampled; plain, optional: true to
+// draft nothing. Output: tokens; rounds, each [answer's tokens before it, drafted, accepted]; us,
+// microseconds of each round by phase. In phase inject the drafter computes its K/V from hidden
+// states of verified rows.
 #include "arg.h"
 #include "common.h"
 #include "llama.h"
@@ -29,6 +31,7 @@ struct Job {
     llama_tokens text;
     int n_predict = 0;
     int accept = -1;
+    bool plain = false;
 };
 
 struct Answer {
@@ -93,7 +96,8 @@ class Peer {
         bool ended = false;
         for (Clock clock(answer.us); !ended && (int)answer.tokens.size() < job.n_predict;) {
             clock.start();
-            const llama_tokens draft = propose(job, answer, seen, last);
+            const llama_tokens draft =
+                job.plain ? llama_tokens() : propose(job, answer, seen, last);
             clock.lap("draft");
             common_batch batch(tgt_);
             batch.add(last, seen.size(), 0, true);
@@ -102,7 +106,9 @@ class Peer {
             }
             run(tgt_, batch);
             clock.lap("verify");
-            feed(batch);
+            if (!job.plain) {
+                feed(batch);
+            }
             clock.lap("inject");
             const size_t before = answer.tokens.size();
             const size_t n_accepted = choose(job, draft, sampler.get(), answer);
@@ -195,7 +201,9 @@ class Peer {
                 break;
             }
         }
-        common_speculative_accept(spec_.get(), 0, n_accepted);
+        if (!job.plain) {
+            common_speculative_accept(spec_.get(), 0, n_accepted);
+        }
         return n_accepted;
     }
 
@@ -214,6 +222,7 @@ static Job read_job(const std::string & line) {
     job.n_predict = json.at("n_predict").get<int>();
     job.text = json.value("text", llama_tokens());
     job.accept = json.value("accept", -1);
+    job.plain = json.value("plain", false);
     if (job.prompt.size() < 2 || job.n_predict < 1) {
         throw std::runtime_error(
             "a job needs a prompt of at least 2 tokens and n_predict of at least 1");
