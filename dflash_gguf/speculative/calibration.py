@@ -39,6 +39,8 @@ PULL = 0.2
 """Permanent pull of calibration weights towards their prior, as a fraction of PRECISION."""
 BOUNDS = np.array([[0.02, -6.0, 0.0, 0.0, -6.0], [4.0, 6.0, 4.0, 8.0, 6.0]])
 """Bounds of the calibration weights of log q, constant, noise, cut-off and best candidate."""
+TOP1_MEMORY = 16
+"""Number of later drafts that reduce the weight of an outcome in a top-1 rate to 1/e."""
 TOP1_PRIOR = 0.6, 2.0
 """Prior acceptance rate of top-1 candidates, and its weight in outcomes."""
 MIN_PROB = 1e-300
@@ -145,10 +147,12 @@ class Top1Acceptance:
     def observe(self, candidates: Sequence[int], chosen: Sequence[int]) -> None:
         """Counts which candidates of a chain equal the target's tokens, up to the first miss."""
         self._extend(len(candidates))
-        keep = 1.0 - 1.0 / MEMORY
+        keep = 1.0 - 1.0 / TOP1_MEMORY
+        self._tried = [keep * x for x in self._tried]
+        self._taken = [keep * x for x in self._taken]
         for depth, (candidate, token) in enumerate(zip(candidates, chosen, strict=False)):
-            self._tried[depth] = keep * self._tried[depth] + 1.0
-            self._taken[depth] = keep * self._taken[depth] + (candidate == token)
+            self._tried[depth] += 1.0
+            self._taken[depth] += candidate == token
             if candidate != token:
                 return
 

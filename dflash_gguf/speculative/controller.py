@@ -137,12 +137,14 @@ class ProposerStats:
         if is_probe:
             self.wait = 0 if n_accepted else min(2 * self.wait + 1, MAX_TTL_ROUNDS)
 
-    def add_tree(self, tree: Tree, n_positions: int) -> None:
-        """Updates the mean expected gain of trees over chains by a newly drafted tree."""
-        promised = list(accumulate(map(math.exp, tree.log_probs[1:])))
+    def add_tree(self, tree: Tree) -> None:
+        """Updates the mean expected gain of trees over their main chains by a new draft."""
+        by_tree, by_chain = (
+            list(accumulate(map(math.exp, x.log_probs[1:]))) for x in (tree, tree.main_chain())
+        )
         self._n_trees = min(self._n_trees + 1, MEMORY)
-        for i, chain in enumerate(self.expected(n_positions, TOP1)):
-            gain = promised[min(SIZES[i], tree.n_drafted) - 1] - chain
+        for i, size in enumerate(SIZES):
+            gain = by_tree[:size][-1] - by_chain[:size][-1]
             self.tree_gains[i] += (gain - self.tree_gains[i]) / self._n_trees
 
     def expected(self, n_positions: int, shape: str) -> list[float]:
@@ -340,10 +342,15 @@ class AutoController(Controller):
         return BreakEven(sizes, chains, trees)
 
     def select(self, done: Round, trees: Sequence[Tree], limits: Sequence[int]) -> list[Tree]:
-        """Selects the nodes that are worth their rows' cost; a probe verifies nodes in any case."""
-        if done.proposer and not done.is_top1:
+        """Selects the nodes that are worth their rows' cost; a probe verifies nodes in any case.
+
+        A top-1 draft is verified whole, as the plan chose its length by the same expected gain.
+        """
+        if done.is_top1:
+            return [tree.first(limit) for tree, limit in zip(trees, limits, strict=True)]
+        if done.proposer:
             for tree in trees:
-                self._state.stats[done.proposer].add_tree(tree, done.n_positions)
+                self._state.stats[done.proposer].add_tree(tree)
         value, selected = self._best(done, trees, limits)
         is_worth = value > 0.0 or (done.proposer and self._decision.is_probe)
         is_due = not done.proposer and self._is_plain_due(value / done.n_sequences)

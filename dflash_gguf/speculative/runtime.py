@@ -20,7 +20,7 @@ from .proposers.registry import create_proposers, select_proposers
 
 ROOM = 32
 """Rows of a verify for which memory is reserved in advance, if it is available."""
-MEASURE_S, N_PROMPT = 0.2, 8
+MEASURE_S, N_PROMPT = 0.5, 8
 """Time limit of measuring rounds at load, in seconds, and cached tokens before these rounds."""
 SHAPES = ((7, True), (7, False), (3, True), (3, False), (15, True))
 """Verifies to measure, most useful first: number of nodes, True for a top-1 chain (else tree)."""

@@ -208,7 +208,7 @@ def test_a_spine_learns_how_far_it_is_followed() -> None:
         spine.observe([1, 2, 3], [1, 2, 9])
     paths = spine.paths(4)
     assert paths[1] > 0.9
-    assert paths[2] < 0.05
+    assert paths[2] < 0.15
     for _ in range(200):
         spine.observe([1] * 255, [2])
     assert spine.log_paths(255)[254] < -600.0
@@ -219,5 +219,11 @@ def test_a_spine_learns_how_far_it_is_followed() -> None:
     spine = Top1Acceptance()
     for _ in range(200):
         spine.observe([1, 2, 3], [9, 2, 3])
-    assert spine.paths(3)[0] < 0.05
+    assert spine.paths(3)[0] < 0.1
     assert spine.to_dict()[0][1:] == [0.0, 0.0]
+    spine = Top1Acceptance()
+    for _ in range(20):
+        spine.observe([1, 2, 3], [1, 9])
+    for _ in range(60):
+        spine.observe([1], [1])  # shorter drafts: what deeper candidates did is forgotten
+    assert spine.paths(3)[2] > 0.65

@@ -280,16 +280,17 @@ def log_probs(*probs: float) -> list[float]:
     return np.log([1.0, *probs]).tolist()
 
 
-def test_a_tree_promises_what_its_drafts_did_and_an_untried_one_what_its_chain_does() -> None:
+def test_a_tree_is_expected_to_gain_over_its_main_chain_what_its_drafts_did() -> None:
     stats = ProposerStats()
     stats.path = np.cumsum([0.0, *(0.6**depth for depth in range(1, 8))]).tolist()
     chain, tree = (stats.expected(7, shape) for shape in (TOP1, TREE))
     assert chain == tree
     assert chain[SIZES.index(3)] == stats.path[3]
-    stats.add_tree(Tree([0, 1, 2, 3], [-1, 0, 0, 1], [0, 1, 1, 2], log_probs(0.6, 0.36, 0.24)), 7)
-    assert stats.expected(7, TREE)[:3] == pytest.approx([0.6, 0.96, 1.2])
-    stats.add_tree(Tree.chain([0, 1], log_probs(0.1)), 7)
-    assert stats.expected(7, TREE)[2] == pytest.approx(chain[2])
+    stats.add_tree(Tree([0, 1, 2, 3], [-1, 0, 0, 1], [0, 1, 1, 2], log_probs(0.6, 0.36, 0.24)))
+    gains = np.subtract(stats.expected(7, TREE), chain)
+    assert gains[:3] == pytest.approx([0.0, 0.12, 0.36])
+    stats.add_tree(Tree.chain([0, 1], log_probs(0.9)))
+    assert np.subtract(stats.expected(7, TREE), chain) == pytest.approx(gains / 2)
 
 
 def test_nothing_is_drafted_for_more_sequences_than_were_seen_plain() -> None:
