@@ -95,6 +95,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     mtp.add_argument("--no-mtp", action="store_true", help="leave out MTP layers")
     add(
+        "--draft-vocab",
+        type=int,
+        metavar="N",
+        help="let the MTP layer draft the N lowest token ids and the end tokens only; llama.cpp "
+        "refuses such a file (default: all)",
+    )
+    add(
         "--scaled-embeddings",
         action="store_true",
         help="scale the target's embeddings by sqrt(hidden_size) for a drafter that has no "
@@ -136,7 +143,13 @@ def _run(args: argparse.Namespace) -> int:
         report = check(args.model_dir, args.check, args.target_model_dir)
         print(report)
         return 0 if report.ok else 1
-    options = Options(args.target_model_dir, not args.no_mtp, args.mtp, args.scaled_embeddings)
+    options = Options(
+        args.target_model_dir,
+        not args.no_mtp,
+        args.mtp,
+        args.scaled_embeddings,
+        args.draft_vocab,
+    )
     conversion = prepare(args.model_dir, args.outtype, options, args.pre)
     for note in conversion.metadata.notes:
         print(f"warning: {note}", file=sys.stderr)

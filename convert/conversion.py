@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from . import types
 from .arch import Options, architecture_of
@@ -13,9 +16,9 @@ from .checkpoint import Checkpoint
 from .errors import ConvertError
 from .general import general_metadata
 from .gguf_target import copy_tokenizer
-from .plan import Metadata, TensorPlan
-from .schema import Key
-from .tokenizer import add_tokenizer
+from .plan import Metadata, TensorPlan, list_plan
+from .schema import Key, Tensor
+from .tokenizer import END_KEYS, add_tokenizer
 
 OUTTYPES = (
     "f32",
@@ -31,6 +34,8 @@ OUTTYPES = (
     "q6_k",
     "auto",
 )
+MIN_DRAFT_VOCAB = 256
+"""Fewest tokens of --draft-vocab, which hold all bytes in most vocabularies; as at a load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,17 @@ def prepare(
     for part in (general, tokenizer, model):
         metadata.values.update(part.values)
         metadata.notes += part.notes
+    if options.draft_vocab is not None:
+        if not _count(model, Key.NEXTN_PREDICT_LAYERS):
+            raise ConvertError(f"{model_dir}: has no MTP layer, which --draft-vocab needs")
+        if not MIN_DRAFT_VOCAB <= options.draft_vocab < vocab_size:
+            raise ConvertError(
+                f"--draft-vocab is {options.draft_vocab}, give {MIN_DRAFT_VOCAB} to "
+                f"{vocab_size - 1} tokens"
+            )
+        ends = [metadata.values[key][1] for key in END_KEYS if key in metadata.values]
+        tokens = np.union1d(np.arange(options.draft_vocab), np.array(ends, np.int64))
+        plans = _with_shortlist(plans, tokens, has_trunk=not options.only_mtp)
     chosen = types.choose_types(
         plans, outtype, model.arch, _count(model, Key.BLOCK_COUNT), _count(model, Key.EXPERT_COUNT)
     )
@@ -90,6 +106,23 @@ def plans_of(checkpoint: Checkpoint, options: Options) -> list[TensorPlan]:
     n_trunk = _count(metadata, Key.BLOCK_COUNT) - n_mtp
     trunk = tuple(f"blk.{block}." for block in range(n_trunk))
     return [plan for plan in plans if not plan.name.startswith(trunk)]
+
+
+def _with_shortlist(
+    plans: list[TensorPlan], tokens: NDArray[np.int64], *, has_trunk: bool
+) -> list[TensorPlan]:
+    """Returns plans of a file whose MTP layer drafts only some tokens.
+
+    Without the trunk, the file needs only the head's rows of these tokens, and no embeddings.
+    """
+    listed = list_plan(Tensor.D2T, tokens)
+    if has_trunk:
+        return [*plans, listed]
+    tables = {plan.name: plan for plan in plans if plan.name in (Tensor.OUTPUT, Tensor.TOKEN_EMBD)}
+    head = tables.get(Tensor.OUTPUT) or tables[Tensor.TOKEN_EMBD]
+    shape = (len(tokens), head.n_columns)
+    others = [plan for plan in plans if plan.name not in tables]
+    return [*others, replace(head, name=Tensor.OUTPUT, shape=shape, rows=tokens), listed]
 
 
 def _count(metadata: Metadata, key: str) -> int:

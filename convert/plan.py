@@ -68,7 +68,8 @@ class Packed:
 class TensorPlan:
     """Plan of a GGUF tensor, computed row by row from views of the checkpoint.
 
-    parts: consecutive 2-D views [rows, cols]. rows, columns: reorder them (new index -> old index).
+    parts: consecutive 2-D views [rows, cols]. rows, columns: reorder or select them (new index ->
+    old index).
     apply: maps the float32 values. shape: row-major; its last dimension is the length of a row.
     packed: supplies the rows in place of `parts`, which then only give the number of rows.
     """
@@ -85,6 +86,8 @@ class TensorPlan:
     @property
     def n_rows(self) -> int:
         """Number of rows of the tensor, summed over the tensors that it is concatenated from."""
+        if self.rows is not None:
+            return len(self.rows)
         return sum(part.shape[0] for part in self.parts)
 
     @property
@@ -118,3 +121,11 @@ class TensorPlan:
         """Returns rows start..stop as float32 [stop - start, n_columns]."""
         values = to_float32(self.raw(start, stop))
         return values if self.apply is None else self.apply(values)
+
+
+def list_plan(name: str, values: Array, sources: tuple[str, ...] = ()) -> TensorPlan:
+    """Returns the plan of a list of int64 values, which are computed already."""
+    row = values.astype("<i8").reshape(1, -1)
+    data = row.view(np.uint8)
+    packed = Packed("i64", lambda start, stop: data[start:stop])
+    return TensorPlan(name, (row.size,), (row,), sources=sources, packed=packed)

@@ -36,6 +36,8 @@ class Options:
     only_mtp: bool = False
     scaled_embeddings: bool = False
     """True to scale embeddings by sqrt(hidden_size) for a drafter whose config has no scale."""
+    draft_vocab: int | None = None
+    """Number of lowest token ids that an MTP layer drafts, beside the end tokens; None for all."""
 
 
 @dataclass(frozen=True, slots=True)

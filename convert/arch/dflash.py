@@ -14,7 +14,7 @@ import numpy as np
 from ..checkpoint import Checkpoint, Config, is_number
 from ..errors import ConvertError
 from ..gguf_target import GgufConfig
-from ..plan import Metadata, Packed, TensorPlan
+from ..plan import Metadata, TensorPlan, list_plan
 from ..schema import Arch, Key, Tensor
 from .blocks import add_attention, add_ffn
 from .common import (
@@ -228,11 +228,11 @@ def _add_head(inventory: Inventory, head: str, d2t: str, n_embd: int, n_vocab: i
     if d2t in checkpoint:
         shape = checkpoint.shape(d2t)
         is_list = len(shape) == 1 and checkpoint.dtype(d2t) == "I64"
-        tokens = np.zeros((1, 0), "<i8")
+        tokens = np.zeros(0, np.int64)
         if is_list:
             (n_rows,) = shape
             offsets = inventory.view(d2t, shape, packed=True)
-            tokens = (offsets + np.arange(n_rows)).astype("<i8").reshape(1, -1)
+            tokens = offsets + np.arange(n_rows)
         if not tokens.size or not 0 <= tokens.min() <= tokens.max() < n_vocab:
             raise ConvertError(
                 f"{checkpoint.directory}: {d2t!r} is not a list of I64 offsets to tokens 0 to "
@@ -243,16 +243,7 @@ def _add_head(inventory: Inventory, head: str, d2t: str, n_embd: int, n_vocab: i
                 f"{checkpoint.directory}: {d2t!r} has {n_rows} tokens, {head!r} must have a row "
                 "for each"
             )
-        rows = tokens.view(np.uint8)
-        inventory.plans.append(
-            TensorPlan(
-                Tensor.D2T,
-                (n_rows,),
-                (tokens,),
-                sources=(d2t,),
-                packed=Packed("i64", lambda start, stop: rows[start:stop]),
-            )
-        )
+        inventory.plans.append(list_plan(Tensor.D2T, tokens, (d2t,)))
     inventory.add_optional(Tensor.OUTPUT, head, (n_rows, n_embd))
 
 

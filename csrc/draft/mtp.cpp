@@ -86,8 +86,17 @@ static void bind_reduced_head(WeightLoader & loader, const DraftHparams & draft)
     }
     const char * heads[] = {schema::TENSOR_NEXTN_SHARED_HEAD_HEAD, schema::TENSOR_OUTPUT,
                             schema::TENSOR_TOKEN_EMBD};
-    loader.reduced_head(*std::find_if(std::begin(heads), std::end(heads) - 1,
-                                      [&](const char * x) { return loader.has(x, 0); }));
+    const char * head = *std::find_if(std::begin(heads), std::end(heads) - 1,
+                                      [&](const char * x) { return loader.has(x, 0); });
+    DFL_CHECK(loader.n_rows(head) > 0, DFL_STATUS_FILE,
+              "%s: a layer that drafts a part of the vocabulary needs the tensor %s or %s",
+              loader.path().c_str(), schema::TENSOR_TOKEN_EMBD, schema::TENSOR_OUTPUT);
+    const auto n = static_cast<int64_t>(tokens.size());
+    if (draft.n_head_tokens == 0 && n < draft.hp.n_vocab && loader.n_rows(head) == n) {
+        loader.weights().output = loader.linear(head, 0, draft.hp.n_embd, n);
+    } else {
+        loader.reduced_head(head);
+    }
 }
 
 static void bind_mixer(WeightLoader & loader, int il) {

@@ -161,6 +161,11 @@ bool WeightLoader::has(const char * pattern, int il) const {
     return file_.tensor(name_of(pattern, il)) != nullptr;
 }
 
+int64_t WeightLoader::n_rows(const char * name) const {
+    const ggml_tensor * found = file_.tensor(name_of(name, 0));
+    return found != nullptr ? found->ne[1] : 0;
+}
+
 ggml_tensor * WeightLoader::vector(const char * pattern, int il, int64_t n) {
     return request(name_of(pattern, il), {n}, GGML_OP_MUL);
 }

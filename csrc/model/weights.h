@@ -201,6 +201,8 @@ class WeightLoader {
     };
     Linear stacked(const std::vector<Part> & parts, int il, int64_t n_in);
     bool has(const char * pattern, int il) const;
+    // Returns the rows of a matrix outside of the layers; 0 if the file lacks it.
+    int64_t n_rows(const char * name) const;
 
     // Loads token embeddings, final norm, head (by default the embeddings) and rope factors.
     void shared_tensors();

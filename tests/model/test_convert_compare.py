@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ def write(conversion: Conversion, path: Path) -> Path:
     return path
 
 
-def convert(model_dir: Path, path: Path, outtype: str = "f32", **options: bool) -> Path:
+def convert(model_dir: Path, path: Path, outtype: str = "f32", **options: Any) -> Path:
     return write(prepare(model_dir, outtype, Options(**options), PRE), path)
 
 
@@ -68,6 +69,21 @@ def test_a_file_of_the_mtp_layer_alone_passes(folders: dict[str, Path], tmp_path
     assert "blk.4.nextn.eh_proj.weight" in {tensor.name for tensor in report.tensors}
     with pytest.raises(ConvertError, match="has no MTP layer, which --mtp needs"):
         convert(folders["llama"], tmp_path / "x.gguf", only_mtp=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "n", "sentence"),
+    [
+        ("llama", 300, "llama: has no MTP layer, which --draft-vocab needs"),
+        ("qwen35", 255, "--draft-vocab is 255, give 256 to 420 tokens"),
+        ("qwen35", 421, "--draft-vocab is 421, give 256 to 420 tokens"),
+    ],
+)
+def test_a_bad_draft_vocab_is_refused(
+    folders: dict[str, Path], tmp_path: Path, kind: str, n: int, sentence: str
+) -> None:
+    with pytest.raises(ConvertError, match=sentence):
+        convert(folders[kind], tmp_path / "x.gguf", draft_vocab=n)
 
 
 @pytest.mark.parametrize("neox", [True, False])

@@ -342,25 +342,36 @@ def test_a_shortlist_has_the_logits_of_the_whole_head(
     tmp_path: Path, ftype: str, repack: bool
 ) -> None:
     pair = make_mtp(tmp_path, "qwen35")
-    file = tmp_path / "typed.gguf"
-    convert(pair.target_dir, file, ftype, PRE_OF_KIND["qwen35"])
-    sidecar = tmp_path / "mtp-typed.gguf"
-    plan = prepare(pair.target_dir, ftype, Options(only_mtp=True), PRE_OF_KIND["qwen35"])
-    write_gguf(sidecar, plan.metadata, plan.plans, plan.types)
+    files = {}
+    for alone in (False, True):
+        for n in (None, 256):
+            file = files[alone, n] = tmp_path / f"{alone}-{n}.gguf"
+            options = Options(only_mtp=alone, draft_vocab=n)
+            plan = prepare(pair.target_dir, ftype, options, PRE_OF_KIND["qwen35"])
+            write_gguf(file, plan.metadata, plan.plans, plan.types)
+    assert files[True, 256].stat().st_size < files[True, None].stat().st_size
+    file = files[False, None]
     ends = [token for token in end_tokens(file) if token >= 256]
     assert ends
     config = replace(load_target(file).config, repack=repack)
     rows: dict[str, tuple[NDArray[np.int32], NDArray[np.float32]]] = {}
-    for name, path, n in (("all", file, None), ("in file", file, 256), ("alone", sidecar, 256)):
+    for name, path, n in (
+        ("all", file, None),
+        ("in file", file, 256),
+        ("alone", files[True, None], 256),
+        ("converted", files[False, 256], None),
+        ("converted alone", files[True, 256], None),
+    ):
         model = Model(str(file), replace(config, draft_vocab=n))
         drafter = Drafter(str(path), model)
         sequence = Sequence(Engine(model, drafter=drafter))
         sequence.prefill(random_tokens(40))
-        tokens, logits, _ = sequence.draft(9, 1, VOCAB_SIZE if n is None else n + len(ends))
+        n_best = VOCAB_SIZE if name == "all" else len(ends) + 256
+        tokens, logits, _ = sequence.draft(9, 1, n_best)
         order = tokens[0].argsort()
         rows[name] = tokens[0][order], logits[0][order]
     expected = [*range(256), *ends]
-    for name in ("in file", "alone"):
+    for name in [name for name in rows if name != "all"]:
         assert rows[name][0].tolist() == expected
         np.testing.assert_array_equal(rows[name][1], rows["all"][1][expected])
 
@@ -427,6 +438,14 @@ BAD: dict[str, tuple[Callable[[Parts], Any], str]] = {
     "a list without the end": (listing([*range(2, 34)]), "tensor d2t lacks the end token"),
     "a short list": (listing([*range(31)]), "d2t lists 31 tokens, at least 32 are needed"),
     "a list beyond the vocabulary": (listing([421]), "d2t names token 421, the target has 421"),
+    "a list without a head": (
+        lambda parts: (
+            listing([*range(421)])(parts),
+            parts.tensors.pop("token_embd.weight"),
+            parts.tensors.pop("output.weight"),
+        ),
+        "a part of the vocabulary needs the tensor token_embd.weight or output.weight",
+    ),
     "hidden size": (
         lambda parts: parts.set("qwen35.embedding_length", 64),
         "its hidden size is 64, that of the target .* is 96",
