@@ -15,7 +15,7 @@ b         Tokens per second of greedy answers to 20 HumanEval and 10 prose promp
 accepted  Compares how many tokens each round accepts in both engines, on greedy answers to prompts
           of HumanEval or a file. Leaves out rounds after the texts differ, and rounds at the
           answer's end, where the engines fill the drafter's block differently.
-prefill   Prefill of random prompts of --ctx tokens with the drafter beside without, in our engine;
+prefill   Prefill of random prompts that fill --ctx with the drafter beside without, in our engine;
           `and a draft`: with the first draft, for which the drafter computes K/V of the last rows.
 
 Both engines use the same ggml, threads, default weight buffers and flash attention, and take turns.
@@ -346,7 +346,7 @@ def part_prefill(args: argparse.Namespace) -> Figures:
     drafted = native.Sequence(native.Engine(model, drafter=drafter))
     plain = native.Sequence(native.Engine(model))
     random = np.random.default_rng(1)
-    prompts = random.integers(0, model.n_vocab, (args.pairs + 1, args.ctx - 1)).tolist()
+    prompts = random.integers(0, model.n_vocab, (args.pairs + 1, args.ctx - 2)).tolist()
 
     def prefill(sequence: native.Sequence, prompts: Iterator[list[int]], *, drafts: bool) -> float:
         sequence.reset()
