@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from .arch import Options, architecture_of
 from .checkpoint import Checkpoint
-from .conversion import plans_of
+from .conversion import plans_of, with_shortlist
 from .errors import ConvertError
 from .gguf_header import ArrayValue, GgufHeader, TensorInfo, read_parts
 from .inspect import completeness, table
@@ -102,7 +102,15 @@ def check(model_dir: Path, gguf_file: Path, target_model_dir: Path | None = None
     for part in parts:
         if part.missing_bytes:
             raise ConvertError(f"{part.path}: {completeness(part)}")
-    plans = {plan.name: plan for plan in plans_of(checkpoint, options)}
+    expected_plans = plans_of(checkpoint, options)
+    if mtp and (listed := tensors.get(Tensor.D2T)) is not None:
+        path = next(part.path for part in parts if Tensor.D2T in part.tensors)
+        tokens = np.memmap(path, np.dtype("<i8"), "r", listed.start, listed.shape)
+        n_vocab = checkpoint.config.integer("vocab_size")
+        if not (tokens.size and 0 <= tokens.min() <= tokens.max() < n_vocab):
+            raise ConvertError(f"{gguf_file}: d2t does not list tokens 0 to {n_vocab - 1}")
+        expected_plans = with_shortlist(expected_plans, tokens, has_trunk=not only_mtp)
+    plans = {plan.name: plan for plan in expected_plans}
     problems = [*_metadata_problems(header, expected), *_inventory_problems(header, plans)]
     checks = []
     for part in parts:
@@ -170,11 +178,14 @@ def _check_tensor(
     checkpoint: Checkpoint,
     arch: str,
 ) -> TensorCheck:
+    n_rows = math.prod(tensor.shape[:-1])
+    raw = data[tensor.start : tensor.start + tensor.n_bytes].reshape(n_rows, -1)
+    if tensor.type.name == "I64":
+        error = 1.0 - np.array_equal(raw.view("<i8"), plan.parts[0])
+        return TensorCheck(tensor.name, tensor.type.name, tensor.shape, error, 0.0)
     limit = LIMITS.get(tensor.type.name)
     if limit is None:
         raise ConvertError(f"{tensor.name}: type {tensor.type.name} cannot be checked")
-    n_rows = math.prod(tensor.shape[:-1])
-    raw = data[tensor.start : tensor.start + tensor.n_bytes].reshape(n_rows, -1)
     layout = layout_of(tensor.name, arch, checkpoint.config)
     squares = np.zeros(2)  # sums of squares of (file - checkpoint) and of checkpoint values
     first = 0
@@ -207,7 +218,8 @@ def _sources(plan: TensorPlan, checkpoint: Checkpoint, arch: str) -> Iterator[ND
             for expert in view:
                 yield expert[:half] if "gate" in plan.name else expert[half:]
         else:
-            yield view.reshape(-1, n_columns)
+            rows = view.reshape(-1, n_columns)
+            yield rows if plan.name != Tensor.OUTPUT or plan.rows is None else rows[plan.rows]
     if not plan.sources:
         yield from plan.parts
 

@@ -86,7 +86,7 @@ def prepare(
             )
         ends = [metadata.values[key][1] for key in END_KEYS if key in metadata.values]
         tokens = np.union1d(np.arange(options.draft_vocab), np.array(ends, np.int64))
-        plans = _with_shortlist(plans, tokens, has_trunk=not options.only_mtp)
+        plans = with_shortlist(plans, tokens, has_trunk=not options.only_mtp)
     chosen = types.choose_types(
         plans, outtype, model.arch, _count(model, Key.BLOCK_COUNT), _count(model, Key.EXPERT_COUNT)
     )
@@ -108,7 +108,7 @@ def plans_of(checkpoint: Checkpoint, options: Options) -> list[TensorPlan]:
     return [plan for plan in plans if not plan.name.startswith(trunk)]
 
 
-def _with_shortlist(
+def with_shortlist(
     plans: list[TensorPlan], tokens: NDArray[np.int64], *, has_trunk: bool
 ) -> list[TensorPlan]:
     """Returns plans of a file whose MTP layer drafts only some tokens.

@@ -71,6 +71,16 @@ def test_a_file_of_the_mtp_layer_alone_passes(folders: dict[str, Path], tmp_path
         convert(folders["llama"], tmp_path / "x.gguf", only_mtp=True)
 
 
+@pytest.mark.parametrize("only_mtp", [False, True])
+def test_a_shortlist_passes(folders: dict[str, Path], tmp_path: Path, only_mtp: bool) -> None:
+    file = convert(folders["qwen35"], tmp_path / "x.gguf", draft_vocab=300, only_mtp=only_mtp)
+    report = check(folders["qwen35"], file)
+    assert report.ok, str(report)
+    shapes = {tensor.name: tensor.shape for tensor in report.tensors}
+    assert shapes["d2t"][0] >= 300
+    assert (shapes["output.weight"][0] == shapes["d2t"][0]) == only_mtp
+
+
 @pytest.mark.parametrize(
     ("kind", "n", "sentence"),
     [
