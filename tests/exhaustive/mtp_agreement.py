@@ -1,12 +1,14 @@
 """Compares the drafts of an MTP layer on a device with those on the CPU, for two sequences at once.
 
 `mtp_agreement.py --device CUDA0 --backend-module FILE` prints one JSON line with the largest
-difference of a candidate's log-probability, of drafts whose paths are equal so far.
+difference of a candidate's log-probability, of drafts whose paths are equal so far. Drafts are made
+with the whole head and with the rows of 256 tokens.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 import tempfile
@@ -36,6 +38,8 @@ SIZES: dict[str, Any] = {
     "linear_num_value_heads": 12,
 }
 N_ROUNDS, N_BEST = 4, 8
+SHORTLISTS = None, 256
+"""Values of draft_vocab that are compared."""
 
 
 def drafts(path: Path, **place: Any) -> Iterator[native.Draft]:
@@ -70,8 +74,11 @@ def drafts(path: Path, **place: Any) -> Iterator[native.Draft]:
 
 def compare(path: Path, device: str, module: str) -> dict[str, Any]:
     errors, n_apart = [], 0
-    on_device = drafts(path, device=device, backend_module=module)
-    for expected, found in zip(drafts(path, n_gpu_layers=0), on_device, strict=True):
+    on_device, on_cpu = (
+        itertools.chain.from_iterable(drafts(path, draft_vocab=n, **place) for n in SHORTLISTS)
+        for place in ({"device": device, "backend_module": module}, {"n_gpu_layers": 0})
+    )
+    for expected, found in zip(on_cpu, on_device, strict=True):
         for row, log_sum in enumerate(expected.log_sum_exp):
             best = dict(zip(found.tokens[row].tolist(), found.logits[row].tolist(), strict=True))
             pairs = zip(expected.tokens[row].tolist(), expected.logits[row].tolist(), strict=True)
