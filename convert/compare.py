@@ -103,7 +103,8 @@ def check(model_dir: Path, gguf_file: Path, target_model_dir: Path | None = None
         if part.missing_bytes:
             raise ConvertError(f"{part.path}: {completeness(part)}")
     expected_plans = plans_of(checkpoint, options)
-    if mtp and (listed := tensors.get(Tensor.D2T)) is not None:
+    listed = tensors.get(Tensor.D2T)
+    if mtp and listed is not None and listed.type.name == "I64":
         path = next(part.path for part in parts if Tensor.D2T in part.tensors)
         tokens = np.memmap(path, np.dtype("<i8"), "r", listed.start, listed.shape)
         n_vocab = checkpoint.config.integer("vocab_size")
