@@ -2,8 +2,9 @@
 
 Reasoning is free. The answer, which the constraint binds, begins behind the mark that ends the
 reasoning, or with the first token if the model's template marks no reasoning. A matcher of
-llguidance knows the tokens of the answer so far; for a node of a tree it consumes the tokens of the
-path to the node, and then takes them back.
+llguidance knows the tokens of the answer so far, and copies of it consume the paths of a tree. No
+matcher takes tokens back: llguidance 1.5.1 to 1.9.1 keep the last mask, and return it after a
+rollback behind other tokens too.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from ..text.reasoning import Format, ReasoningSplitter
 from .errors import ConstraintError, sentence
 
 if TYPE_CHECKING:  # llguidance is loaded with the first constraint, which takes 100 ms
+    from llguidance import LLMatcher
+
     from .compiler import CompiledConstraint
     from .vocabulary import Words
 
@@ -51,9 +54,7 @@ class AnswerConstraint:
         self._region: Region = None if reasoning is None else reasoning.splitter()
         self._n_known = 0
         self._consumed: list[int] = []
-        """Tokens of the answer, and of the path to a node, that the matcher has consumed."""
-        self._path: list[tuple[Region, bool]] = []
-        """Region before each token of the path, and True if the matcher has consumed the token."""
+        """Tokens of the answer that the matcher has consumed."""
         self._row = np.zeros(self._vocabulary.end // 32 + 1, dtype=np.uint32)
         self.error: str | None = None
         """Reason why the mask behind the answer could not be computed."""
@@ -62,8 +63,8 @@ class AnswerConstraint:
         """Takes the tokens of the answer so far; ConstraintError if the matcher has failed."""
         n, self._n_known = self._n_known, len(tokens)
         for token in tokens[n:]:
-            self._push(token)
-            self._path.clear()
+            if self._push(token):
+                self._consumed.append(token)
             while self._matcher.is_error():
                 self._widen()
 
@@ -151,34 +152,36 @@ class AnswerConstraint:
         children: list[list[int]] = [[] for _ in tree.tokens]
         for node, parent in enumerate(tree.parents[1:], 1):
             children[parent].append(node)
-        waiting, path = [0], list[int]()
+        answer = self._matcher, self._region
+        # Nodes to visit, with the state behind their parents, and True if others need that state.
+        waiting: list[tuple[int, LLMatcher, Region, bool]] = [(0, *answer, False)]
         end = time.thread_time() + MAX_DRAFT_S
         try:
             while waiting:
-                node = waiting[-1]
+                node, matcher, self._region, is_shared = waiting[-1]
                 if node and (not self._drafts or time.thread_time() > end):
                     break
-                while path and path[-1] != tree.parents[node]:
-                    path.pop()
-                    self._pop()
+                self._matcher = matcher.deep_copy() if is_shared else matcher
                 if node:
                     self._push(tree.tokens[node])
-                    path.append(node)
-                else:
-                    path.append(0)
-                    self._path.append((self._region, False))
                 found = visit(node, children[node])
-                if node and self._matcher.is_error():
-                    self._drafts = False
-                    break
+                if self._matcher.is_error():
+                    if node:
+                        self._drafts = False
+                        break
+                    self._restart()
+                if not node:
+                    answer = self._matcher, self._region
                 waiting.pop()
-                waiting += [x for x in reversed(found) if with_leaves or children[x]]
+                following = [x for x in reversed(found) if with_leaves or children[x]]
+                for i, child in enumerate(following):
+                    waiting.append((child, self._matcher, self._region, i > 0 or not node))
         finally:
-            while self._path:
-                self._pop()
-        return waiting
+            self._matcher, self._region = answer
+        return [node for node, *_ in waiting]
 
-    def _push(self, token: int) -> None:
+    def _push(self, token: int) -> bool:
+        """Moves behind a token. Returns True if the matcher has consumed the token."""
         region, consumes = self._region, True
         if isinstance(region, int):
             consumes = self._validates(token)
@@ -186,17 +189,9 @@ class AnswerConstraint:
         elif region is not None:
             consumes = self._begins(region, token)
             self._region = None if consumes else self._after(region, token)
-        self._path.append((region, consumes))
         if consumes:
-            self._consumed.append(token)
             self._consume(token)
-
-    def _pop(self) -> None:
-        self._region, consumed = self._path.pop()
-        if consumed:
-            self._consumed.pop()
-            if not self._matcher.rollback(1):
-                self._restart()
+        return consumes
 
     def _after(self, splitter: ReasoningSplitter, token: int) -> Region:
         """Returns the region behind a token that does not belong to the answer."""
@@ -223,10 +218,7 @@ class AnswerConstraint:
 
     def _forced(self) -> list[int]:
         tokens: list[int] = self._matcher.compute_ff_tokens()
-        if self._matcher.is_error():
-            self._restart()
-            return []
-        return tokens
+        return [] if self._matcher.is_error() else tokens
 
     def _validates(self, token: int) -> bool:
         return bool(self._matcher.validate_tokens([token]))

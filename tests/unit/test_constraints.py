@@ -160,6 +160,19 @@ def test_masks_of_trees_are_those_of_their_paths(
     assert answer
 
 
+def test_a_mask_is_not_that_of_a_path_that_was_tried_before(tokenizer: Tokenizer) -> None:
+    made = compiled(tokenizer, grammar='start: "x" ("a" /[h-w]+/ "1" | "b" /[h-w]+/ "2")')
+    x, a, b, w, one, two = (tokenizer.tokenize(t, add_special=False)[0] for t in "xabw12")
+    constraint = AnswerConstraint(made)
+    constraint.advance([x])
+    _, masks = constraint.masks(Tree.of([x, a, w, b, w], [-1, 0, 1, 0, 3]))
+    assert {one, two} & tokens_of(masks[2]) == {one}
+    assert {one, two} & tokens_of(masks[4]) == {two}
+    constraint.masks(Tree.of([x, a, w]))
+    constraint.advance([x, b, w])
+    assert {one, two} & one_mask(constraint) == {two}
+
+
 def test_forced_tokens_follow_every_node(tokenizer: Tokenizer) -> None:
     made = compiled(tokenizer, regex="[xy](hello|w9{5})z?")
     x, y, h, w, nine, z = (tokenizer.tokenize(t, add_special=False)[0] for t in "xyhw9z")
