@@ -9,6 +9,7 @@ cost of the next node: CaDDTree, arXiv 2606.01813.
 from __future__ import annotations
 
 import math
+from bisect import bisect
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -201,7 +202,10 @@ class AutoController(Controller):
         """Creates a controller of drafts of min_nodes to max_nodes nodes, up to `longest` deep."""
         self._state, self.n_nodes, self._min_nodes = state, max_nodes, max(min_nodes, 1)
         self.longest = min(longest, max_nodes)
-        self._sizes = [(i, x) for i, x in enumerate(SIZES) if self._min_nodes <= x <= max_nodes]
+        # Each size with its index in SIZES; max_nodes itself if no size lies within the bounds.
+        self._sizes = [
+            (i, x) for i, x in enumerate(SIZES) if self._min_nodes <= x <= max_nodes
+        ] or [(bisect(SIZES, max_nodes), max_nodes)]
         # Keys of the decisions: numbers of decoding sequences, and of sequences with speculation.
         self._decisions: dict[tuple[int, int], Decision] = {}
         self._decision = Decision()
@@ -347,7 +351,9 @@ class AutoController(Controller):
         A top-1 draft is verified whole, as the plan chose its length by the same expected gain.
         """
         if done.is_top1:
-            return [tree.first(limit) for tree, limit in zip(trees, limits, strict=True)]
+            whole = [tree.first(limit) for tree, limit in zip(trees, limits, strict=True)]
+            is_enough = sum(tree.n_drafted for tree in whole) >= self._min_nodes
+            return whole if is_enough else [tree.first(0) for tree in whole]
         if done.proposer:
             for tree in trees:
                 self._state.stats[done.proposer].add_tree(tree)

@@ -126,12 +126,13 @@ class Curve:
         """Returns the seconds of a pass or draft with n_rows rows."""
         xs, ys = self._xs, self._ys
         if len(xs) == 1:
-            return ys[0] * max(1.0 + ROW * (n_rows - xs[0]), 0.0)
+            ratio = 1.0 + ROW * abs(n_rows - xs[0])
+            return ys[0] * ratio if n_rows > xs[0] else ys[0] / ratio
         if n_rows >= xs[-1]:  # mean slope, as the last interval may hold a jump
             return ys[-1] + (ys[-1] - ys[0]) / (xs[-1] - xs[0]) * (n_rows - xs[-1])
         i = max(bisect(xs, n_rows), 1)
         slope = (ys[i] - ys[i - 1]) / (xs[i] - xs[i - 1])
-        return max(ys[i] + slope * (n_rows - xs[i]), 0.0)
+        return max(ys[i] + slope * (n_rows - xs[i]), SHORTEST)
 
 
 Buckets = dict[int, RunningMedian]

@@ -520,20 +520,25 @@ def test_choices_keep_to_their_bounds() -> None:
                 (tree,) = controller.select(done, [drawn], [limit])
                 assert tree.n_drafted == 0 or least <= tree.n_drafted <= min(most, limit)
                 assert max(tree.depths) <= plan.n_positions
+                done.is_top1 = True
+                (tree,) = controller.select(done, [line([0, 1, 2], 0.9)], [limit])
+                assert tree.n_drafted == (2 if least <= 2 else 0)
     assert AutoController(pair.state, 15, 63, 15).plan(Round(500), ask(14), [pair.drafter]) is None
 
 
-@pytest.mark.parametrize("least", [2, 5])
-def test_a_least_draft_is_tried_where_only_plain_rounds_were_measured(least: int) -> None:
+@pytest.mark.parametrize(("least", "most"), [(2, 63), (5, 63), (8, 10)])
+def test_a_least_draft_is_tried_where_only_plain_rounds_were_measured(
+    least: int, most: int
+) -> None:
     machine, state, rng = wide(), ControllerState(), np.random.default_rng(0)
     for _ in range(3):
         machine.run(done := Round(100, n_tokens=1), rng)
         state.costs.observe(done)
     pair = Pair(machine, state)
-    _, rounds = pair.answer(Text(0.97), AutoController(state, BLOCK, 63, least), n_tokens=1200)
+    _, rounds = pair.answer(Text(0.97), AutoController(state, BLOCK, most, least), n_tokens=1200)
     drafted = [done.n_drafted for done in rounds if done.n_drafted]
     assert len(drafted) >= 40
-    assert min(drafted) >= least
+    assert least <= min(drafted) <= max(drafted) <= most
 
 
 def line(tokens: list[int], chance: float) -> Tree:
@@ -589,6 +594,15 @@ def test_what_plain_rounds_take_is_followed() -> None:
             took = pass_s * (1.0 + rng.exponential(0.02) + 0.6 * (rng.random() < 0.05))
             controller.observe(Round(position, n_tokens=1, pass_s=took))
         assert state.costs.plain_s(position) == pytest.approx(1.03 * pass_s, rel=0.06)
+
+
+def test_fewer_sequences_than_were_measured_take_some_time() -> None:
+    for counts in ((9,), (6, 9)):
+        costs = CostModel()
+        for n in counts:
+            for _ in range(3):
+                costs.observe(Round(0, n, n_tokens=n, pass_s=0.1 * n**2))
+        assert 0.0 < costs.plain_s(0, 5) < costs.plain_s(0, counts[0])
 
 
 def test_more_rows_take_no_less_than_a_plain_pass() -> None:
