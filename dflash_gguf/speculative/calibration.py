@@ -228,8 +228,11 @@ class Calibrations:
 
 
 def sampling_class_of(config: DecodeConfig) -> str:
-    """Returns a config's sampling class (temperature, penalties), the key of learned acceptance."""
-    return f"{config.temperature:g}{' penalised' if config.has_penalties else ''}"
+    """Returns a config's sampling class, the key of learned acceptance: temperature, penalties.
+
+    One digit of the temperature, as each class is kept: a client may draw temperatures.
+    """
+    return f"{config.temperature:.1g}{' penalised' if config.has_penalties else ''}"
 
 
 class Features:

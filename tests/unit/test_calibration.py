@@ -184,6 +184,9 @@ def test_every_way_to_draw_has_its_own() -> None:
     assert known.of(DecodeConfig(seed=3)) is greedy
     assert known.of(DecodeConfig(repeat_penalty=1.1)) is not greedy
     assert known.of(DecodeConfig(temperature=0.7)).weights(1)[0, 2] > 0.0
+    for temperature in np.linspace(0.1, 2.0, 200):
+        known.of(DecodeConfig(temperature=temperature))
+    assert len(known.to_dict()["ranked"]) < 20
 
 
 def test_what_was_learned_survives_as_json() -> None:
