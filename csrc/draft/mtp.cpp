@@ -67,6 +67,7 @@ static DraftHparams read(const GgufFile & file, const Model & target) {
 static void bind_reduced_head(WeightLoader & loader, const DraftHparams & draft) {
     loader.head_map();
     std::vector<int64_t> & tokens = loader.weights().head_tokens;
+    const auto n_listed = static_cast<int64_t>(tokens.size());
     if (draft.n_head_tokens > 0) {
         tokens.resize(draft.n_head_tokens);
         std::iota(tokens.begin(), tokens.end(), 0);
@@ -91,6 +92,13 @@ static void bind_reduced_head(WeightLoader & loader, const DraftHparams & draft)
     DFL_CHECK(loader.n_rows(head) > 0, DFL_STATUS_FILE,
               "%s: a layer that drafts a part of the vocabulary needs the tensor %s or %s",
               loader.path().c_str(), schema::TENSOR_TOKEN_EMBD, schema::TENSOR_OUTPUT);
+    DFL_CHECK(draft.n_head_tokens == 0 || n_listed == 0 || n_listed == draft.hp.n_vocab ||
+                  loader.n_rows(head) != n_listed,
+              DFL_STATUS_FILE,
+              "%s: has a head of the %lld tokens of its %s only, draft_vocab (--draft-vocab) is "
+              "%lld: leave it out",
+              loader.path().c_str(), (long long)n_listed, schema::TENSOR_D2T,
+              (long long)draft.n_head_tokens);
     const auto n = static_cast<int64_t>(tokens.size());
     if (draft.n_head_tokens == 0 && n < draft.hp.n_vocab && loader.n_rows(head) == n) {
         loader.weights().output = loader.linear(head, 0, draft.hp.n_embd, n);

@@ -374,6 +374,9 @@ def test_a_shortlist_has_the_logits_of_the_whole_head(
     for name in [name for name in rows if name != "all"]:
         assert rows[name][0].tolist() == expected
         np.testing.assert_array_equal(rows[name][1], rows["all"][1][expected])
+    model = Model(str(file), replace(config, draft_vocab=300))
+    with pytest.raises(Error, match=r"tokens of its d2t only, draft_vocab .* is 300: leave it"):
+        Drafter(str(files[True, 256]), model)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
