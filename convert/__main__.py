@@ -34,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.outfile and not (args.dry_run or args.inspect or args.check):
         try:
             check_output("--outfile", args.outfile)
+            _check_is_no_input(args)
         except ValueError as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
@@ -48,6 +49,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         signal.signal(signal.SIGTERM, previous)
     return 1
+
+
+def _check_is_no_input(args: argparse.Namespace) -> None:
+    """Raises ValueError if --outfile would replace a file that the conversion reads."""
+    out, target = args.outfile, args.target_model_dir
+    is_of_model = out.parent.resolve() == args.model_dir.resolve() and out.suffix != ".gguf"
+    is_target = target is not None and target.exists() and out.exists() and out.samefile(target)
+    if is_target or (is_of_model and out.is_file()):
+        raise ValueError(f"--outfile {out}: is a file of the model, give another name")
 
 
 def _terminate(_signal: int, _frame: FrameType | None) -> None:

@@ -456,6 +456,19 @@ def test_a_missing_folder_is_told_before_the_work(
     assert capsys.readouterr().err.startswith("error: --outfile")
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_a_file_of_the_model_is_not_replaced(
+    folder: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = folder / "model" / name
+    before = out.read_bytes()
+    assert main([str(folder / "model"), "--outfile", str(out), "--pre", "qwen2"]) == 2
+    assert capsys.readouterr().err == (
+        f"error: --outfile {out}: is a file of the model, give another name\n"
+    )
+    assert out.read_bytes() == before
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_while_writing_leaves_nothing(
     folder: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
