@@ -22,6 +22,7 @@ from .inspect import completeness, table
 from .layout import gpt_oss_experts, layout_of, qwen3next_heads
 from .plan import Metadata, TensorPlan, to_float32
 from .schema import Arch, Key, Tensor
+from .tokenizer import END_KEYS
 
 CHUNK_ELEMENTS = 1 << 22
 
@@ -102,6 +103,7 @@ def check(model_dir: Path, gguf_file: Path, target_model_dir: Path | None = None
     for part in parts:
         if part.missing_bytes:
             raise ConvertError(f"{part.path}: {completeness(part)}")
+    problems: list[str] = []
     expected_plans = plans_of(checkpoint, options)
     listed = tensors.get(Tensor.D2T)
     if mtp and listed is not None and listed.type.name == "I64":
@@ -111,8 +113,10 @@ def check(model_dir: Path, gguf_file: Path, target_model_dir: Path | None = None
         if not (tokens.size and 0 <= tokens.min() <= tokens.max() < n_vocab):
             raise ConvertError(f"{gguf_file}: d2t does not list tokens 0 to {n_vocab - 1}")
         expected_plans = with_shortlist(expected_plans, tokens, has_trunk=not only_mtp)
+        lacking = {_value(header, key) for key in END_KEYS} - {None, *tokens.ravel().tolist()}
+        problems = [f"{Tensor.D2T}: lacks the end token {token}" for token in sorted(lacking)]
     plans = {plan.name: plan for plan in expected_plans}
-    problems = [*_metadata_problems(header, expected), *_inventory_problems(header, plans)]
+    problems += [*_metadata_problems(header, expected), *_inventory_problems(header, plans)]
     checks = []
     for part in parts:
         data = np.memmap(part.path, np.uint8, "r")

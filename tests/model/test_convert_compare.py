@@ -15,7 +15,7 @@ from dflash_gguf.convert.arch import Options
 from dflash_gguf.convert.compare import LIMITS, check
 from dflash_gguf.convert.conversion import Conversion, prepare
 from dflash_gguf.convert.errors import ConvertError
-from dflash_gguf.convert.plan import TensorPlan
+from dflash_gguf.convert.plan import TensorPlan, list_plan
 from dflash_gguf.convert.write import write_gguf
 
 PRE = "qwen2"
@@ -79,6 +79,14 @@ def test_a_shortlist_passes(folders: dict[str, Path], tmp_path: Path, only_mtp: 
     shapes = {tensor.name: tensor.shape for tensor in report.tensors}
     assert shapes["d2t"][0] >= 300
     assert (shapes["output.weight"][0] == shapes["d2t"][0]) == only_mtp
+
+
+def test_a_shortlist_without_the_end_is_found(folders: dict[str, Path], tmp_path: Path) -> None:
+    conversion = prepare(folders["qwen35"], "f32", Options(draft_vocab=300), PRE)
+    _, end = conversion.metadata.values["tokenizer.ggml.eos_token_id"]
+    conversion.plans[-1] = list_plan("d2t", np.arange(301))
+    report = check(folders["qwen35"], write(conversion, tmp_path / "x.gguf"))
+    assert report.problems == (f"d2t: lacks the end token {end}",)
 
 
 @pytest.mark.parametrize(
