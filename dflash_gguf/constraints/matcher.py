@@ -2,9 +2,8 @@
 
 Reasoning is free. The answer, which the constraint binds, begins behind the mark that ends the
 reasoning, or with the first token if the model's template marks no reasoning. A matcher of
-llguidance knows the tokens of the answer so far, and copies of it consume the paths of a tree. No
-matcher takes tokens back: llguidance 1.5.1 to 1.9.1 keep the last mask, and return it after a
-rollback behind other tokens too.
+llguidance knows the tokens of the answer so far; for a node of a tree it consumes the tokens of the
+path to the node, and then takes them back.
 """
 
 from __future__ import annotations
@@ -21,8 +20,6 @@ from ..text.reasoning import Format, ReasoningSplitter
 from .errors import ConstraintError, sentence
 
 if TYPE_CHECKING:  # llguidance is loaded with the first constraint, which takes 100 ms
-    from llguidance import LLMatcher
-
     from .compiler import CompiledConstraint
     from .vocabulary import Words
 
@@ -54,7 +51,11 @@ class AnswerConstraint:
         self._region: Region = None if reasoning is None else reasoning.splitter()
         self._n_known = 0
         self._consumed: list[int] = []
-        """Tokens of the answer that the matcher has consumed."""
+        """Tokens of the answer, and of the path to a node, that the matcher has consumed."""
+        self._path: list[tuple[Region, bool]] = []
+        """Region before each token of the path, and True if the matcher has consumed the token."""
+        self._n_masked = 0
+        """Number of tokens that the matcher had consumed when it computed its last mask."""
         self._row = np.zeros(self._vocabulary.end // 32 + 1, dtype=np.uint32)
         self.error: str | None = None
         """Reason why the mask behind the answer could not be computed."""
@@ -63,8 +64,8 @@ class AnswerConstraint:
         """Takes the tokens of the answer so far; ConstraintError if the matcher has failed."""
         n, self._n_known = self._n_known, len(tokens)
         for token in tokens[n:]:
-            if self._push(token):
-                self._consumed.append(token)
+            self._push(token)
+            self._path.clear()
             while self._matcher.is_error():
                 self._widen()
 
@@ -152,36 +153,34 @@ class AnswerConstraint:
         children: list[list[int]] = [[] for _ in tree.tokens]
         for node, parent in enumerate(tree.parents[1:], 1):
             children[parent].append(node)
-        answer = self._matcher, self._region
-        # Nodes to visit, with the state behind their parents, and True if others need that state.
-        waiting: list[tuple[int, LLMatcher, Region, bool]] = [(0, *answer, False)]
+        waiting, path = [0], list[int]()
         end = time.thread_time() + MAX_DRAFT_S
         try:
             while waiting:
-                node, matcher, self._region, is_shared = waiting[-1]
+                node = waiting[-1]
                 if node and (not self._drafts or time.thread_time() > end):
                     break
-                self._matcher = matcher.deep_copy() if is_shared else matcher
+                while path and path[-1] != tree.parents[node]:
+                    path.pop()
+                    self._pop()
                 if node:
                     self._push(tree.tokens[node])
+                    path.append(node)
+                else:
+                    path.append(0)
+                    self._path.append((self._region, False))
                 found = visit(node, children[node])
-                if self._matcher.is_error():
-                    if node:
-                        self._drafts = False
-                        break
-                    self._restart()
-                if not node:
-                    answer = self._matcher, self._region
+                if node and self._matcher.is_error():
+                    self._drafts = False
+                    break
                 waiting.pop()
-                following = [x for x in reversed(found) if with_leaves or children[x]]
-                for i, child in enumerate(following):
-                    waiting.append((child, self._matcher, self._region, i > 0 or not node))
+                waiting += [x for x in reversed(found) if with_leaves or children[x]]
         finally:
-            self._matcher, self._region = answer
-        return [node for node, *_ in waiting]
+            while self._path:
+                self._pop()
+        return waiting
 
-    def _push(self, token: int) -> bool:
-        """Moves behind a token. Returns True if the matcher has consumed the token."""
+    def _push(self, token: int) -> None:
         region, consumes = self._region, True
         if isinstance(region, int):
             consumes = self._validates(token)
@@ -189,9 +188,21 @@ class AnswerConstraint:
         elif region is not None:
             consumes = self._begins(region, token)
             self._region = None if consumes else self._after(region, token)
+        self._path.append((region, consumes))
         if consumes:
+            if self._n_masked > len(self._consumed):
+                # llguidance 1.5.1 to 1.9.1 keep the mask of a text that was taken back, and may
+                # return it for other tokens: replace it by that of the text before them.
+                self._answer_mask()
+            self._consumed.append(token)
             self._consume(token)
-        return consumes
+
+    def _pop(self) -> None:
+        self._region, consumed = self._path.pop()
+        if consumed:
+            self._consumed.pop()
+            if not self._matcher.rollback(1):
+                self._restart()
 
     def _after(self, splitter: ReasoningSplitter, token: int) -> Region:
         """Returns the region behind a token that does not belong to the answer."""
@@ -218,7 +229,10 @@ class AnswerConstraint:
 
     def _forced(self) -> list[int]:
         tokens: list[int] = self._matcher.compute_ff_tokens()
-        return [] if self._matcher.is_error() else tokens
+        if self._matcher.is_error():
+            self._restart()
+            return []
+        return tokens
 
     def _validates(self, token: int) -> bool:
         return bool(self._matcher.validate_tokens([token]))
@@ -257,6 +271,7 @@ class AnswerConstraint:
     def _answer_mask(self) -> Words:
         """Returns the mask of the matcher; all zeros if it has failed."""
         row, vocabulary = self._row, self._vocabulary
+        self._n_masked = len(self._consumed)
         self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         if self._matcher.is_error():
             row[:] = 0  # a failed matcher allows the end of the answer
@@ -288,7 +303,7 @@ class AnswerConstraint:
 
     def _restart(self) -> None:
         """Replaces a failed matcher by one that has consumed the same tokens."""
-        self._matcher = self._compiled.matcher(self._level)
+        self._matcher, self._n_masked = self._compiled.matcher(self._level), 0
         for token in self._consumed:
             self._consume(token)
 
