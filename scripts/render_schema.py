@@ -14,11 +14,11 @@ from types import ModuleType
 SCHEMA = Path(__file__).resolve().parent.parent / "convert" / "schema.py"
 
 
-def load_schema(path: Path = SCHEMA) -> ModuleType:
+def load_schema() -> ModuleType:
     """Imports schema.py by path, so that the package need not be installed."""
-    spec = importlib.util.spec_from_file_location("dflash_gguf_schema", path)
+    spec = importlib.util.spec_from_file_location("dflash_gguf_schema", SCHEMA)
     if spec is None or spec.loader is None:
-        raise SystemExit(f"{path}: not a Python module")
+        raise SystemExit(f"{SCHEMA}: not a Python module")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

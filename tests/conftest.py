@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -31,11 +32,4 @@ def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
     """Converts one f32 file of each kind on first use; its checkpoint lies beside it."""
     from gguf_files import make_gguf
 
-    made: dict[str, Path] = {}
-
-    def of_kind(kind: str) -> Path:
-        if kind not in made:
-            made[kind] = make_gguf(tmp_path_factory.mktemp(kind), kind)
-        return made[kind]
-
-    return of_kind
+    return cache(lambda kind: make_gguf(tmp_path_factory.mktemp(kind), kind))

@@ -198,7 +198,7 @@ def main() -> None:
         print(rows[-1], flush=True)
     for kind in args.kinds.split(",") if not known else ():
         command = [__file__, *sys.argv[1:], "--kinds", kind, "--one"]
-        rows.append(in_script(command, 1))
+        rows.append(in_script(command))
         print(rows[-1], flush=True)
     print(json.dumps({**facts(), "table": args.table.name, "rows": rows}))
 

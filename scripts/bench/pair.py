@@ -24,13 +24,12 @@ import dflash_gguf
 from dflash_gguf import bundled
 from dflash_gguf._files import write_text
 from dflash_gguf.bench.prompts import Prompt
+from dflash_gguf.config import DRAFT_KINDS
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from train.python_prompts import from_python
 
 from dflash_gguf.train.acceptance import measure, prompt_lookup, repeated_share
-
-KINDS = ("none", "chain", "tree", "auto")
 
 
 def parse() -> argparse.Namespace:
@@ -99,20 +98,20 @@ def compare(
     decoder: dflash_gguf.Decoder, prompts: list[list[int]], config: dflash_gguf.DecodeConfig
 ) -> tuple[dict[str, Any], list[dflash_gguf.Result]]:
     """Answers all prompts in all draft modes by turns; returns figures and plain answers."""
-    totals = {kind: Total() for kind in KINDS}
-    coming = {kind: iter(prompts) for kind in KINDS}
+    totals = {kind: Total() for kind in DRAFT_KINDS}
+    coming = {kind: iter(prompts) for kind in DRAFT_KINDS}
 
     def answer(kind: str) -> dflash_gguf.Result:
         decoder.reset()
         return decoder.generate(next(coming[kind]), config, draft=kind)
 
-    results = in_turns({kind: partial(answer, kind) for kind in KINDS}, len(prompts))
+    results = in_turns({kind: partial(answer, kind) for kind in DRAFT_KINDS}, len(prompts))
     plain = results["none"]
     for kind, total in totals.items():
         for result, other in zip(results[kind], plain, strict=True):
             total.add(result, other)
     found: dict[str, Any] = {kind: total.summary() for kind, total in totals.items()}
-    for kind in KINDS[1:]:
+    for kind in DRAFT_KINDS[1:]:
         ratio = found[kind]["tokens_per_s"] / found["none"]["tokens_per_s"]
         found[kind]["times_plain"] = round(ratio, 3)
     return found, plain

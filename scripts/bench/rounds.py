@@ -273,10 +273,10 @@ class Ours:
             n_chosen += work.accept + 1
         return 1e3 * np.array(rows)
 
-    def bare_draft_ms(self, last_token: int, n_draft: int, n_runs: int = 25) -> float:
+    def bare_draft_ms(self, last_token: int, n_draft: int) -> float:
         """Returns milliseconds of a draft for which the drafter needs no K/V of new features."""
         times = []
-        for _ in range(n_runs):
+        for _ in range(25):
             self.sequence.verify([last_token] * (n_draft + 1))
             self.sequence.commit(0)
             started = perf_counter()

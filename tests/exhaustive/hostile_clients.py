@@ -45,11 +45,10 @@ MEMORY = 512 << 20
 Address = tuple[str, int]
 
 
-def head(path: str, length: int | str, key: str | None, more: str = "") -> bytes:
+def head(path: str, length: int | str, key: str | None) -> bytes:
     with_key = f"Authorization: Bearer {key}\r\n" if key else ""
     return (
-        f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{with_key}{more}"
-        f"Content-Length: {length}\r\n\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{with_key}Content-Length: {length}\r\n\r\n"
     ).encode()
 
 
@@ -76,13 +75,12 @@ class Attacker:
         one.settimeout(2)
         return one
 
-    def _send(self, path: str, body: Any, *, reads: bool = True, wait_s: float = 2.0) -> None:
+    def _send(self, path: str, body: Any) -> None:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         key = self._random.choice((self._key, self._key, self._key, None))
         with self._open() as one:
-            one.settimeout(wait_s)
             one.sendall(head(path, len(data), key) + data)
-            while reads and one.recv(1 << 16):
+            while one.recv(1 << 16):
                 pass
 
     def _endless(self, **more: Any) -> dict[str, Any]:

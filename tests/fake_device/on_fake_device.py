@@ -9,14 +9,14 @@ import ctypes
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from checkpoints import PRE_OF_KIND
-from gguf_files import Parts, convert, edited
+from gguf_files import convert, edited, spoil
 from half_right import HalfRight
 from pairs import Pair, make_pair, random_tokens
 from schedules import built_anew, play
@@ -58,14 +58,7 @@ Other operations have an alternative form; experts would be refused a place on t
 
 @pytest.fixture(scope="module")
 def pair_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
-    made: dict[str, Pair] = {}
-
-    def of_kind(kind: str) -> Pair:
-        if kind not in made:
-            made[kind] = make_pair(tmp_path_factory.mktemp(kind), kind, block_size=8)
-        return made[kind]
-
-    return of_kind
+    return cache(lambda kind: make_pair(tmp_path_factory.mktemp(kind), kind, block_size=8))
 
 
 def places(n_layer: int, experts: bool) -> list[dict[str, Any]]:
@@ -434,23 +427,11 @@ def test_what_it_lacks_the_cpu_computes(
         assert decoder.engine.cpu_operations == by_cpu
 
 
-def spoil(parts: Parts) -> None:
-    values, _ = parts.tensors["enc.output_norm.weight"]
-    parts.f32("enc.output_norm.weight", np.full_like(values, np.nan))
-
-
-def spoil_target(parts: Parts) -> None:
-    values, _ = parts.tensors["output_norm.weight"]
-    values = np.array(values)
-    values[3] = np.nan
-    parts.f32("output_norm.weight", values)
-
-
 def test_draws_among_what_is_no_number_are_refused(
     pair_of: Callable[[str], Pair], tmp_path: Path
 ) -> None:
     pair = pair_of("llama")
-    target = edited(pair.target, tmp_path / "nan.gguf", spoil_target)
+    target = edited(pair.target, tmp_path / "nan.gguf", spoil("output_norm.weight", np.nan, 3))
     with open_decoder(replace(pair, target=target), {}) as decoder:
         for draft in ("none", "tree"):
             with pytest.raises(Error, match="the logits of row 0 are not finite numbers"):
@@ -463,14 +444,9 @@ def test_what_is_not_finite_leaves_nothing_behind(
     pair_of: Callable[[str], Pair], kind: str, place: dict[str, Any], tmp_path: Path
 ) -> None:
     bad = next(token for token in range(300) if token not in PROMPT)
-
-    def spoil_token(parts: Parts) -> None:
-        values = np.array(parts.tensors["token_embd.weight"][0])
-        values[bad] = np.nan
-        parts.f32("token_embd.weight", values)
-
+    edit = spoil("token_embd.weight", np.nan, bad)
     pair = pair_of(kind)
-    pair = replace(pair, target=edited(pair.target, tmp_path / "nan.gguf", spoil_token))
+    pair = replace(pair, target=edited(pair.target, tmp_path / "nan.gguf", edit))
     ways: list[dict[str, Any]] = [{}, {"temperature": 0.9}, {"repeat_penalty": 1.2}]
     with open_decoder(pair, place) as decoder:
         for draft in ("none", "chain"):
@@ -581,13 +557,8 @@ def test_what_is_not_finite_stays_with_its_sequence(
     pair_of: Callable[[str], Pair], kind: str, tmp_path: Path
 ) -> None:
     bad = 299
-
-    def spoil_token(parts: Parts) -> None:
-        values = np.array(parts.tensors["token_embd.weight"][0])
-        values[bad] = np.nan
-        parts.f32("token_embd.weight", values)
-
-    target = edited(pair_of(kind).target, tmp_path / "nan.gguf", spoil_token)
+    edit = spoil("token_embd.weight", np.nan, bad)
+    target = edited(pair_of(kind).target, tmp_path / "nan.gguf", edit)
     engine = Engine(Model(str(target), replace(config_of({}), n_parallel=4)))
     cpu = Engine(Model(str(target), replace(config_of(CPU), n_parallel=4)))
     tokens = [[token % bad for token in random_tokens(9 + i, seed=i)] for i in range(4)]
@@ -657,7 +628,7 @@ def test_it_does_not_select_among_what_is_no_number(
     pair_of: Callable[[str], Pair], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pair = pair_of("llama")
-    drafter = edited(pair.drafter, tmp_path / "nan.gguf", spoil)
+    drafter = edited(pair.drafter, tmp_path / "nan.gguf", spoil("enc.output_norm.weight", np.nan))
     monkeypatch.setenv("FAKE_DEVICE_MISLEADS", "1")
     with open_decoder(replace(pair, drafter=drafter), {}) as decoder:
         decoder.sequence.prefill(PROMPT)

@@ -8,7 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoints import KINDS, VOCAB_SIZE
+from checkpoints import (
+    KINDS,
+    LLAMA3_ROPE,
+    ONE,
+    SEVEN,
+    VOCAB_SIZE,
+    YARN_ROPE,
+    heads,
+    value_heads,
+)
 from device import DEVICE, placement
 from gguf_files import Parts, edited, make_gguf
 from hf_models import unpack_experts
@@ -26,21 +35,6 @@ LENGTHS = (1, 5, N_UBATCH - 1, N_UBATCH, N_UBATCH + 1, 3 * N_UBATCH + 7, N_TOKEN
 # with Gemma's experts, whose GELU ggml reads from an F16 table) and 1.1e-3 with F16.
 LIMITS = {"f32": 5e-4 if DEVICE is None else 2e-3, "f16": 1e-2}
 
-ONE, SEVEN = {"num_hidden_layers": 1}, {"num_hidden_layers": 7}
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-YARN_ROPE = {
-    "rope_type": "yarn",
-    "rope_theta": 10000.0,
-    "factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
 YARN_BETAS = {**YARN_ROPE, "beta_fast": 16.0, "beta_slow": 2.0}
 YARN_MSCALES = {**YARN_ROPE, "mscale": 0.7, "mscale_all_dim": 1.3}
 QWEN35_ROPE = {
@@ -65,14 +59,6 @@ GEMMA3_ROPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     "full_attention": {"rope_type": "default", "rope_theta": 1e6},
 }
-
-
-def heads(q: int, kv: int, size: int) -> dict[str, Any]:
-    return {"num_attention_heads": q, "num_key_value_heads": kv, "head_dim": size}
-
-
-def value_heads(keys: int, values: int) -> dict[str, Any]:
-    return {"linear_num_key_heads": keys, "linear_num_value_heads": values}
 
 
 # Defaults of make_target(): 4 heads of 32, 2 K/V heads, width 96, untied head, vocabulary 421.

@@ -500,10 +500,6 @@ def converted(folder: Path) -> dict[str, Any]:
     return {key: field.contents() for key, field in fields.items() if key.startswith("token")}
 
 
-def edit_json(path: Path, **changes: Any) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
 @pytest.mark.parametrize("in_config", ["OLDER", None])
 @pytest.mark.parametrize(
     "file, expected",
@@ -512,7 +508,7 @@ def edit_json(path: Path, **changes: Any) -> None:
 def test_the_template_is_that_which_transformers_takes(
     folder: Path, in_config: str | None, file: str | None, expected: str | None
 ) -> None:
-    edit_json(folder / "model" / "tokenizer_config.json", chat_template=in_config)
+    set_json(folder / "model" / "tokenizer_config.json", chat_template=in_config)
     if file is not None:
         text = "NEWER" if file.endswith("jinja") else json.dumps({"chat_template": "NEWER"})
         (folder / "model" / file).write_text(text)
@@ -561,7 +557,7 @@ def test_lost_flags_of_added_tokens_are_named(
 def test_a_wrong_type_in_the_tokenizer_s_config_is_named(
     folder: Path, key: str, value: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    edit_json(folder / "model" / "tokenizer_config.json", **{key: value})
+    set_json(folder / "model" / "tokenizer_config.json", **{key: value})
     assert_refused(folder, "model", f"{value!r}", capsys)
 
 
@@ -575,7 +571,7 @@ def test_a_pointer_of_git_lfs_is_named(
 
 
 def test_inspect_judges_a_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    edit_json(folder / "model" / "tokenizer_config.json", chat_template="x")
+    set_json(folder / "model" / "tokenizer_config.json", chat_template="x")
     assert run(folder, "model") == 0
     out = folder.parent / "out" / "x.gguf"
     inspect = ["--inspect", str(out)]

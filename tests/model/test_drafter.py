@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from device import DEVICE
+from followed import Followed, assert_close
 from gguf_files import Parts, edited
 from numpy.typing import NDArray
 from pairs import N_UBATCH, Pair, draft_logits, load_target, make_pair, open_pair, random_tokens
@@ -21,8 +21,6 @@ import dflash_gguf
 from dflash_gguf.native import Drafter, Engine, Error, Sequence
 
 N_TOKENS = 240
-# Largest error relative to the range of the logits. Observed: up to 4e-6.
-LIMIT = 1e-4 if DEVICE is None else 2e-3
 LENGTHS = (1, N_UBATCH - 1, N_UBATCH, N_UBATCH + 1, 3 * N_UBATCH + 7)
 
 SEVEN = {"num_hidden_layers": 7}
@@ -136,13 +134,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def assert_close(found: NDArray[np.float32], expected: NDArray[np.float32], what: str) -> None:
-    error = np.abs(found - expected).max() / np.ptp(expected)
-    print(f"{what}: {error:.1e}")
-    assert error <= LIMIT, what
-
-
-class Comparison:
+class Comparison(Followed):
     """A sequence that follows the reference's tokens and compares drafts at any position."""
 
     def __init__(self, pair: Pair, window: int | None = None, **settings: Any) -> None:
@@ -153,21 +145,9 @@ class Comparison:
         self.sequence.engine.reserve_verify(64)
         self.block_size = self.sequence.engine.drafters[0].block_size
 
-    @property
-    def position(self) -> int:
-        return self.sequence.position
-
-    def prefill(self, n: int) -> None:
-        self.sequence.prefill(self.tokens[self.position : self.position + n])
-
     def decode(self, n: int) -> None:
         for _ in range(n):
             self.sequence.decode(self.tokens[self.position])
-
-    def round(self, n_accepted: int, n_rows: int) -> None:
-        right = self.tokens[self.position : self.position + n_accepted]
-        self.sequence.verify([*right, *[5] * (n_rows - n_accepted)])
-        self.sequence.commit(n_accepted)
 
     def check(self, n_draft: int | None = None) -> None:
         n = n_draft or self.block_size - 1
@@ -245,9 +225,9 @@ def rewritten(pair: Pair, path: Path, edit: Callable[[Parts], object]) -> Pair:
     return replace(pair, drafter=edited(pair.drafter, path, edit))
 
 
-def drafts_after(pair: Pair, n: int = 40) -> NDArray[np.float32]:
+def drafts_after(pair: Pair) -> NDArray[np.float32]:
     sequence = open_pair(pair)
-    sequence.prefill(random_tokens(n))
+    sequence.prefill(random_tokens(40))
     return draft_logits(sequence, 9, 7)
 
 

@@ -8,7 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from checkpoints import PRE_OF_KIND, VOCAB_SIZE, make_target
+from checkpoints import (
+    LLAMA3_ROPE,
+    ONE,
+    PRE_OF_KIND,
+    SEVEN,
+    VOCAB_SIZE,
+    YARN_ROPE,
+    heads,
+    make_target,
+    value_heads,
+)
 from dflash_gguf.convert.conversion import prepare
 from dflash_gguf.convert.write import write_gguf
 from llama import llama_logits
@@ -21,29 +31,6 @@ PROMPT_LENGTHS = (1, 5, 70)
 LIMIT = 2e-4
 
 TIED = {"tie_word_embeddings": True}
-ONE, SEVEN = {"num_hidden_layers": 1}, {"num_hidden_layers": 7}
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-YARN_ROPE = {
-    "rope_type": "yarn",
-    "rope_theta": 10000.0,
-    "factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
-
-
-def heads(q: int, kv: int, size: int) -> dict[str, Any]:
-    return {"num_attention_heads": q, "num_key_value_heads": kv, "head_dim": size}
-
-
-def value_heads(keys: int, values: int) -> dict[str, Any]:
-    return {"linear_num_key_heads": keys, "linear_num_value_heads": values}
 
 
 # Defaults of make_target(): 4 heads of 32, 2 K/V heads, width 96, untied head, vocabulary 421.

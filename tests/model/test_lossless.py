@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 from chains import chain, plain, run_round, spoiled
-from checkpoints import KINDS
+from checkpoints import HYBRIDS, KINDS
 from pairs import N_UBATCH, Pair, load_target, make_pair, open_pair, overfit, random_tokens
 
 from dflash_gguf.decoder import Decoder
@@ -22,19 +23,11 @@ SLIDING = {
     "sliding_window": 20,
     "layer_types": ["sliding_attention", "full_attention"],
 }
-HYBRIDS = ("qwen35", "qwen35moe", "qwen3next")
 
 
 @pytest.fixture(scope="module")
 def pair_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
-    made: dict[str, Pair] = {}
-
-    def of_kind(kind: str) -> Pair:
-        if kind not in made:
-            made[kind] = make_pair(tmp_path_factory.mktemp(kind), kind, **SLIDING)
-        return made[kind]
-
-    return of_kind
+    return cache(lambda kind: make_pair(tmp_path_factory.mktemp(kind), kind, **SLIDING))
 
 
 @pytest.mark.parametrize("kind", KINDS)

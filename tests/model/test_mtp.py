@@ -11,11 +11,11 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from checkpoints import PRE_OF_KIND, VOCAB_SIZE, make_target
-from device import DEVICE
+from checkpoints import HYBRIDS, PRE_OF_KIND, VOCAB_SIZE, make_target
 from dflash_gguf.convert.arch import Options
 from dflash_gguf.convert.conversion import prepare
 from dflash_gguf.convert.write import write_gguf
+from followed import Followed, assert_close
 from gguf_files import Parts, convert, edited
 from mtp import MtpLayer, MtpReference
 from mtp_pairs import make_mtp, trained
@@ -28,38 +28,16 @@ from dflash_gguf.native import BatchEntry, Drafter, DraftRequest, Engine, Error,
 from dflash_gguf.sampling.sampler import Sampler
 from dflash_gguf.text.gguf_metadata import GgufMetadata
 
-HYBRIDS = ("qwen35", "qwen35moe", "qwen3next")
 N_TOKENS = 200
-# Largest error relative to the range of the logits. Observed: up to 2e-6.
-LIMIT = 1e-4 if DEVICE is None else 2e-3
 
 
-def assert_close(found: NDArray[np.float32], expected: NDArray[np.float64], what: str = "") -> None:
-    error = np.abs(found - expected).max() / np.ptp(expected)
-    print(f"{what}: {error:.1e}")
-    assert error <= LIMIT, what
-
-
-class Compared:
+class Compared(Followed):
     """A sequence that follows known tokens, and drafts at any position as NumPy does."""
 
     def __init__(self, reference: MtpReference, sequence: Sequence) -> None:
         self.reference, self.sequence = reference, sequence
         self.tokens = reference.tokens
         self.unknown: set[int] = set()
-
-    @property
-    def position(self) -> int:
-        return self.sequence.position
-
-    def prefill(self, n: int) -> None:
-        self.sequence.prefill(self.tokens[self.position : self.position + n])
-
-    def round(self, n_accepted: int, n_rows: int) -> None:
-        """Verifies n_rows rows, of which n_accepted are right, and commits these."""
-        right = self.tokens[self.position : self.position + n_accepted]
-        self.sequence.verify([*right, *[5] * (n_rows - n_accepted)])
-        self.sequence.commit(n_accepted)
 
     def check(self, n_draft: int = 4, window: int | None = None) -> None:
         at, last = self.position, self.tokens[self.position]
@@ -118,7 +96,7 @@ def test_numpy_equals_the_layer_of_transformers(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def known(tmp_path_factory: pytest.TempPathFactory) -> tuple[Pair, list[int]]:
-    return trained(tmp_path_factory.mktemp("known"), 300)
+    return trained(tmp_path_factory.mktemp("known"))
 
 
 def test_a_draft_follows_the_tokens_that_it_would_sample(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf_files import Parts, edited
+from gguf_files import Parts, edited, spoil
 from pairs import Pair, make_pair, open_decoder, random_tokens
 
 from dflash_gguf.config import DecodeConfig, LoadConfig
@@ -33,15 +33,6 @@ READS: dict[str, Callable[[Sequence], Any]] = {
         sequence.verify([BAD, 1, 2]).argmax(0),
     ),
 }
-
-
-def spoil(name: str, value: float, rows: Any = slice(None)) -> Callable[[Parts], None]:
-    def edit(parts: Parts) -> None:
-        values = np.array(parts.tensors[name][0])
-        values[rows] = value
-        parts.f32(name, values)
-
-    return edit
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen35"])

@@ -44,7 +44,7 @@ def with_drafter(folder: Path, pair: Pair, name: str = "dflash") -> Pair:
 def known(tmp_path_factory: pytest.TempPathFactory) -> tuple[Pair, list[int]]:
     """A target whose MTP layer and whose DFlash drafter both know its greedy answer."""
     folder = tmp_path_factory.mktemp("several")
-    pair, text = trained(folder, 300)
+    pair, text = trained(folder)
     pair = with_drafter(folder, pair)
     return overfit(pair, "qwen35", folder / "learned.gguf", text[:1], text[1:]), text
 

@@ -10,23 +10,11 @@ import pytest
 from checkpoints import CLASSES
 from half_right import HalfRight
 from pairs import make_pair, open_pair, random_tokens
+from proposers import request_of
 
-from dflash_gguf.config import DecodeConfig, LoadConfig
+from dflash_gguf.config import LoadConfig
 from dflash_gguf.decoder import Decoder
 from dflash_gguf.native import Engine, Model, Sequence
-from dflash_gguf.sampling.noise import DraftScorer
-from dflash_gguf.speculative.proposers.proposer import SpeculativeState
-
-
-class Timeline:
-    """Stands for a sequence, as the key of its texts."""
-
-
-def request_of(seen: list[int], sequence: Any = None) -> SpeculativeState:
-    sampler = DraftScorer(DecodeConfig())
-    sequence = sequence or Timeline()
-    return SpeculativeState(sequence, seen, sampler, n_left=99, n_room=99, n_positions=9, n_nodes=9)
-
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {},

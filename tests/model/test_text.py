@@ -3,20 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from vocabularies import smollm2_file
+from vocabularies import HARD_TEXTS, HELLO, smollm2_file
 
 from dflash_gguf.text.tokenizer import Tokenizer
-
-HELLO = [{"role": "user", "content": "hello"}]
-HARD_TEXTS = [
-    "hello world",
-    "  two  spaces ",
-    "né€ 😀👨‍👩‍👧",
-    "12345\n\n\t",
-    "日本語",
-    "\x00\x7f",
-    "",
-]
 
 
 @pytest.mark.model

@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 from chains import run_round
-from checkpoints import CLASSES, VOCAB_SIZE
+from checkpoints import CLASSES, HYBRIDS, VOCAB_SIZE
 from gguf_files import make_gguf
 from pairs import Pair, load_target, make_pair, open_pair, random_tokens
 from trees import bushy, comb, cousins, deep, path_to, scattered, serial_logits, star, tokens_for
 
 from dflash_gguf.native import Engine, Error, Sequence
 
-HYBRIDS = ("qwen35", "qwen35moe", "qwen3next")
 # Limits relative to the range of the logits. Observed: 4e-6 for equal paths, over 4e-3 for cousins.
 LIMIT, APART = 4e-5, 1e-3
 
 
 @pytest.fixture(scope="module")
 def pair_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
-    made: dict[str, Pair] = {}
-
-    def of_kind(kind: str) -> Pair:
-        if kind not in made:
-            made[kind] = make_pair(tmp_path_factory.mktemp(kind), kind, block_size=16)
-        return made[kind]
-
-    return of_kind
+    return cache(lambda kind: make_pair(tmp_path_factory.mktemp(kind), kind, block_size=16))
 
 
 def shapes(random: np.random.Generator) -> list[list[int]]:

@@ -36,7 +36,25 @@ CLASSES = ("llama", "qwen35moe", "gpt-oss", "gemma4e")
 Tests of these properties use CLASSES. Logits, equality of drafted text, conversion and metadata are
 tested with all KINDS.
 """
+HYBRIDS = ("qwen35", "qwen35moe", "qwen3next")
 VOCAB_SIZE = 421  # more than the tokenizer's tokens, and no multiple of 32
+
+# Settings of make_target().
+ONE, SEVEN = {"num_hidden_layers": 1}, {"num_hidden_layers": 7}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
 
 # Split patterns of the published tokenizer.json files, by llama.cpp's names.
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -83,6 +101,14 @@ _CORPUS = (
     "Schöne Grüße aus Köln. Où est la bibliothèque? El niño comió una manzana.",
     "The model reads the text, then the model writes the text, and then it stops.",
 )
+
+
+def heads(q: int, kv: int, size: int) -> dict[str, Any]:
+    return {"num_attention_heads": q, "num_key_value_heads": kv, "head_dim": size}
+
+
+def value_heads(keys: int, values: int) -> dict[str, Any]:
+    return {"linear_num_key_heads": keys, "linear_num_value_heads": values}
 
 
 @cache

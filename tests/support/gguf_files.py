@@ -87,6 +87,17 @@ def edited(source: Path, path: Path, edit: Callable[[Parts], object]) -> Path:
     return write_parts(path, parts)
 
 
+def spoil(name: str, value: float, rows: Any = slice(None)) -> Callable[[Parts], None]:
+    """Returns an edit that sets rows of a tensor to a value."""
+
+    def edit(parts: Parts) -> None:
+        values = np.array(parts.tensors[name][0])
+        values[rows] = value
+        parts.f32(name, values)
+
+    return edit
+
+
 def split_names(prefix: Path, n: int) -> list[Path]:
     return [prefix.with_name(prefix.name + SPLIT_ENDING % (i + 1, n)) for i in range(n)]
 

@@ -34,11 +34,11 @@ def _train(folder: Path, target: Path, tokens: list[int]) -> None:
     convert(folder / "trained", folder / "trained.gguf", "f32", PRE_OF_KIND["qwen35"])
 
 
-def trained(folder: Path, n_tokens: int) -> tuple[Pair, list[int]]:
+def trained(folder: Path) -> tuple[Pair, list[int]]:
     """Makes a target whose MTP layer knows its greedy answer; returns prompt and answer too."""
     pair, prompt = make_mtp(folder, "qwen35"), random_tokens(1)
     with dflash_gguf.load(pair.target, n_ctx=512, n_threads=1, mtp=False) as decoder:
-        answer = decoder.generate(prompt, max_tokens=n_tokens, ignore_eos=True)
+        answer = decoder.generate(prompt, max_tokens=300, ignore_eos=True)
     text = [*prompt, *answer.tokens]
     _train(folder, pair.target_dir, text)
     file = folder / "trained.gguf"

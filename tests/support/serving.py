@@ -22,6 +22,9 @@ import httpx
 START_S = 240.0
 """Seconds after which a server that does not start, end or become idle counts as hanging."""
 COMMAND = ("-c", "import sys; from dflash_gguf.serve.command import main; sys.exit(main())")
+CODE = "def add(a, b):\n"
+USER: Any = [{"role": "user", "content": "add two numbers"}]
+ROUTES = ("/completion", "/v1/completions", "/v1/chat/completions")
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'assistant' %}def {{ m.content }}\n"
     "{% else %}# {{ m.role }}: {{ m.content }}\n{% endif %}{% endfor %}"
@@ -177,3 +180,11 @@ def scripted(
 def call(name: str, **arguments: Any) -> str:
     """Returns the text of a tool call of a scripted answer."""
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def text_of(found: Any) -> str:
+    """Returns the text of an answer of one of ROUTES."""
+    if "content" in found:
+        return str(found["content"])
+    choice = found["choices"][0]
+    return str(choice["text"] if "text" in choice else choice["message"]["content"])

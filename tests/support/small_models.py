@@ -207,7 +207,6 @@ def write_small(
     path: Path,
     kind: str,
     type_name: str,
-    seed: int = 0,
     *,
     is_wide: bool = False,
     decay_bias: float = 0.0,
@@ -222,11 +221,11 @@ def write_small(
     if shape.arch in HAVE_SECTIONS:
         meta.array(Key.ROPE_DIMENSION_SECTIONS, [3, 3, 2, 0])
     invented_vocabulary(meta, shape.n_vocab)
-    return _write(path, shape, meta, type_name, seed, decay_bias)
+    return _write(path, shape, meta, type_name, decay_bias)
 
 
 def write_small_drafter(
-    path: Path, kind: str, type_name: str, target: Path, target_type: str, seed: int = 0
+    path: Path, kind: str, type_name: str, target: Path, target_type: str
 ) -> Path:
     """Writes a random drafter for a model of write_small(), with the widths of target_type."""
     of = sized(kind, target_type)
@@ -243,7 +242,7 @@ def write_small_drafter(
     )
     meta = metadata(shape, f"drafter of {kind}", "f32")
     copied_vocabulary(meta, target)
-    return _write(path, shape, meta, type_name, seed)
+    return _write(path, shape, meta, type_name)
 
 
 def retyped(source: Path, path: Path, type_name: str) -> Path:
@@ -267,12 +266,11 @@ def _write(
     shape: Shape,
     meta: Metadata,
     type_name: str,
-    seed: int,
     decay_bias: float = 0.0,
 ) -> Path:
     writer = gguf.GGUFWriter(path, shape.arch)
     _add(writer, meta)
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     for name, sizes in tensors(shape):
         values = _values(name, sizes, random, decay_bias)
         data, kind_of_data = _stored(name, values, type_name, random)

@@ -9,6 +9,16 @@ import gguf
 import pytest
 
 END, BOS = "<|im_end|>", "<|begin|>"
+HELLO = [{"role": "user", "content": "hello"}]
+HARD_TEXTS = [
+    "hello world",
+    "  two  spaces ",
+    "né€ 😀👨‍👩‍👧",
+    "12345\n\n\t",
+    "日本語",
+    "\x00\x7f",
+    "",
+]
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"

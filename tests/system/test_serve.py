@@ -8,19 +8,16 @@ from contextlib import closing
 from typing import Any
 
 import pytest
-from serving import TEMPLATE, Served, tiny
+from serving import CODE, ROUTES, TEMPLATE, USER, Served, text_of, tiny
 
 import dflash_gguf
 from dflash_gguf import bundled
 
-CODE = "def add(a, b):\n"
-USER = [{"role": "user", "content": "add two numbers"}]
 CALL = {
     "role": "assistant",
     "content": None,
     "tool_calls": [{"function": {"name": "f", "arguments": '{"a": 1}'}}],
 }
-FORMS = ("/completion", "/v1/completions", "/v1/chat/completions")
 
 
 @pytest.fixture(scope="module")
@@ -39,13 +36,6 @@ def decoder() -> Iterator[dflash_gguf.Decoder]:
 
 def body(path: str, **more: Any) -> dict[str, Any]:
     return ({"messages": USER} if "chat" in path else {"prompt": CODE}) | {"max_tokens": 24} | more
-
-
-def text_of(found: Any) -> str:
-    if "content" in found:
-        return str(found["content"])
-    choice = found["choices"][0]
-    return str(choice["text"] if "text" in choice else choice["message"]["content"])
 
 
 def joined(events: list[Any]) -> str:
@@ -76,7 +66,7 @@ def test_answers_are_those_of_the_decoder_streamed_or_not(
     assert joined(served.events(prefix + path, **body(path))) == wanted
 
 
-@pytest.mark.parametrize("path", FORMS)
+@pytest.mark.parametrize("path", ROUTES)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -100,7 +90,7 @@ def test_every_setting_gives_what_plain_decoding_gives(
 def test_a_stream_of_chat_has_a_role_then_words_then_a_reason_then_the_counts(
     served: Served,
 ) -> None:
-    events = served.events(FORMS[2], **body(FORMS[2], stream_options={"include_usage": True}))
+    events = served.events(ROUTES[2], **body(ROUTES[2], stream_options={"include_usage": True}))
     first, *words, last, counts = events
     assert first["choices"][0]["delta"] == {"role": "assistant", "content": None}
     assert "timings" not in first
@@ -137,10 +127,10 @@ def test_tokens_that_were_drafted_have_the_log_probabilities_of_plain_decoding(
 
 
 def test_log_probabilities_of_a_stream_are_those_of_the_whole(served: Served) -> None:
-    settings = body(FORMS[2], logprobs=True, top_logprobs=2, draft="tree")
-    whole = served.answer(FORMS[2], **settings)["choices"][0]["logprobs"]["content"]
+    settings = body(ROUTES[2], logprobs=True, top_logprobs=2, draft="tree")
+    whole = served.answer(ROUTES[2], **settings)["choices"][0]["logprobs"]["content"]
     streamed = []
-    for event in served.events(FORMS[2], **settings):
+    for event in served.events(ROUTES[2], **settings):
         streamed += (event["choices"][0].get("logprobs") or {}).get("content", [])
     assert streamed == whole
     assert len(whole) == 24
@@ -221,15 +211,15 @@ def test_biases_ban_and_force_tokens_by_id_or_text(served: Served) -> None:
 
 
 def test_n_answers_have_seeds_of_their_own(served: Served) -> None:
-    found = served.answer(FORMS[2], **body(FORMS[2], n=3, temperature=1.0, seed=7))
+    found = served.answer(ROUTES[2], **body(ROUTES[2], n=3, temperature=1.0, seed=7))
     texts = [choice["message"]["content"] for choice in found["choices"]]
     assert [choice["index"] for choice in found["choices"]] == [0, 1, 2]
     assert len(set(texts)) == 3
     assert found["usage"]["completion_tokens"] == 72
     for nth, text in enumerate(texts):
-        alone = served.answer(FORMS[2], **body(FORMS[2], temperature=1.0, seed=7 + nth))
+        alone = served.answer(ROUTES[2], **body(ROUTES[2], temperature=1.0, seed=7 + nth))
         assert alone["choices"][0]["message"]["content"] == text
-    events = served.events(FORMS[2], **body(FORMS[2], n=3, temperature=1.0, seed=7))
+    events = served.events(ROUTES[2], **body(ROUTES[2], n=3, temperature=1.0, seed=7))
     for nth, text in enumerate(texts):
         own = [e for e in events if e["choices"] and e["choices"][0]["index"] == nth]
         assert joined(own) == text
@@ -276,7 +266,7 @@ def test_the_native_answer_says_everything(served: Served) -> None:
     assert all(len(event["completion_probabilities"]) == 1 for event in events[:-1])
 
 
-@pytest.mark.parametrize("path", FORMS)
+@pytest.mark.parametrize("path", ROUTES)
 def test_a_repeated_prompt_computes_one_token(served: Served, path: str) -> None:
     served.answer(path, **body(path))
     found = served.answer(path, **body(path))
@@ -304,7 +294,7 @@ def test_progress_is_told_before_any_work_and_for_every_batch(served: Served) ->
 
 @pytest.mark.parametrize("n", [1, 8])
 def test_timings_are_numbers_and_rates_leave_out_the_first_token(served: Served, n: int) -> None:
-    for path in FORMS:
+    for path in ROUTES:
         found = served.answer(path, **body(path, max_tokens=n))
         timings = found["timings"]
         assert all(value >= 0 for value in timings.values())
@@ -316,7 +306,7 @@ def test_timings_are_numbers_and_rates_leave_out_the_first_token(served: Served,
 
 
 def test_timings_come_with_every_token_if_asked_for(served: Served) -> None:
-    for path in FORMS:
+    for path in ROUTES:
         events = served.events(path, **body(path, timings_per_token=True, max_tokens=5))
         counts = [event["timings"]["predicted_n"] for event in events if "timings" in event]
         assert counts == sorted(counts)
@@ -325,7 +315,7 @@ def test_timings_come_with_every_token_if_asked_for(served: Served) -> None:
 
 
 def test_no_token_may_be_asked_for(served: Served) -> None:
-    for path in FORMS:
+    for path in ROUTES:
         found = served.answer(path, **body(path, max_tokens=0))
         assert text_of(found) == ""
         assert found["timings"]["predicted_n"] == found["timings"]["predicted_per_second"] == 0
@@ -357,7 +347,7 @@ def test_a_conversation_can_end_with_the_beginning_of_the_answer(served: Served)
     in_parts = [*USER, {"role": "assistant", "content": parts}]
     prompt_of_parts = served.answer("/apply-template", messages=in_parts)["prompt"]
     assert prompt_of_parts.endswith("def add_\n\ntwo(")
-    found = served.answer(FORMS[2], messages=begun, max_tokens=8)
+    found = served.answer(ROUTES[2], messages=begun, max_tokens=8)
     assert text_of(found) == served.answer("/completion", prompt=prompt, max_tokens=8)["content"]
     for messages, more in (
         (begun, {"add_generation_prompt": True}),
@@ -365,7 +355,7 @@ def test_a_conversation_can_end_with_the_beginning_of_the_answer(served: Served)
         (USER, {"continue_final_message": True}),
         (begun, {"continue_final_message": True, "add_generation_prompt": True}),
     ):
-        assert served.post(FORMS[2], {"messages": messages, **more}).status_code == 400
+        assert served.post(ROUTES[2], {"messages": messages, **more}).status_code == 400
 
 
 def test_messages_have_parts_and_roles_of_openai(served: Served) -> None:
@@ -374,7 +364,7 @@ def test_messages_have_parts_and_roles_of_openai(served: Served) -> None:
     prompt = served.answer("/apply-template", messages=messages)["prompt"]
     assert prompt == "# system: be\n# user: one\ntwo\ndef "
     image = {"type": "image_url", "image_url": {"url": "data:"}}
-    found = served.post(FORMS[2], {"messages": [{"role": "user", "content": [image]}]})
+    found = served.post(ROUTES[2], {"messages": [{"role": "user", "content": [image]}]})
     assert found.status_code == 400
     assert "image input is not supported" in found.json()["error"]["message"]
     count = served.answer("/chat/completions/input_tokens", messages=messages)["input_tokens"]
@@ -482,7 +472,7 @@ def test_metrics_are_the_sums_of_the_timings(served: Served) -> None:
         return {name: float(value) for name, value in samples.items()}
 
     before = values()
-    answers = [served.answer(path, **body(path)) for path in FORMS]
+    answers = [served.answer(path, **body(path)) for path in ROUTES]
     after = values()
     for name, key, unit in (
         ("prompt_tokens_total", "prompt_n", 1),
@@ -550,16 +540,16 @@ def test_passes_are_counted_once_and_prompts_come_in_batches() -> None:
         ),
         ("/v1/completions", {"prompt": CODE, "suffix": "x"}, "suffix"),
         ("/v1/completions", {"prompt": CODE, "logprobs": 50}, "logprobs is 50"),
-        (FORMS[2], {}, "messages"),
-        (FORMS[2], {"messages": []}, "messages is empty"),
-        (FORMS[2], {"messages": [{"content": "x"}]}, "role is missing"),
-        (FORMS[2], {"messages": [{"role": "user"}]}, "content must be"),
-        (FORMS[2], {"messages": [*USER, CALL]}, "ends with tool_calls, which cannot be"),
-        (FORMS[2], {"messages": USER, "tools": [{"type": "function"}]}, "tools"),
-        (FORMS[2], {"messages": USER, "response_format": {"type": "x"}}, "response_format is 'x'"),
-        (FORMS[2], {"messages": USER, "top_logprobs": 3}, "top_logprobs needs logprobs"),
-        (FORMS[2], {"messages": USER, "reasoning_format": "odd"}, "reasoning_format is 'odd'"),
-        (FORMS[2], {"messages": USER, "chat_template_kwargs": {"messages": 1}}, "chat_template"),
+        (ROUTES[2], {}, "messages"),
+        (ROUTES[2], {"messages": []}, "messages is empty"),
+        (ROUTES[2], {"messages": [{"content": "x"}]}, "role is missing"),
+        (ROUTES[2], {"messages": [{"role": "user"}]}, "content must be"),
+        (ROUTES[2], {"messages": [*USER, CALL]}, "ends with tool_calls, which cannot be"),
+        (ROUTES[2], {"messages": USER, "tools": [{"type": "function"}]}, "tools"),
+        (ROUTES[2], {"messages": USER, "response_format": {"type": "x"}}, "response_format is 'x'"),
+        (ROUTES[2], {"messages": USER, "top_logprobs": 3}, "top_logprobs needs logprobs"),
+        (ROUTES[2], {"messages": USER, "reasoning_format": "odd"}, "reasoning_format is 'odd'"),
+        (ROUTES[2], {"messages": USER, "chat_template_kwargs": {"messages": 1}}, "chat_template"),
         ("/detokenize", {"tokens": [-3]}, "token id -3"),
         ("/tokenize", {"content": 3}, "content must be a text"),
     ],
@@ -574,7 +564,7 @@ def test_bad_requests_get_one_sentence(
     assert (error["code"], "\n" in error["message"]) == (400, False)
 
 
-@pytest.mark.parametrize("path", FORMS)
+@pytest.mark.parametrize("path", ROUTES)
 def test_fields_of_other_servers_give_what_plain_decoding_gives(
     served: Served, decoder: dflash_gguf.Decoder, path: str
 ) -> None:
@@ -591,7 +581,7 @@ def test_fields_of_other_servers_give_what_plain_decoding_gives(
 
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_a_request_chooses_its_draft_type(served: Served, is_stream: bool) -> None:
-    path, texts = FORMS[2], set()
+    path, texts = ROUTES[2], set()
     for kind in ("dflash", "suffix", ["dflash", "suffix"]):
         found = served.answer(path, **body(path, draft="chain", draft_type=kind))
         texts.add(text_of(found))
@@ -605,12 +595,12 @@ def test_a_request_chooses_its_draft_type(served: Served, is_stream: bool) -> No
 
 
 def test_unknown_fields_are_named_in_a_header_and_once_in_the_log(served: Served) -> None:
-    for path in (*FORMS, "/tokenize"):
+    for path in (*ROUTES, "/tokenize"):
         fields = {"content": "x"} if path == "/tokenize" else body(path)
         for _ in range(2):
             found = served.post(path, fields | {"foo.bar": 1, "mirostat": 0, "stream": True})
             assert "foo.bar" in found.headers["X-Ignored-Fields"].split(", ")
-    assert "X-Ignored-Fields" not in served.post(FORMS[2], body(FORMS[2])).headers
+    assert "X-Ignored-Fields" not in served.post(ROUTES[2], body(ROUTES[2])).headers
     assert served.log.count("field foo.bar of a request is unknown") == 1
 
 

@@ -14,7 +14,7 @@ import openai
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from serving import Served, tiny
+from serving import USER, Served, tiny
 
 from dflash_gguf.serve.foreign_fields import FOREIGN_FIELDS, SYNONYMS
 from dflash_gguf.serve.schemas import (
@@ -26,8 +26,6 @@ from dflash_gguf.serve.schemas import (
     TemplateBody,
     TokenizeBody,
 )
-
-USER: Any = [{"role": "user", "content": "add two numbers"}]
 
 
 @pytest.fixture(scope="module")

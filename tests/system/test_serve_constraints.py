@@ -8,13 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from serving import Served, tiny
+from serving import CODE, ROUTES, USER, Served, text_of, tiny
 
 import dflash_gguf
 
-CODE = "def add(a, b):\n"
-USER = [{"role": "user", "content": "add two numbers"}]
-ROUTES = ("/completion", "/v1/completions", "/v1/chat/completions")
 SCHEMA = {
     "type": "object",
     "properties": {"a": {"enum": ["red", "green"]}, "b": {"type": "integer", "maximum": 99}},
@@ -32,13 +29,6 @@ def served() -> Iterator[Served]:
 
 def body(path: str, **more: Any) -> dict[str, Any]:
     return ({"messages": USER} if "chat" in path else {"prompt": CODE}) | {"max_tokens": 60} | more
-
-
-def text_of(found: Any) -> str:
-    if "content" in found:
-        return str(found["content"])
-    choice = found["choices"][0]
-    return str(choice["text"] if "text" in choice else choice["message"]["content"])
 
 
 def is_right(value: Any) -> bool:

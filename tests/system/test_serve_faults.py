@@ -16,10 +16,9 @@ from typing import Any
 import pytest
 from pairs import make_pair
 from serve_trial import Trial, rss_bytes
-from serving import START_S, Served, tiny
+from serving import CODE, START_S, Served, tiny
 from vocabularies import smollm2_file
 
-CODE = "def add(a, b):\n"
 LONG = {"prompt": CODE, "ignore_eos": True, "draft": "none"}
 
 

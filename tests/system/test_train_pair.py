@@ -54,8 +54,8 @@ class Trained:
     report: dict[str, Any]
 
 
-def train_target(folder: Path, steps: str = TARGET_STEPS) -> Path:
-    args = train_tiny_target.parse([str(folder), *TARGET.split(), *steps.split()])
+def train_target(folder: Path) -> Path:
+    args = train_tiny_target.parse([str(folder), *TARGET.split(), *TARGET_STEPS.split()])
     train_tiny_target.run(args)
     return folder
 

@@ -6,9 +6,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from dflash_gguf.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -37,3 +40,15 @@ def templates_here(monkeypatch: pytest.MonkeyPatch) -> None:
         return template_process.FUNCTIONS[name](*args, **settings) or ""
 
     monkeypatch.setattr(template_process.TemplateProcess, "_call", call)
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Tokenizer:
+    """A tokenizer of the tiny byte-level vocabulary, which adds no BOS token."""
+    from vocabularies import byte_level, write
+
+    from dflash_gguf.text.tokenizer import Tokenizer
+
+    found = Tokenizer.from_file(write(tmp_path / "a.gguf", byte_level(add_bos_token=False)))
+    assert found is not None
+    return found

@@ -112,9 +112,9 @@ def known_costs(rows: Callable[[int], float], draft: Callable[[int], float]) -> 
     return costs
 
 
-def recorded(hits: float, n_tokens: int = 200, seed: int = 0) -> replay.Record:
+def recorded(hits: float, seed: int = 0) -> replay.Record:
     """Records a random answer; drafts rank the right token first with probability `hits`."""
-    rng = np.random.default_rng(seed)
+    n_tokens, rng = 200, np.random.default_rng(seed)
     tokens = rng.integers(0, 1000, n_tokens + 16).tolist()
     drafts = []
     for at in range(n_tokens - 1):

@@ -95,13 +95,11 @@ def first_way(
     pytest.fail("it was never asked")
 
 
-def fixed_ms(
-    make: Callable[[], Machine], text: Text, controller: Controller, n_tokens: int = 512
-) -> float:
+def fixed_ms(make: Callable[[], Machine], text: Text, controller: Controller) -> float:
     """Returns the milliseconds of an answer by a fixed controller, with warm shapes."""
     pair = Pair(make())
     pair.answer(text, controller, n_tokens=64)
-    runs = [pair.answer(text, controller, seed=seed, n_tokens=n_tokens)[0] for seed in range(2)]
+    runs = [pair.answer(text, controller, seed=seed, n_tokens=512)[0] for seed in range(2)]
     return float(np.mean(runs))
 
 

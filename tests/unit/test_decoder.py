@@ -19,13 +19,6 @@ from dflash_gguf.text.tokenizer import Tokenizer
 COLON = ord(":")
 
 
-@pytest.fixture
-def tokenizer(tmp_path: Path) -> Tokenizer:
-    found = Tokenizer.from_file(write(tmp_path / "a.gguf", byte_level(add_bos_token=False)))
-    assert found is not None
-    return found
-
-
 def make(
     tokenizer: Tokenizer | None, script: bytes = b"yes", block_size: int = 1, **model: Any
 ) -> Decoder:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-from vocabularies import byte_level, write
 
 from dflash_gguf.serve.prompts import PromptBuilder
 from dflash_gguf.serve.schemas import TemplateBody
@@ -30,13 +28,6 @@ ALTERNATING = (
 USER, SYSTEM, ASSISTANT = (
     {"role": role, "content": role[0]} for role in ("user", "system", "assistant")
 )
-
-
-@pytest.fixture
-def tokenizer(tmp_path: Path) -> Tokenizer:
-    found = Tokenizer.from_file(write(tmp_path / "a.gguf", byte_level(add_bos_token=False)))
-    assert found is not None
-    return found
 
 
 def prompt(tokenizer: Tokenizer, template: str, *messages: Any) -> str:

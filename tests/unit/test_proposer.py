@@ -91,13 +91,12 @@ def ranked(
     drafter: Drafter,
     sampler: DraftScorer,
     seen: Sequence[int] = (1,),
-    n: int = 6,
     calibrations: Calibrations | None = None,
     n_ranked: int = N_RANKED,
 ) -> PositionCandidates:
     source = DFlash(drafter.max_draft)
     source.calibrations = calibrations or Calibrations()
-    request = request_of(drafter, sampler, seen, n, TREE)
+    request = request_of(drafter, sampler, seen, 6, TREE)
     (draft,) = draft_for_all([request], [n_ranked])
     (found,) = source._ranked([(request, draft)])
     return found

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vocabularies import byte_level, write
 
 from dflash_gguf.cli.arguments import template_of, template_variables
 from dflash_gguf.cli.llama_flags import ignored_flags
@@ -155,13 +154,6 @@ def test_templates_come_from_names_files_and_texts(tmp_path: Path) -> None:
     ):
         assert template_of(parsed(flag, value), {"tool": SAID}) == template
     assert template_of(parsed(), {}) is None
-
-
-@pytest.fixture
-def tokenizer(tmp_path: Path) -> Tokenizer:
-    found = Tokenizer.from_file(write(tmp_path / "a.gguf", byte_level(add_bos_token=False)))
-    assert found is not None
-    return found
 
 
 SAID = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from proposers import request_of
 
-from dflash_gguf.config import DecodeConfig
 from dflash_gguf.native import Error, SuffixIndex
-from dflash_gguf.sampling.noise import DraftScorer
 from dflash_gguf.speculative.proposers.proposer import SpeculativeState
 from dflash_gguf.speculative.proposers.suffix import SuffixProposer
 from dflash_gguf.speculative.tree import Tree
@@ -210,16 +209,6 @@ def test_a_text_goes_on_as_it_begins_not_as_an_older_one() -> None:
     found = guesses_of(index)
     assert found[60] > 0.8
     assert max(chance for token, chance in found.items() if token != 60) < 0.3
-
-
-class Timeline:
-    """Stands for a sequence, as the key of its texts."""
-
-
-def request_of(seen: list[int], sequence: Any = None) -> SpeculativeState:
-    sampler = DraftScorer(DecodeConfig())
-    sequence = sequence or Timeline()
-    return SpeculativeState(sequence, seen, sampler, n_left=99, n_room=99, n_positions=9, n_nodes=9)
 
 
 def proposed(proposer: SuffixProposer, request: SpeculativeState, *, begins: bool = True) -> Tree:

@@ -9,22 +9,21 @@ from random import Random
 from typing import Any
 
 import pytest
-from vocabularies import BOS, END, byte_level, gemma, sentence_piece, write
+from vocabularies import (
+    BOS,
+    END,
+    HARD_TEXTS,
+    HELLO,
+    byte_level,
+    gemma,
+    sentence_piece,
+    write,
+)
 
 from dflash_gguf.text.stream import n_common
 from dflash_gguf.text.tokenizer import Tokenizer
 
 BOS_ID = "tokenizer.ggml.bos_token_id"
-HELLO = [{"role": "user", "content": "hello"}]
-HARD_TEXTS = [
-    "hello world",
-    "  two  spaces ",
-    "né€ 😀👨‍👩‍👧",
-    "12345\n\n\t",
-    "日本語",
-    "\x00\x7f",
-    "",
-]
 
 
 def tokenizer_of(path: Path, values: dict[str, Any], **settings: Any) -> Tokenizer:

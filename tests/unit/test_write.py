@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,7 @@ from dflash_gguf.convert.errors import ConvertError
 from dflash_gguf.convert.plan import Metadata, TensorPlan, to_float32
 from dflash_gguf.convert.write import header_bytes, write_gguf
 from numpy.typing import NDArray
-
-
-def plan(name: str, values: Any, **options: Any) -> TensorPlan:
-    array = np.asarray(values)
-    return TensorPlan(name, array.shape, (array.reshape(-1, array.shape[-1]),), **options)
+from plans import encoded, plan
 
 
 def example() -> tuple[Metadata, list[TensorPlan], dict[str, str]]:
@@ -89,12 +84,6 @@ def test_plan_reads_parts_reordered_and_mapped() -> None:
         apply=lambda values: values * 10,
     )
     np.testing.assert_array_equal(order.read(1, 3), table[::-1, ::-1][1:3] * 10)
-
-
-def encoded(values: Any, type_name: str, **options: Any) -> NDArray[Any]:
-    with ThreadPoolExecutor(1) as pool:
-        chunks = list(quantize.encode(plan("t", values, **options), type_name, pool))
-    return np.concatenate(chunks)
 
 
 def bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
