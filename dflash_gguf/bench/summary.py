@@ -8,14 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from ..engine.stats import PHASES
 from ..outputs import with_retired_names
 from .runs import BenchmarkRun
 
 N_BOOTSTRAP = 2000
-ROUND_PHASES = (
-    *("decode", "choose", "draft", "select", "mask", "verify", "commit", "sample"),
-    "overhead",
-)
 
 
 def ratio_interval(ratios: Sequence[float]) -> tuple[float, float, float]:
@@ -38,7 +35,7 @@ def by_setting(runs: Sequence[BenchmarkRun]) -> list[dict[str, Any]]:
         tokens = sum(r.result.n_decoded for r in mine)
         phases = {
             name: 1e3 * sum(r.result.seconds_by_phase.get(name, 0.0) for r in mine) / rounds
-            for name in ROUND_PHASES
+            for name in PHASES
         }
         shown = {name: round(ms, 3) for name, ms in phases.items() if ms}
         entries.append(

@@ -340,7 +340,7 @@ def add_sampling(p: argparse.ArgumentParser) -> None:
     for flags, kind, value, text in numbers:
         group.add_argument(
             *flags,
-            dest=_field(flags[-1]),
+            dest=attribute_of(flags[-1]),
             type=kind,
             metavar="N",
             help=f"{text} (default: the model file's general.sampling, else {value})",
@@ -407,7 +407,8 @@ def given_fields(args: argparse.Namespace) -> set[str]:
     return {x.name for x in fields(DecodeConfig) if getattr(args, x.name, None) is not None}
 
 
-def _field(flag: str) -> str:
+def attribute_of(flag: str) -> str:
+    """Returns the name of the attribute to which argparse stores a flag's value."""
     return flag.strip("-").replace("-", "_")
 
 

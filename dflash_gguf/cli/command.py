@@ -305,7 +305,7 @@ def _answer(
     decoder: Decoder, args: argparse.Namespace, prompt: list[int], config: DecodeConfig
 ) -> Result:
     """Prints an answer as it is generated. Ctrl-C ends the answer, not the program."""
-    bar, thoughts = Bar("prompt", unit="tokens"), Thoughts()
+    bar, thoughts = Bar("prompt", "tokens"), Thoughts()
     stream = decoder.stream(prompt, config, on_prefill=bar)
     try:
         with contextlib.suppress(KeyboardInterrupt):
@@ -342,7 +342,7 @@ def _answer_lines(
             check_prompt(prompts[-1], decoder.n_ctx)
         except ValueError as error:
             raise ValueError(f"{args.file}: line {number}: {error}") from None
-    bar, started = Bar("answers", unit="answers"), time.monotonic()
+    bar, started = Bar("answers", "answers"), time.monotonic()
     ended: dict[int, Result] = {}
     n_printed = 0
 

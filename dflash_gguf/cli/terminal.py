@@ -8,7 +8,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TextIO
 
 from ..outputs import Result
 from ..text.tools.values import parsed
@@ -26,12 +25,12 @@ MAX_SPREAD = 1.4
 class Bar:
     """A progress bar on stderr, shown only in a terminal; a progress callback of (done, total)."""
 
-    def __init__(self, what: str, stream: TextIO | None = None, unit: str | None = None) -> None:
+    def __init__(self, what: str, unit: str | None = None) -> None:
         """unit: unit of the progress ("tokens"), to show a rate per second; None for no rate."""
         self._what = what
         self._unit = unit
         self._started = time.monotonic()
-        self._stream = stream or sys.stderr
+        self._stream = sys.stderr
         self._is_terminal = self._stream.isatty()
         self._drawn = self._started + DELAY_S - REDRAW_S
         self._is_visible = False
@@ -60,8 +59,8 @@ class Bar:
 class Thoughts:
     """Prints reasoning on stderr, dim in a terminal, so that stdout has the answer alone."""
 
-    def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = stream or sys.stderr
+    def __init__(self) -> None:
+        self._stream = sys.stderr
         self._is_dim = self._stream.isatty()
         self._is_open = False
 

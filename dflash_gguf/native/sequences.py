@@ -96,9 +96,7 @@ class Sequence:
         self.engine.run([BatchEntry(self, tokens, all_logits=out)], progress)
         return out
 
-    def features(
-        self, tokens: abc.Sequence[int], progress: Progress | None = None
-    ) -> NDArray[np.float32]:
+    def features(self, tokens: abc.Sequence[int]) -> NDArray[np.float32]:
         """Appends tokens and returns their hidden states, float32 [n, n_taps, n_embd].
 
         The states are those of the engine's taps: tap i is the residual stream that enters layer i,
@@ -107,7 +105,7 @@ class Sequence:
         """
         shape = (len(tokens), len(self.engine.taps), self.engine.model.n_embd)
         out = np.empty(shape, dtype=np.float32)
-        self.engine.run([BatchEntry(self, tokens, all_features=out)], progress)
+        self.engine.run([BatchEntry(self, tokens, all_features=out)])
         return out
 
     def snapshot(self) -> Prefix:

@@ -9,7 +9,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..cli.arguments import add_drafting, add_sampling, add_template, decode_config, given_fields
+from ..cli.arguments import (
+    add_drafting,
+    add_sampling,
+    add_template,
+    attribute_of,
+    decode_config,
+    given_fields,
+)
 from ..cli.llama_flags import CONSTRAINTS, add_llama_flags
 from ..cli.model_arguments import add_fit, add_options, load_config, new_parser
 from ..config import REASONING_FORMATS
@@ -337,7 +344,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
         ("--slot-save-mib", 1, None),
         ("--batch-size", 1, None),
     ):
-        value = getattr(args, "n_parallel" if flag == "--parallel" else _name(flag))
+        value = getattr(args, "n_parallel" if flag == "--parallel" else attribute_of(flag))
         if value is not None and (value < low or (high is not None and value > high)):
             limits = f"at least {low}" if high is None else f"{low} to {high}"
             raise ValueError(f"{flag} is {value}, must be {limits}")
@@ -346,7 +353,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
         ("--sse-ping-interval", True),
         ("--sleep-idle-seconds", True),
     ):
-        value = getattr(args, _name(flag))
+        value = getattr(args, attribute_of(flag))
         if not 0 < value <= MAX_S and not (has_off and value == -1):
             off = ", or -1 (off)" if has_off else ""
             raise ValueError(f"{flag} is {value:g}, must be above 0 and at most {MAX_S}{off}")
@@ -380,10 +387,6 @@ def settings_of(args: argparse.Namespace) -> Settings:
         max_answers=args.max_answers,
         keep_alive_s=math.inf if args.sse_ping_interval == -1 else args.sse_ping_interval,
     )
-
-
-def _name(flag: str) -> str:
-    return flag.strip("-").replace("-", "_")
 
 
 def thinks(args: argparse.Namespace, variables: dict[str, Any]) -> bool:

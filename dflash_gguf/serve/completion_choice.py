@@ -112,19 +112,19 @@ def timings_of(stats: ResultStats) -> dict[str, Any]:
         "cache_n": stats.n_cached,
         "prompt_n": n_prompt,
         "prompt_ms": prompt_ms,
-        "prompt_per_token_ms": _ratio(prompt_ms, n_prompt),
-        "prompt_per_second": _ratio(1e3 * n_prompt, prompt_ms),
+        "prompt_per_token_ms": ratio(prompt_ms, n_prompt),
+        "prompt_per_second": ratio(1e3 * n_prompt, prompt_ms),
         "predicted_n": n_tokens,
         "predicted_ms": predicted_ms,
-        "predicted_per_token_ms": _ratio(predicted_ms, stats.n_decoded),
-        "predicted_per_second": _ratio(1e3 * stats.n_decoded, predicted_ms),
+        "predicted_per_token_ms": ratio(predicted_ms, stats.n_decoded),
+        "predicted_per_second": ratio(1e3 * stats.n_decoded, predicted_ms),
     }
     if stats.draft != "none":
         timings |= {"draft_n": stats.n_drafted, "draft_n_accepted": stats.n_accepted}
     phases = {name: round(1e3 * s, 3) for name, s in stats.seconds_by_phase.items()}
     ours = {
         "rounds": stats.rounds,
-        "tokens_per_round": round(_ratio(stats.n_decoded, stats.rounds), 3),
+        "tokens_per_round": round(ratio(stats.n_decoded, stats.rounds), 3),
         "rounds_by_draft": stats.rounds_by_draft,
         "candidates_by_proposer": {
             name: {"n_drafted": n, "n_accepted": n_accepted}
@@ -175,5 +175,6 @@ def progressed(choice: CompletionChoice, progress: Event) -> Event:
     return {"prompt_progress": progress, "timings": timings_of(stats)["timings"]}
 
 
-def _ratio(value: float, by: float) -> float:
+def ratio(value: float, by: float) -> float:
+    """Returns value / by, 0 if `by` is 0."""
     return value / by if by > 0 else 0.0

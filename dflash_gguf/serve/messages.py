@@ -229,11 +229,6 @@ class Stepped(Message, frozen=True):
         """Text that the round added to the answer, without reasoning."""
         return joined(self.parts, "text")
 
-    @property
-    def reasoning(self) -> str:
-        """Reasoning that the round added to the answer."""
-        return joined(self.parts, "reasoning")
-
 
 class Ended(Message, frozen=True):
     """Message from the engine: an answer has ended."""

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from .completion_choice import ratio
 from .engine_client import EngineClient
 from .messages import ResultStats
 
@@ -66,12 +67,12 @@ class Metrics(Collector):
             (
                 "prompt_tokens_seconds",
                 "Prompt tokens a second",
-                _ratio(self._sums["prompt_tokens"], self._sums["prompt_seconds"]),
+                ratio(self._sums["prompt_tokens"], self._sums["prompt_seconds"]),
             ),
             (
                 "predicted_tokens_seconds",
                 "Generated tokens a second",
-                _ratio(self._sums["tokens_predicted"], self._sums["tokens_predicted_seconds"]),
+                ratio(self._sums["tokens_predicted"], self._sums["tokens_predicted_seconds"]),
             ),
             ("requests_processing", "Answers being generated", processing),
             (
@@ -82,12 +83,8 @@ class Metrics(Collector):
             (
                 "n_busy_slots_per_decode",
                 "Mean answers of a pass after prompts",
-                _ratio(self._n_rounds, self._sums["n_decode"]),
+                ratio(self._n_rounds, self._sums["n_decode"]),
             ),
         )
         for name, about, value in gauges:
             yield GaugeMetricFamily(f"llamacpp:{name}", about, value=value)
-
-
-def _ratio(value: float, by: float) -> float:
-    return value / by if by > 0 else 0.0

@@ -58,12 +58,12 @@ def measure(answers: Sequence[tuple[Sequence[int], int]], draft: Draft) -> Accep
             places[i] += n_new
 
 
-def prompt_lookup(known: Sequence[int], n_draft: int, longest: int = 3) -> list[int]:
+def prompt_lookup(known: Sequence[int], n_draft: int) -> list[int]:
     """Returns the tokens after the last earlier occurrence of the newest 3, 2 or 1 tokens.
 
     Source: apoorvumang/prompt-lookup-decoding, as in transformers (prompt_lookup_num_tokens).
     """
-    for size in range(min(longest, len(known) - 1), 0, -1):
+    for size in range(min(3, len(known) - 1), 0, -1):
         tail = list(known[-size:])
         for start in range(len(known) - size - 1, -1, -1):
             if list(known[start : start + size]) == tail:

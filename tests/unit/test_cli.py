@@ -772,7 +772,8 @@ def test_bars_are_for_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("dflash_gguf.cli.terminal.time.monotonic", lambda: now[0])
     for stream, expected in ((Terminal(), True), (io.StringIO(), False)):
-        bar = Bar("loading", stream, "tokens")
+        monkeypatch.setattr(sys, "stderr", stream)
+        bar = Bar("loading", "tokens")
         for done in range(11):
             bar(done, 10)
             now[0] += 0.2
