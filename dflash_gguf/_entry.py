@@ -18,7 +18,7 @@ INTERRUPTED = 130
 
 def _command(module: str) -> Callable[[], int]:
     def run() -> int:
-        # A background job of a shell script ignores SIGINT: leave that as it is.
+        # Shell scripts start background jobs with SIGINT ignored: do not handle SIGINT there.
         is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
         if is_default:
             signal.signal(signal.SIGINT, _leave)

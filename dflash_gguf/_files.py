@@ -125,7 +125,7 @@ def replacing(path: AnyPath, mode: int = SHARED) -> Iterator[BinaryIO]:
     part = target.with_name(f".dflash-{os.getpid()}-{threading.get_ident()}.part")
     try:
         part.unlink(missing_ok=True)
-        # O_EXCL follows no link that somebody put there since.
+        # Mode x (O_EXCL) fails if somebody has put a link at this path since the unlink.
         opened = open(part, "x+b", opener=lambda name, flags: os.open(name, flags, mode))  # noqa: SIM115
     except OSError as error:
         raise OSError(error.errno, error.strerror, os.fspath(path)) from None

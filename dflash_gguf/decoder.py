@@ -120,7 +120,7 @@ class Decoder:
                 self.tokenizer.close()
 
     def measure(self) -> None:
-        """Measures for up to 0.2 s the costs of rounds if none are known. `load` calls this."""
+        """Measures the costs of rounds for up to 0.5 s if none are known. `load` calls this."""
         with self._turn(), self._idle_sequence():
             self._speculative.measure()
 
@@ -658,7 +658,7 @@ class Decoder:
             self.sequence.reset()
 
     def forget_texts(self) -> None:
-        """Empties the suffix index, else a repeated prompt is proposed the whole earlier answer."""
+        """Empties the suffix index, which would draft a repeated prompt's whole earlier answer."""
         with self._turn():
             self._speculative.forget(self._scheduler.sequences)
 

@@ -25,7 +25,7 @@ cmake_minimum_required(VERSION 3.18)
 project(ggml_module C CXX)
 add_subdirectory({sources} ggml)
 """
-# Compiles our kernels into ggml-cuda, with a patched ggml-cuda.cu, which calls them.
+# Adds our kernels to the ggml-cuda target, whose ggml-cuda.cu is replaced by one that calls them.
 WITH_KERNELS = """\
 get_target_property(sources ggml-cuda SOURCES)
 list(FILTER sources EXCLUDE REGEX "/ggml-cuda\\\\.cu$")

@@ -207,7 +207,7 @@ def _accepted(
             draft = sequence.draft(answer[at], n_draft, N_CANDIDATES)
             is_right = draft.tokens == np.asarray(answer[at + 1 : at + 1 + n_draft])[:, None]
             accepted.append(is_right[:, 0].cumprod().sum())
-            # A token that is no candidate is less probable than the last candidate.
+            # The last candidate's probability is an upper bound for a token that is no candidate.
             logits = np.where(is_right, draft.logits, -np.inf).max(axis=1)
             log_probs = np.maximum(logits, draft.logits[:, -1]) - draft.log_sum_exp
             expected.append(np.nan_to_num(np.exp(log_probs.cumsum())).sum())

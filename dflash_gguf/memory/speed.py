@@ -32,7 +32,7 @@ def tokens_per_s(model: Model, drafters: Sequence[Drafter]) -> float | None:
         drafter_on_cpu = drafter.cpu_split_bytes + drafter.mapped_bytes
         drafter_on_gpu = drafter.copied_bytes - drafter.cpu_split_bytes
         for rows in (n + 1 for n in DRAFT_LENGTHS if 0 < n < drafter.block_size):
-            # A drafter on the CPU multiplies with the target's head on the GPU.
+            # A drafter on the CPU still waits for the GPU, which has the target's head.
             n_passes = rows - 1 if drafter.kind == "mtp" else 1
             draft_s = n_passes * (
                 _read_s(drafter_on_gpu, drafter_on_cpu, rows if n_passes == 1 else 1)
@@ -57,7 +57,7 @@ def _target_s(model: Model, rows: int) -> float:
     if model.n_expert:
         active = model.n_expert_used / model.n_expert
         seconds += _read_s(experts_on_gpu, model.cpu_expert_bytes, rows, active)
-    # The experts of a layer that is on the GPU take the rows to the CPU and back.
+    # Each layer on the GPU with experts on the CPU waits twice: for the rows to go and to return.
     n_alone = min(model.config.n_cpu_moe, model.n_layer) if model.n_expert else 0
     return seconds + _wait_s(on_cpu > 0) + WAIT_S * 2 * n_alone
 

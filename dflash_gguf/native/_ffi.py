@@ -121,7 +121,7 @@ _of_thread = threading.local()
 
 
 def _function(name: str) -> Any:
-    """Returns a cached C function: cffi's look-up takes as long as a short call."""
+    """Returns a C function from a cache, as cffi's look-up takes as long as a short call."""
     function = _functions.get(name)
     if function is None:
         function = _functions[name] = getattr(lib(), name)

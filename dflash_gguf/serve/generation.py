@@ -98,7 +98,7 @@ class Generation:
         prepare: Prepare[BodyT],
         too_long: Callable[[BodyT, ServedModel, BadRequestError], Response] | None = None,
     ) -> Response:
-        """too_long: makes the response if the prompt is too long; None: error 400 as ever."""
+        """too_long: makes the response if the prompt is too long; None: error 400."""
         scope, client = request.scope["tenant"], request.scope["asker"]
         async with self._bodies.read(request, kind) as (body, n_bytes):
             model, engine, prompt_builder = await self._models.take(
@@ -280,7 +280,7 @@ class Generation:
             for index in range(len(asked))
             for nth in range(n)
         ]
-        # Not asdict, which copies every value and took as long as tokenizing.
+        # dataclasses.asdict would copy every value, which takes as long as tokenizing the prompt.
         settings = {name: getattr(config, name) for name in DecodeConfig.__slots__}
         slot = -1 if body.id_slot is None else body.id_slot
         return Ask(runs, asked, settings, bool(body.timings_per_token), scope, client, slot)

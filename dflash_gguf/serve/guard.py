@@ -140,7 +140,7 @@ class Guard:
             return error_answer(
                 415, f"Content-Encoding is {encoding!r:.40}: send the body without compression"
             )
-        # A page of another site does not know the key.
+        # With an API key no check of the page is needed: a page of another site lacks the key.
         sentence = None if self._keys else self._pages.refusal(scope["method"], headers)
         return None if sentence is None else error_answer(403, sentence)
 

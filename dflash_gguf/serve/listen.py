@@ -167,7 +167,7 @@ class Connection(H11Protocol):
         self.transport.close()
 
     def _keep_reading(self) -> None:
-        """Reads on behind a whole request, so that the end of the connection is seen.
+        """Keeps reading after a request is complete, to notice that the client disconnects.
 
         uvicorn would stop reading until the response has ended.
         """

@@ -42,7 +42,7 @@ class PageChecks:
         site, origin = headers.get("sec-fetch-site"), headers.get("origin")
         if site in ("same-origin", "none") or (site is None and origin is None):
             return None
-        # Browsers send Sec-Fetch-Site only over HTTPS or to localhost; else Origin must tell.
+        # Browsers send Sec-Fetch-Site only over HTTPS or to localhost; without it compare Origin.
         if origin is not None and (self.may_read(origin) or _host_of(origin) == host.lower()):
             return None
         return (

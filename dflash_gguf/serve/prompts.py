@@ -154,7 +154,7 @@ class PromptBuilder:
         return (self._closed(text, self._marks(text, tools)) if is_off else text) + words
 
     def _placed(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Returns messages whose inner system messages the template shows: if need be as user's."""
+        """Returns the messages; system messages that the template would drop join the user's."""
         is_system = [one["role"] == "system" for one in messages]
         if not any(is_system[1:]) or self._shows_inner_system:
             return messages

@@ -328,7 +328,7 @@ class LlamaServerFormat(WireFormat):
     def _probabilities(
         self, config: DecodeConfig, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs]
     ) -> list[msgspec.Raw]:
-        """Returns the entries as JSON: as objects, 1024 a token would keep the collector busy."""
+        """Returns entries as JSON text: 1024 objects a token would slow the garbage collector."""
         entries = []
         for token, chance in zip(tokens, logprobs, strict=True):
             (entry,) = self._context.logprobs([token], [chance])

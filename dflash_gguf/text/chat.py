@@ -258,7 +258,7 @@ def render(
     Errors: ValueError for a template that cannot be parsed, fails or refuses the messages. Any
         other exception, and no end, for a malicious one: TemplateProcess calls this function.
     """
-    # The names besides those of transformers are llama.cpp's.
+    # Templates written for llama.cpp use these names; transformers does not define them.
     values: dict[str, Any] = {
         "date_string": _strftime_now("%d %b %Y"),
         "datetime": _strftime_now("%b %d %Y"),

@@ -168,7 +168,7 @@ def _answered(request: bytes) -> bytes:
 def serve(requests: BinaryIO, answers: BinaryIO) -> None:
     """Answers requests until their end; the child process's side."""
     while len(head := requests.read(_length.size)) == _length.size:
-        # The limit ends an endless template whose parent was killed.
+        # Without a limit a template with an endless loop would run on after the parent was killed.
         _limit("RLIMIT_CPU", int(time.process_time() + MAX_RENDER_S) + 2)
         answer = _answered(requests.read(_length.unpack(head)[0]))
         answers.write(_length.pack(len(answer)) + answer)

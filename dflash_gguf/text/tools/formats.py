@@ -106,7 +106,7 @@ class AnswerParser:
         if tools is not None and tools.names:
             family = FAMILIES[tools.family]
             self._calls = family.parser(tools)
-            # A grammar binds no call within reasoning, so that a mark there begins none.
+            # A grammar starts behind the reasoning, so a mark of a call within it begins no call.
             given = () if tools.grammar else family.interrupts
             known = {x.replace("NAME", name) for x in given for name in tools.names}
             interrupts = tuple(sorted(known))

@@ -128,7 +128,7 @@ class CallParser:
                 self._skips_space = not self._held
             at, mark = first_mark(self._held, marks)
             text = self._held[: at if mark else self._n_certain(marks)]
-            # White space before a call is dropped with it.
+            # Hold back trailing white space: if a call follows, it is no part of the answer's text.
             sure = text if self._is_over and not mark else text.rstrip()
             yield OutputPart(sure)
             if mark in self.OPENINGS:
