@@ -39,6 +39,7 @@ class Counts:
 
     def __init__(self, answers: Iterable[pieces.StoredAnswer]) -> None:
         self.counts: defaultdict[Run, Counter[int]] = defaultdict(Counter)
+        self._followers: dict[tuple[Run, int], list[tuple[int, Group]]] = {}
         for answer in answers:
             for i in range(answer.n_prompt, len(answer.tokens)):
                 for size in range(1, min(MAX_RUN, i) + 1):
@@ -51,14 +52,16 @@ class Counts:
 
     def followers(self, run: Run, n: int) -> list[tuple[int, Group]]:
         """Returns the n most frequent tokens after a known run, each with its group."""
-        found = self.counts[run]
-        n_all = found.total()
-        size = min(int(math.log2(n_all)), 7)
-        best = sorted(found.items(), key=lambda x: (-x[1], x[0]))[:n]
-        return [
-            (token, (len(run), size, rank, 8 * count // n_all))
-            for rank, (token, count) in enumerate(best)
-        ]
+        if (run, n) not in self._followers:
+            found = self.counts[run]
+            n_all = found.total()
+            size = min(int(math.log2(n_all)), 7)
+            best = sorted(found.items(), key=lambda x: (-x[1], x[0]))[:n]
+            self._followers[run, n] = [
+                (token, (len(run), size, rank, 8 * count // n_all))
+                for rank, (token, count) in enumerate(best)
+            ]
+        return self._followers[run, n]
 
 
 class Probabilities:
