@@ -18,7 +18,7 @@ turns of 60 ms. Costs are measured anew in each process, with --fresh for each p
 a process before has stored them. Prints the speed divided by that of --base, of all answers
 together and as mean with a 95 % interval; number and mean ratio of the answers of which half is
 `copied` from the prompt; `choosing`, the share of time for decisions and lookups; accepted tokens
-by proposer. --bound: also the ratio that the suffix index would reach if acceptance were known in
+by proposer; rounds by draft. --bound: also the ratio that the suffix index would reach if acceptance were known in
 advance. --at-once: how many answers run at once. The last line is JSON.
 """
 
@@ -258,6 +258,8 @@ class Total:
     choosing: float = 0.0
     ratios: list[float] = field(default_factory=list)
     copied: list[float] = field(default_factory=list)
+    accepted: Counter[str] = field(default_factory=Counter)
+    rounds: Counter[str] = field(default_factory=Counter)
 
     def add(self, result: Result, base: Result, prompt: Sequence[int]) -> None:
         """Adds an answer with the setting, and compares its speed with that of the base."""
@@ -266,6 +268,9 @@ class Total:
         self.choosing += result.seconds_by_phase.get("choose", 0.0) + result.seconds_by_phase.get(
             "select", 0.0
         )
+        for proposer, (_, taken) in result.candidates_by_proposer.items():
+            self.accepted[proposer] += taken
+        self.rounds.update(result.rounds_by_draft or {})
         if base.n_decoded:
             self.ratios.append(base.decode_s / result.decode_s)
             if copied_share(prompt, base.tokens) >= 0.5:
@@ -279,6 +284,8 @@ class Total:
             "first": round(self.ratios[0], 4),
             "choosing": round(self.choosing / self.seconds, 4),
             "copied": [len(self.copied), round(float(np.mean(self.copied or [0])), 3)],
+            "accepted": dict(self.accepted),
+            "rounds": dict(self.rounds.most_common(8)),
         }
 
 
@@ -357,8 +364,6 @@ def measure(name: str, kind: str, args: argparse.Namespace) -> Figures:
     named = ["auto"] if kind.startswith("right-") else args.settings.split(",")
     asking = ProposalBackoff(name, kind, [args.base, *named], args)
     totals = {setting: Total() for setting in (args.base, *named)}
-    accepted: Counter[str] = Counter()
-    rounds: Counter[str] = Counter()
     answers: list[tuple[list[int], list[int]]] = []
     for number in range(args.prompts):
         if args.fresh and number:
@@ -372,9 +377,6 @@ def measure(name: str, kind: str, args: argparse.Namespace) -> Figures:
                 )
             totals[setting].add(result, base, prompt)
         answers.append((prompt, base.tokens))
-        for proposer, (_, taken) in results[named[0]].candidates_by_proposer.items():
-            accepted[proposer] += taken
-        rounds.update(results[named[0]].rounds_by_draft or {})
     found: Figures = {}
     if args.bound:
         costs = asking.decoders[-1]._speculative.state.costs
@@ -391,8 +393,6 @@ def measure(name: str, kind: str, args: argparse.Namespace) -> Figures:
         "tokens": total.tokens,
         f"{args.base} tokens/s": round(total.tokens / total.seconds, 1),
         **{setting: totals[setting].summary(total) for setting in named},
-        "accepted": dict(accepted),
-        "rounds": dict(rounds.most_common(8)),
     }
 
 
@@ -487,12 +487,12 @@ def in_new_process(name: str, kind: str, args: argparse.Namespace) -> Figures:
     shown = "   ".join(
         f"{setting} {x['all']:.3f} ({x['interval'][0]:.3f}, {x['interval'][1]:.3f} to "
         f"{x['interval'][2]:.3f}; first {x['first']:.3f}; copied {x['copied']}; "
-        f"choosing {x['choosing']:.4f})"
+        f"choosing {x['choosing']:.4f}; {x['accepted']} {x['rounds']})"
         for setting, x in row.items()
         if isinstance(x, dict) and "all" in x
     )
     bounds = {key: row[key] for key in ("bound", "passes") if key in row} or ""
-    print(f"{name:12} {kind:6} {shown}   {row['accepted']} {row['rounds']} {bounds}", flush=True)
+    print(f"{name:12} {kind:6} {shown} {bounds}", flush=True)
     return row
 
 
