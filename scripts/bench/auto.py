@@ -18,8 +18,8 @@ turns of 60 ms. Costs are measured anew in each process, with --fresh for each p
 a process before has stored them. Prints the speed divided by that of --base, of all answers
 together and as mean with a 95 % interval; number and mean ratio of the answers of which half is
 `copied` from the prompt; `choosing`, the share of time for decisions and lookups; accepted tokens
-by proposer; rounds by draft. --bound: also the ratio that the suffix index would reach if acceptance were known in
-advance. --at-once: how many answers run at once. The last line is JSON.
+by proposer; rounds by draft. --bound: also the ratio that the suffix index would reach if
+acceptance were known in advance. --at-once: how many answers run at once. The last line is JSON.
 """
 
 from __future__ import annotations
