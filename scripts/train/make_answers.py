@@ -94,7 +94,13 @@ class Maker:
             max_tokens=n_new, temperature=temperature, seed=seed, draft="none", cache_prompt=False,
             **SAMPLED,
         )  # fmt: skip
-        state = self._decoder.add_request(self._decoder.request(tokens, config))
+        request = self._decoder.request(tokens, config)
+
+        def loops() -> bool:
+            n_tokens = len(state.history)
+            return n_tokens % 16 == 0 and pieces.loop_end(state.history, len(tokens)) < n_tokens
+
+        state = self._decoder.add_request(request, cancelled=loops)
         self._live.append((item, state))
 
     def _end(self, item: Item, state: RequestState) -> Iterator[pieces.StoredAnswer]:
