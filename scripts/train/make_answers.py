@@ -91,7 +91,7 @@ class Maker:
             return
         seed = item.index * 4 + len(item.texts) + 2 * item.is_user_turn
         config = dflash_gguf.DecodeConfig(
-            max_tokens=n_new, temperature=temperature, seed=seed, draft="none", cache_prompt=False,
+            max_tokens=n_new, temperature=temperature, seed=seed, draft="none",
             **SAMPLED,
         )  # fmt: skip
         request = self._decoder.request(tokens, config)
