@@ -15,13 +15,14 @@ static const char * data_of(const GgufFile & file, const char * name, ggml_type 
     const ggml_tensor * tensor = file.tensor(name);
     DFL_CHECK(tensor != nullptr, DFL_STATUS_FILE, "%s: tensor %s is missing", file.path().c_str(),
               name);
-    const int64_t n = ggml_nelements(tensor) / n_columns;
-    DFL_CHECK(tensor->type == type && tensor->ne[0] == (n_columns > 1 ? n_columns : n) &&
-                  ggml_nelements(tensor) == n * n_columns && (n_rows < 0 || n == n_rows),
-              DFL_STATUS_FILE, "%s: tensor %s is %s [%lld, %lld], expected %s with %lld values",
+    const int64_t n = n_columns > 1 ? tensor->ne[1] : tensor->ne[0];
+    const int64_t expected = n_rows < 0 ? n : n_rows;
+    const int64_t ne[2] = {n_columns > 1 ? n_columns : expected, n_columns > 1 ? expected : 1};
+    DFL_CHECK(tensor->type == type && tensor->ne[0] == ne[0] && tensor->ne[1] == ne[1] &&
+                  ggml_nelements(tensor) == ne[0] * ne[1],
+              DFL_STATUS_FILE, "%s: tensor %s is %s [%lld, %lld], expected %s [%lld, %lld]",
               file.path().c_str(), name, ggml_type_name(tensor->type), (long long)tensor->ne[0],
-              (long long)ggml_nelements(tensor) / tensor->ne[0], ggml_type_name(type),
-              (long long)((n_rows < 0 ? n : n_rows) * n_columns));
+              (long long)tensor->ne[1], ggml_type_name(type), (long long)ne[0], (long long)ne[1]);
     n_rows = n;
     return static_cast<const char *>(file.tensor_data(name));
 }

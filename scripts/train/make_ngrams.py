@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -22,6 +23,9 @@ import numpy as np
 from dflash_gguf.convert.schema import Arch, Key, Tensor
 from numpy.typing import NDArray
 
+from dflash_gguf._files import check_file, check_output
+from dflash_gguf.cli.command import guarded
+from dflash_gguf.text.gguf_metadata import GgufMetadata
 from dflash_gguf.train import acceptance, pieces
 
 MAX_RUN, N_CLASSES, N_PARTS = 3, 12, 8
@@ -143,8 +147,9 @@ def classes_of(probs: NDArray[np.float64]) -> tuple[NDArray[np.int8], NDArray[np
 def write(
     path: Path, target: Path, rows: NDArray[np.int32], probs: NDArray[np.float64], name: str
 ) -> None:
-    """Writes the table's file, with the target's tokenizer."""
-    writer = gguf.GGUFWriter(path, Arch.NGRAM)
+    """Writes the table's file, with the target's tokenizer, once all of it is written."""
+    part = path.with_name(f"{path.name}.part")
+    writer = gguf.GGUFWriter(part, Arch.NGRAM)
     writer.add_name(name)
     for field in gguf.GGUFReader(target).fields.values():
         if field.name.startswith("tokenizer.ggml.") or field.name == Key.GENERAL_LICENSE:
@@ -158,9 +163,10 @@ def write(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    part.replace(path)
 
 
-def main() -> None:
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("target", type=Path, metavar="TARGET.gguf")
     parser.add_argument("out", type=Path, metavar="OUT.gguf")
@@ -171,12 +177,38 @@ def main() -> None:
     args = parser.parse_args()
     if not 1 <= args.followers <= 4:
         parser.error(f"--followers is {args.followers}, must be 1 to 4")
+    if args.limit is not None and args.limit < 1:
+        parser.error(f"--limit is {args.limit}, must be at least 1")
+    return args
+
+
+def check(args: argparse.Namespace) -> None:
+    """Raises ValueError or OSError for files that no table can be made from or written to."""
+    for path in (args.target, *args.answers):
+        check_file(path)
+        if args.out.exists() and args.out.samefile(path):
+            raise ValueError(f"OUT {args.out}: is an input too; name another file")
+    check_output("OUT", args.out)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Makes a table, and prints its acceptance on held-out answers."""
+    check(args)
+    with GgufMetadata(args.target) as metadata:
+        n_vocab = len(metadata.texts(Key.TOKENIZER_TOKENS) or ())
+    if not n_vocab:
+        raise ValueError(f"{args.target}: has no tokenizer, without which a table fits no target")
     stored = {(x.index, x.turn): x for path in args.answers for x in pieces.load(path)}
     n_tokens, used = 0, []
     for key in sorted(stored):
         if args.limit is None or n_tokens < args.limit:
             used.append(stored[key])
             n_tokens += stored[key].n_answer
+    if len(used) < N_PARTS:
+        raise ValueError(f"{len(used)} answers; at least {N_PARTS} are needed")
+    largest = max(max(x.tokens) for x in used)
+    if largest >= n_vocab:
+        raise ValueError(f"the answers have token {largest}, {args.target} has {n_vocab} tokens")
     probs = Probabilities(used, args.followers)
     rows, values = rows_of(Counts(used), probs, args.followers)
     write(args.out, args.target, rows, values, args.name)
@@ -192,5 +224,10 @@ def main() -> None:
     print(f"{args.out}: {n_tokens} tokens of answers, {len(rows)} rows, {size:.1f} MB")
 
 
+def main() -> int:
+    args = parse()
+    return guarded(lambda: run(args) or 0)
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

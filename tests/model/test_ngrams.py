@@ -178,7 +178,7 @@ def test_the_script_makes_a_table_of_answers(
     pieces.save(tmp_path / "a.xz", stored)
     command = ["make_ngrams.py", str(TARGET), str(tmp_path / "t.gguf"), str(tmp_path / "a.xz")]
     monkeypatch.setattr("sys.argv", command)
-    make_ngrams.main()
+    assert make_ngrams.main() == 0
     assert "tau of chains, code: " in capsys.readouterr().out
     tokens = read_parts(tmp_path / "t.gguf").tensors["ngram.tokens"][0]
     counts = Counter[tuple[int, ...]]()
@@ -193,6 +193,36 @@ def test_the_script_makes_a_table_of_answers(
     with dflash_gguf.load(TARGET, drafter=tmp_path / "t.gguf", n_ctx=512) as decoder:
         result = decoder.generate(list(stored[0].tokens[: stored[0].n_prompt]), max_tokens=40)
         assert tuple(result.tokens) == stored[0].tokens[stored[0].n_prompt :]
+
+
+@pytest.mark.parametrize(
+    ("out", "answers", "sentence"),
+    [
+        ("a.xz", "a.xz", "OUT {tmp}/a.xz: is an input too; name another file"),
+        ("t.gguf", "b.xz", "the answers have token 60000, {target} has 4096 tokens"),
+        ("t.gguf", "c.xz", "1 answers; at least 8 are needed"),
+        ("t.gguf", "none.xz", "{tmp}/none.xz: No such file or directory"),
+        ("none/t.gguf", "a.xz", "OUT {tmp}/none/t.gguf: "),
+    ],
+)
+def test_the_script_refuses_files_that_do_not_fit(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    out: str,
+    answers: str,
+    sentence: str,
+) -> None:
+    for name, tokens, n in (("a", (1, 2, 3), 8), ("b", (1, 60000), 8), ("c", (1, 2), 1)):
+        stored = [StoredAnswer(i, 0, "code", 0.0, 1, tokens) for i in range(n)]
+        pieces.save(tmp_path / f"{name}.xz", stored)
+    before = (tmp_path / "a.xz").read_bytes()
+    files = [str(tmp_path / name) for name in (out, answers)]
+    monkeypatch.setattr("sys.argv", ["make_ngrams.py", str(TARGET), *files])
+    assert make_ngrams.main() == 1
+    assert sentence.format(tmp=tmp_path, target=TARGET) in capsys.readouterr().err
+    assert (tmp_path / "a.xz").read_bytes() == before
+    assert not (tmp_path / "t.gguf").exists()
 
 
 def test_the_plan_counts_a_table(tables: dict[str, Path]) -> None:
@@ -273,7 +303,11 @@ BAD: dict[str, tuple[Callable[[Parts], object], str]] = {
     ),
     "probabilities": (
         _shape("ngram.prob", (5,)),
-        r"tensor ngram.prob is f32 .*, expected f32 with 12",
+        r"tensor ngram.prob is f32 \[5, 1\], expected f32 \[12, 1\]",
+    ),
+    "no probabilities": (
+        _shape("ngram.prob", (1, 0)),
+        r"tensor ngram.prob is f32 \[0, 1\], expected f32 \[12, 1\]",
     ),
     "classes of too few rows": (
         _shape("ngram.class", (3,)),
@@ -281,7 +315,7 @@ BAD: dict[str, tuple[Callable[[Parts], object], str]] = {
     ),
     "runs of four": (
         _shape("ngram.tokens", (4, 5)),
-        r"tensor ngram.tokens is i32 \[5, 4\], expected",
+        r"tensor ngram.tokens is i32 \[5, 4\], expected i32 \[4, 4\]",
     ),
     "type": (_float_tokens, r"tensor ngram.tokens is f32 .*, expected i32"),
     "a tensor is missing": (
