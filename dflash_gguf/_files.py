@@ -138,6 +138,9 @@ def replacing(path: AnyPath, mode: int = SHARED) -> Iterator[BinaryIO]:
                 part.chmod(stat.S_IMODE(old.st_mode))
             os.chown(part, old.st_uid, old.st_gid)
         part.replace(target)
+    except OSError as error:
+        error.filename = error.filename or os.fspath(path)  # that of a full disk names no file
+        raise
     finally:
         part.unlink(missing_ok=True)
 

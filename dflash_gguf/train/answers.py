@@ -106,5 +106,9 @@ def save_answers(path: Path, answers: Sequence[Answer]) -> None:
 
 
 def load_answers(path: Path) -> list[Answer]:
-    """Reads a file that `save_answers` wrote."""
-    return [Answer(tuple(tokens), n) for n, tokens in json.loads(path.read_text(encoding="utf-8"))]
+    """Reads a file that `save_answers` wrote; ValueError for another file."""
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+        return [Answer(tuple(map(int, tokens)), int(n)) for n, tokens in rows]
+    except (ValueError, TypeError):
+        raise ValueError(f"{path}: is not a file of answers, or damaged") from None

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from dflash.model import DFlashDraftModel, build_target_layer_ids
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import Qwen3Config
@@ -83,10 +84,13 @@ def take_weights(drafter: DFlashDraftModel, folder: Path) -> Tensor | None:
 
     Returns the tokens that it can draft, None for all.
     """
-    weights, mine = load_file(folder / "model.safetensors"), drafter.state_dict()
+    try:
+        weights, mine = load_file(folder / "model.safetensors"), drafter.state_dict()
+        taps = Qwen3Config.from_pretrained(folder).dflash_config["target_layer_ids"]
+    except (SafetensorError, AttributeError, KeyError, TypeError):
+        raise ValueError(f"{folder}: is no folder of a DFlash drafter, or damaged") from None
     weights.pop("lm_head.weight", None)
     offsets = weights.pop("d2t", None)
-    taps = Qwen3Config.from_pretrained(folder).dflash_config["target_layer_ids"]
     for name, weight in mine.items():
         if name not in weights or weights[name].shape != weight.shape:
             raise ValueError(

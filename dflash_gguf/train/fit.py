@@ -150,7 +150,7 @@ class Trainer:
     def _one_step(self) -> Tensor:
         """Runs one training step; returns the loss and the accuracy of every block position."""
         recipe = self.recipe
-        generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + self.step)
+        generator = torch.Generator().manual_seed((recipe.seed * 1_000_003 + self.step) % (1 << 63))
         start = self.step * recipe.n_sequences
         order = pick(len(self.usable), recipe.seed, start, recipe.n_sequences)
         # Sorts by length, as answers that are computed together are padded to the longest one.

@@ -14,16 +14,18 @@ MARK = "\N{BLACK STAR}message\N{BLACK STAR}"
 def from_file(path: Path) -> list[str]:
     """Returns the lines of a text file, or the strings or "prompt" fields of a .jsonl file."""
     try:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: is not UTF-8 at byte {error.start}") from None
     if path.suffix != ".jsonl":
-        return lines
+        return [line for line in lines if line.strip()]
     found = []
     for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
         try:
             value = json.loads(line)
-        except json.JSONDecodeError:
+        except (json.JSONDecodeError, RecursionError):
             value = None
         prompt = value.get("prompt") if isinstance(value, dict) else value
         if not isinstance(prompt, str):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers.utils import logging
 
 from .._files import write_text
@@ -67,20 +68,23 @@ def prepare_features(
     path: Path,
     answers: Sequence[Answer],
     taps: Sequence[int],
+    n_embd: int,
     decoder: Callable[[], Decoder],
     *,
     with_head_input: bool = False,
 ) -> features.AnswerFeatures:
     """Returns the hidden states of answers at `taps`; computes them if the file is missing.
 
-    with_head_input: True to have the input of the target's output head behind them.
+    n_embd: size of a hidden state. with_head_input: True to have the input of the target's output
+    head behind them. Errors: ValueError for a file of another size.
     """
     if not path.exists():
         model = decoder().model
         head_input = [model.n_layer + 1] * with_head_input
         features.write(path, model, answers, [*taps, *head_input])
-    n_embd = path.stat().st_size // 2 // features.offsets(answers)[-1]
-    n_embd //= len(taps) + with_head_input
+    n_rows = features.offsets(answers)[-1]
+    if path.stat().st_size != 2 * n_rows * (len(taps) + with_head_input) * n_embd:
+        raise ValueError(f"{path}: is not the features of these {n_rows} tokens; remove the file")
     return features.AnswerFeatures(path, answers, len(taps) * n_embd, n_embd * with_head_input)
 
 
@@ -88,8 +92,9 @@ def prepare(
     args: argparse.Namespace,
 ) -> tuple[BlockModel, features.AnswerFeatures, features.AnswerFeatures]:
     """Returns the model, and features of training and held-out answers; makes missing files."""
+    sizes = read_sizes(args.target)
     drafter = new_drafter(
-        read_sizes(args.target),
+        sizes,
         n_layers=args.layers,
         n_taps=args.taps,
         n_ff=args.ffn,
@@ -98,6 +103,7 @@ def prepare(
         mask_token=mask_token_of(args.target, args.mask_token),
         seed=args.seed,
     )
+    tokens = None if args.begin is None else take_weights(drafter, args.begin)
 
     @cache
     def decoder() -> Decoder:
@@ -111,17 +117,17 @@ def prepare(
             args.out / f"answers{'-head' * distils}.features",
             training,
             taps,
+            sizes.n_embd,
             decoder,
             with_head_input=distils,
         )
-        measured = prepare_features(args.out / "held-out.features", held_out, taps, decoder)
+        path = args.out / "held-out.features"
+        measured = prepare_features(path, held_out, taps, sizes.n_embd, decoder)
     finally:
         if decoder.cache_info().currsize:
             decoder().close()
-    head, tokens = read_head(args.target), None
-    if args.begin is not None:
-        tokens = take_weights(drafter, args.begin)
-    elif args.draft_vocab:
+    head = read_head(args.target)
+    if args.draft_vocab:
         tokens = most_frequent((a.tokens[a.n_prompt :] for a in training), args.draft_vocab)
     model = BlockModel(drafter, read_embeddings(args.target), head, tokens)
     model.standardise(data.rows[:N_SAMPLED])
@@ -231,7 +237,10 @@ def train(args: argparse.Namespace) -> None:
     trainer = Trainer(model, data, held_out, recipe, args.out, device)
 
     def keep(history: History) -> None:
-        model.drafter.save_pretrained(args.out, state_dict=model.weights())
+        try:
+            model.drafter.save_pretrained(args.out, state_dict=model.weights())
+        except SafetensorError as error:
+            raise ValueError(f"{args.out / 'model.safetensors'}: {error}") from None
         draw(history, args.out / "curve.png")
 
     try:

@@ -234,9 +234,12 @@ def test_prompt_files(tmp_path: Path) -> None:
     lines.write_text('"one\\nline"\n{"prompt": "two", "id": 3}\n')
     assert from_file(plain) == ["one", "two"]
     assert from_file(lines) == ["one\nline", "two"]
-    lines.write_text('"good"\n{"text": "bad"}\n')
-    with pytest.raises(ValueError, match=r"a\.jsonl: line 2 is neither a JSON string nor"):
-        from_file(lines)
+    lines.write_text('\ufeff"a\u2028b"\n\n"c"', encoding="utf-8")
+    assert from_file(lines) == ["a\u2028b", "c"]
+    for bad in ('{"text": "bad"}', "[" * 100_000):
+        lines.write_text(f'"good"\n\n{bad}\n')
+        with pytest.raises(ValueError, match=r"a\.jsonl: line 3 is neither a JSON string nor"):
+            from_file(lines)
 
 
 class ChatDecoder:
