@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from .. import bundled
 from .._files import check_file, write_text
 from ..cli.command import guarded
 from ..cli.model_arguments import new_parser
+from ..config import DecodeConfig
 from ..convert.errors import ConvertError
 from ..native import MAX_VERIFY
 from ..speculative.proposers.dflash import N_RANKED
@@ -28,8 +31,13 @@ OUT/training.json has its figures. docs/train-a-drafter.md walks through a run.
 FREE = ("steps", "falling", "threads", "device", "outtype")
 """Arguments that may change when a training continues; all others must stay the same."""
 ARGUMENTS = "arguments.json"
+DRAFTER = ("model.safetensors", "config.json", "drafter.gguf")
+"""Files of a drafter, which a training replaces."""
 SHARES = ("sampled", "distil")
 MAY_BE_ZERO = ("falling", "words", "draft_vocab")
+COUNTS = ("answers", "held_out", "steps", "falling", "words", "draft_vocab")
+MAX_COUNT, MAX_SIZE = 1 << 24, 1 << 16
+"""Largest numbers for COUNTS, and for the sizes of a drafter or of a batch."""
 OUTTYPES = ("q8_0", "f16", "bf16", "f32", "q4_0", "q4_1")
 
 
@@ -127,11 +135,25 @@ def parser() -> argparse.ArgumentParser:
 
 
 def remember(args: argparse.Namespace) -> None:
-    """Writes the arguments to the output folder; ValueError if the folder has different ones."""
+    """Writes the arguments to the output folder.
+
+    Errors: ValueError if the folder has different ones, or a drafter and no arguments.
+    """
     mine = {k: str(v) for k, v in vars(args).items() if k not in (*FREE, "out")}
     path = args.out / ARGUMENTS
-    if path.exists():
-        for name, value in json.loads(path.read_text(encoding="utf-8")).items():
+    if not path.exists():
+        for name in DRAFTER:
+            if (args.out / name).exists():
+                raise ValueError(
+                    f"{args.out}: has a {name} of another origin, which the training would "
+                    "replace; name another output folder"
+                )
+    else:
+        try:
+            theirs = dict(json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, TypeError):
+            raise ValueError(f"{path}: is damaged; name another output folder") from None
+        for name, value in theirs.items():
             if mine.get(name) != value:
                 raise ValueError(
                     f"{args.out}: was begun with {name} = {value}, now it is {mine.get(name)}; "
@@ -140,21 +162,52 @@ def remember(args: argparse.Namespace) -> None:
     write_text(path, json.dumps(mine, indent=1))
 
 
-def check(args: argparse.Namespace) -> None:
-    """Raises ValueError for arguments that no training can use."""
+@contextmanager
+def sole_user(folder: Path) -> Iterator[None]:
+    """Makes an output folder, and holds it; ValueError while another process holds it."""
+    import fcntl  # Windows has no such module
+
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"{folder}: another process trains in this folder") from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def check_numbers(args: argparse.Namespace) -> None:
+    """Raises ValueError for an integer or a share that no training can use."""
     for name, value in vars(args).items():
         flag = "--" + name.replace("_", "-")
         if name in SHARES and not 0 <= value <= 1:
             raise ValueError(f"{flag} {value}: a share lies between 0 and 1")
-        least = 0 if name in MAY_BE_ZERO else 1
-        if type(value) is int and name != "seed" and value < least:
-            raise ValueError(f"{flag} {value}: at least {least} is needed")
+        if type(value) is int and name != "seed":
+            least = 0 if name in MAY_BE_ZERO else 1
+            most = MAX_COUNT if name in COUNTS else MAX_SIZE
+            if value < least:
+                raise ValueError(f"{flag} {value}: at least {least} is needed")
+            if value > most:
+                raise ValueError(f"{flag} {value}: at most {most} is possible")
+
+
+def check(args: argparse.Namespace) -> None:
+    """Raises ValueError for arguments that no training can use."""
+    check_numbers(args)
+    DecodeConfig(temperature=args.temperature, seed=args.seed)  # ValueError if out of range
     if 0 < args.draft_vocab < N_RANKED:
         raise ValueError(
             f"--draft-vocab {args.draft_vocab}: give 0 for all tokens, or at least {N_RANKED}"
         )
     if not 2 <= args.block <= MAX_VERIFY:
         raise ValueError(f"--block {args.block}: a block has 2 to {MAX_VERIFY} tokens")
+    if not args.pieces and args.new_tokens < args.block:
+        raise ValueError(
+            f"--new-tokens {args.new_tokens}: an answer needs the {args.block} tokens of a --block"
+        )
     if args.decay is not None and not args.decay > 0:
         raise ValueError(f"--decay {args.decay}: must be above 0")
     for flag, paths in (("--pieces", args.pieces or ()), ("--prompts", [args.prompts])):
@@ -163,6 +216,10 @@ def check(args: argparse.Namespace) -> None:
                 raise ValueError(f"{flag} {path}: no such file")
     if args.begin is not None and not (args.begin / "config.json").is_file():
         raise ValueError(f"--begin {args.begin}: no folder of a drafter")
+    if args.begin is not None and args.draft_vocab:
+        raise ValueError(
+            f"--draft-vocab {args.draft_vocab}: the drafter of --begin keeps its own tokens"
+        )
     if args.out.exists() and not args.out.is_dir():
         raise ValueError(f"{args.out}: is a file, OUT must be a folder")
 
@@ -179,24 +236,24 @@ def run(args: argparse.Namespace) -> None:
         check_file(args.target)
         mask_token_of(args.target, args.mask_token)
     is_new = not args.out.exists()
-    args.out.mkdir(parents=True, exist_ok=True)
-    before = set(args.out.iterdir())
-    try:
-        remember(args)
-        # Loading torch takes seconds: bad arguments are reported before.
-        from .training import convert_target, train
+    with sole_user(args.out):
+        before = set(args.out.iterdir())
+        try:
+            remember(args)
+            # Loading torch takes seconds: bad arguments are reported before.
+            from .training import convert_target, train
 
-        if folder is not None:
-            args.target = convert_target(folder, args.out / "target.gguf", args.pre)
-        train(args)
-    except Exception:
-        made = set(args.out.iterdir()) - before
-        if {path.name for path in made} <= {ARGUMENTS, "target.gguf"}:
-            for path in made:
-                path.unlink()
-            if is_new:
-                args.out.rmdir()
-        raise
+            if folder is not None:
+                args.target = convert_target(folder, args.out / "target.gguf", args.pre)
+            train(args)
+        except Exception:
+            made = set(args.out.iterdir()) - before
+            if {path.name for path in made} <= {ARGUMENTS, "target.gguf"}:
+                for path in made:
+                    path.unlink()
+                if is_new:
+                    args.out.rmdir()
+            raise
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -27,6 +27,7 @@ import dflash_gguf
 from dflash_gguf._files import write_text
 from dflash_gguf.train.answers import Answer
 from dflash_gguf.train.checkpoint import pick
+from dflash_gguf.train.command import check_numbers, remember, sole_user
 from dflash_gguf.train.features import AnswerFeatures
 from dflash_gguf.train.parallel import Workers
 from dflash_gguf.train.schedule import Optimizers
@@ -147,13 +148,22 @@ def measure(path: Path, answers: list[Answer], n_threads: int) -> float:
 
 def run(args: argparse.Namespace) -> None:
     """Runs a whole training; raises ValueError or OSError for unusable arguments or files."""
+    check_numbers(args)
     target = GgufTarget(args.target)
+    with sole_user(args.out):
+        remember(args)
+        train(args, target)
+
+
+def train(args: argparse.Namespace, target: GgufTarget) -> None:
+    """Trains a layer in a folder that no other process uses."""
     torch.set_num_threads(1)  # parallel.py has threads of its own
-    args.out.mkdir(parents=True, exist_ok=True)
     with load_decoder(args) as decoder:
         answers, held_out = prepare_answers(args, lambda: decoder)
         path, taps = args.out / "answers.features", [decoder.model.n_layer + 1]
-        training = Training(args, target, prepare_features(path, answers, taps, lambda: decoder))
+        n_embd = target.embeddings.shape[1]
+        data = prepare_features(path, answers, taps, n_embd, lambda: decoder)
+        training = Training(args, target, data)
     drafted: list[int] = []
     if args.draft_vocab:
         texts = (answer.tokens[answer.n_prompt :] for answer in answers)

@@ -188,7 +188,8 @@ def test_a_drafter_drafts_its_own_tokens_only(trained: Trained, tmp_path: Path) 
     tau = json.loads((out / "training.json").read_text())["tau"]
     assert n_tokens / rounds == pytest.approx(tau, abs=0.02)
     assert tau > 1.1
-    shutil.copytree(out, more, ignore=shutil.ignore_patterns("state.pt", "arguments.json"))
+    others = shutil.ignore_patterns("state.pt", "arguments.json", *command.DRAFTER)
+    shutil.copytree(out, more, ignore=others)
     steps = DRAFTER_STEPS.replace("--steps 80", "--steps 1")
     flags = f"{steps} --temperature 1 --sampled 0.5 --begin {out}"
     assert command.main(arguments(trained.pair.target, more, trained.prompts, flags)) == 0
@@ -331,6 +332,10 @@ def test_a_killed_training_ends_the_same(trained: Trained, tmp_path: Path) -> No
         ("--prompts {prompts} --draft-vocab 31", "give 0 for all tokens, or at least 32"),
         ("--prompts {prompts} --kv-heads 2", "--kv-heads 2: the drafter has 1 heads"),
         ("--prompts {prompts} --decay 0", "--decay 0.0: must be above 0"),
+        ("--prompts {prompts} --ffn 100000", "--ffn 100000: at most 65536 is possible"),
+        ("--prompts {prompts} --temperature nan", "temperature is nan, must be finite"),
+        ("--prompts {prompts} --new-tokens 15", "--new-tokens 15: an answer needs the 16 tokens"),
+        ("--prompts {prompts} --begin {pair} --draft-vocab 64", "--draft-vocab 64: the drafter of"),
         ("--prompts {prompts} --begin {tmp}/none", "--begin {tmp}/none: no folder of a drafter"),
         ("--prompts {prompts} --device cuda", "--device cuda: torch finds no GPU"),
         ("--prompts {target}", "{target}: is not UTF-8 at byte"),
@@ -349,6 +354,7 @@ def test_bad_input_is_one_sentence(
     if "--device cuda" in flags and torch.cuda.is_available():
         pytest.skip("has a GPU")
     given = {"tmp": tmp_path, "prompts": trained.prompts, "target": trained.pair.target}
+    given["pair"] = trained.pair.drafter_dir
     words = [str(trained.pair.target), str(tmp_path / "out"), "--taps", "1", "-t", "1"]
     assert command.main([*words, *flags.format(**given).split()]) == 1
     sentences = [x for x in capsys.readouterr().err.splitlines() if x.startswith("error: ")]
@@ -415,3 +421,32 @@ def test_a_folder_belongs_to_one_training(
     words = arguments(trained.pair.target, trained.pair.drafter_dir, trained.prompts)
     assert command.main([*words, "--seed", "2"]) == 1
     assert "was begun with seed = 1, now it is 2" in capsys.readouterr().err
+
+
+def test_a_drafter_of_another_origin_stays(
+    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert command.main(arguments(trained.pair.target, tmp_path, trained.prompts)) == 1
+    assert "has a config.json of another origin" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_a_folder_has_one_process(
+    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with command.sole_user(tmp_path):
+        assert command.main(arguments(trained.pair.target, tmp_path, trained.prompts)) == 1
+    assert f"{tmp_path}: another process trains in this folder" in capsys.readouterr().err
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("name", ["arguments.json", "answers.json", "answers.features", "state.pt"])
+def test_a_damaged_file_is_named(
+    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(trained.pair.drafter_dir, out)
+    (out / name).write_bytes((out / name).read_bytes()[:-9])
+    assert command.main(arguments(trained.pair.target, out, trained.prompts)) == 1
+    assert f"{out / name}: is" in capsys.readouterr().err
