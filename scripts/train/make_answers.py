@@ -17,16 +17,18 @@ import random
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import dflash_gguf
+from dflash_gguf._files import check_file
+from dflash_gguf.cli.command import guarded
 from dflash_gguf.engine.request import RequestState
 from dflash_gguf.train import pieces
-from dflash_gguf.train.prompts import user_turn
+from dflash_gguf.train.prompts import has_template, user_turn
 from train.overlap import HeldOutRuns
 
 TEMPERATURES = (0.0, 0.0, 0.0, 0.5, 0.8)
@@ -124,16 +126,40 @@ class Maker:
             self._begin(item)
 
 
-def items_of(path: Path, part: int, n_parts: int, done: set[int]) -> Iterator[Item]:
-    """Yields the prompts of a part that are not done."""
+def items_of(path: Path) -> list[Item]:
+    """Returns the prompts of a list; ValueError for a line that is none."""
+    items = []
     for index, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
-        if index % n_parts == part and index not in done:
+        temperature = random.Random(index).choice(TEMPERATURES)
+        try:
             x = json.loads(line)
-            temperature = random.Random(index).choice(TEMPERATURES)
-            yield Item(index, x["kind"], x["turns"], temperature, [])
+            kind, turns = x["kind"], x["turns"]
+        except (ValueError, KeyError, TypeError):
+            kind, turns = None, None
+        if kind in pieces.KINDS and isinstance(turns, list) and {*map(type, turns)} <= {str}:
+            items.append(Item(index, kind, turns, temperature, []))
+        else:
+            raise ValueError(
+                f'{path}: line {index + 1} is no object with "turns", a list of texts, and "kind", '
+                f"one of {', '.join(pieces.KINDS)}"
+            )
+    return items
 
 
-def make(args: argparse.Namespace, decoder: dflash_gguf.Decoder, held_out: HeldOutRuns) -> None:
+def save(folder: Path, part: str, answers: Iterable[pieces.StoredAnswer]) -> None:
+    """Writes a piece under the next number that is free in the folder."""
+    number = 0
+    while (path := folder / f"{part}-{number:05d}.xz").exists():
+        number += 1
+    pieces.save(path, answers)
+
+
+def make(
+    args: argparse.Namespace,
+    items: list[Item],
+    decoder: dflash_gguf.Decoder,
+    held_out: HeldOutRuns,
+) -> None:
     """Answers a part's prompts and writes a piece whenever it has enough tokens."""
     part, _, n_parts = args.part.partition("/")
     done, n_before = set(), 0
@@ -141,30 +167,31 @@ def make(args: argparse.Namespace, decoder: dflash_gguf.Decoder, held_out: HeldO
         for answer in pieces.load(path):
             done.add(answer.index)
             n_before += answer.n_answer
-    numbers = [int(x.stem.partition("-")[2]) for x in args.out.glob(f"{part}-*.xz")]
-    number = max(numbers, default=-1) + 1
+    mine = [x for x in items if x.index % int(n_parts) == int(part)]
+    left = [x for x in mine if x.index not in done]
+    print(f"part {part}: {len(left)} of {len(mine)} prompts are left to answer", flush=True)
     answers: list[pieces.StoredAnswer] = []
     n_new = n_piece = 0
     started = time.monotonic()
-    maker = Maker(decoder, held_out, args.tokens)
-    items = items_of(args.prompts, int(part), int(n_parts), done)
-    for answer in maker.run(items):
-        answers.append(answer)
-        n_piece += answer.n_answer
-        if n_piece >= args.piece:
-            pieces.save(args.out / f"{part}-{number:05d}.xz", answers)
-            number, n_new, n_piece, answers = number + 1, n_new + n_piece, 0, []
-            speed = n_new / (time.monotonic() - started)
-            print(
-                f"{time.strftime('%H:%M:%S')} part {part}: {number} pieces, {n_new} new "
-                f"tokens of answers (begun with {n_before}), {speed:.0f} tokens/s",
-                flush=True,
-            )
-    if answers:
-        pieces.save(args.out / f"{part}-{number:05d}.xz", answers)
+    try:
+        for answer in Maker(decoder, held_out, args.tokens).run(iter(left)):
+            answers.append(answer)
+            n_piece += answer.n_answer
+            if n_piece >= args.piece:
+                save(args.out, part, answers)
+                n_new, n_piece, answers = n_new + n_piece, 0, []
+                speed = n_new / (time.monotonic() - started)
+                print(
+                    f"{time.strftime('%H:%M:%S')} part {part}: {n_new} new tokens of answers "
+                    f"(begun with {n_before}), {speed:.0f} tokens/s",
+                    flush=True,
+                )
+    finally:
+        if answers:
+            save(args.out, part, answers)
 
 
-def main() -> None:
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("target", type=Path, metavar="TARGET.gguf")
     parser.add_argument("prompts", type=Path, metavar="PROMPTS.jsonl")
@@ -175,8 +202,21 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=256, help="maximum tokens of an answer")
     parser.add_argument("-t", "--threads", type=int, default=1)
     args = parser.parse_args()
+    for name in ("piece", "parallel", "tokens", "threads"):
+        if getattr(args, name) < 1:
+            parser.error(f"--{name} is {getattr(args, name)}, must be at least 1")
     if args.tokens + MAX_PROMPT >= pieces.MAX_VOCAB:
         parser.error(f"--tokens is {args.tokens}, must be below {pieces.MAX_VOCAB - MAX_PROMPT}")
+    part, _, n_parts = args.part.partition("/")
+    if not (part.isdecimal() and n_parts.isdecimal() and int(part) < int(n_parts)):
+        parser.error(f"--part is {args.part}, must be I/N with I from 0 to N - 1")
+    return args
+
+
+def run(args: argparse.Namespace) -> None:
+    """Answers the prompts of the arguments."""
+    check_file(args.prompts)
+    items = items_of(args.prompts)
     from train.collect_prompts import held_out_texts
 
     held_out = HeldOutRuns(held_out_texts())
@@ -192,11 +232,18 @@ def main() -> None:
         )
     with decoder:
         if decoder.model.n_vocab > pieces.MAX_VOCAB:
-            parser.error(
+            raise ValueError(
                 f"{args.target} has {decoder.model.n_vocab} tokens; the limit is {pieces.MAX_VOCAB}"
             )
-        make(args, decoder, held_out)
+        if not has_template(decoder):
+            raise ValueError(f"{args.target}: has no chat template")
+        make(args, items, decoder, held_out)
+
+
+def main() -> int:
+    args = parse()
+    return guarded(lambda: run(args) or 0)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -24,6 +24,23 @@ PROMPTS = (
 )
 
 
+@pytest.mark.parametrize(
+    "line", ["", "{", '{"kind": "x", "turns": []}', '{"kind": "chat", "turns": "ab"}']
+)
+def test_a_bad_prompt_is_refused_before_any_answer(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(f"{json.dumps(PROMPTS[0])}\n{line}\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r'line 2 is no object with "turns", a list of texts'):
+        make_answers.items_of(path)
+
+
+def test_pieces_do_not_replace_each_other(tmp_path: Path) -> None:
+    answer = pieces.StoredAnswer(1, 0, "chat", 0.0, 1, (1, 2))
+    for _ in range(2):
+        make_answers.save(tmp_path, "0", [answer])
+    assert {path.name for path in tmp_path.iterdir()} == {"0-00000.xz", "0-00001.xz"}
+
+
 @pytest.mark.model
 def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
@@ -38,8 +55,8 @@ def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
     def run(folder: str, source: Path = prompts) -> dict[tuple[int, int], pieces.StoredAnswer]:
         out = tmp_path / folder
         out.mkdir(exist_ok=True)
-        args = argparse.Namespace(prompts=source, out=out, part="0/1", piece=20, tokens=24)
-        make_answers.make(args, decoder, held_out)
+        args = argparse.Namespace(out=out, part="0/1", piece=20, tokens=24)
+        make_answers.make(args, make_answers.items_of(source), decoder, held_out)
         found = [x for path in sorted(out.glob("*.xz")) for x in pieces.load(path)]
         assert len({(x.index, x.turn) for x in found}) == len(found)
         return {(x.index, x.turn): x for x in found}
