@@ -1,4 +1,4 @@
-"""dflash-train: trains a DFlash drafter for a target, on answers of the target itself."""
+"""dflash-train: trains a drafter for a target, on answers of the target itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..native import MAX_VERIFY
 from ..speculative.proposers.dflash import N_RANKED
 from .mask_token import mask_token_of
 
-DESCRIPTION = "Trains a DFlash drafter for a target, on answers of the target itself."
+DESCRIPTION = "Trains a drafter for a target, on answers of the target itself."
 EPILOG = """\
   dflash-train target.gguf OUT --prompts prompts.txt
   dflash-run -m target.gguf -md OUT/drafter.gguf
@@ -33,6 +33,12 @@ FREE = ("steps", "falling", "threads", "device", "outtype")
 ARGUMENTS = "arguments.json"
 DRAFTER = ("model.safetensors", "config.json", "drafter.gguf")
 """Files of a drafter, which a training replaces."""
+KINDS = ("dflash", "mtp")
+OF_DFLASH = (
+    *("layers", "ffn", "kv_heads", "taps", "block", "mask_token", "blocks", "decay", "distil"),
+    *("words", "begin", "outtype", "device"),
+)
+"""Arguments that no training of an MTP layer takes."""
 SHARES = ("sampled", "distil")
 MAY_BE_ZERO = ("falling", "words", "draft_vocab")
 COUNTS = ("answers", "held_out", "steps", "falling", "words", "draft_vocab")
@@ -73,6 +79,13 @@ def parser() -> argparse.ArgumentParser:
         nargs="+",
         metavar="FILE",
         help="finished answers, as scripts/train/make_answers.py writes them",
+    )
+    add(
+        "--kind",
+        "dflash: drafts a block at once; mtp: an MTP layer, which drafts step by step, for a "
+        "target of architecture qwen35",
+        "dflash",
+        choices=KINDS,
     )
     add("--plain", "continue the prompts as text, without a chat template", action="store_true")
     add("--instruction", "text before every prompt, followed by an empty line", metavar="TEXT")
@@ -204,7 +217,11 @@ def check(args: argparse.Namespace) -> None:
         )
     if not 2 <= args.block <= MAX_VERIFY:
         raise ValueError(f"--block {args.block}: a block has 2 to {MAX_VERIFY} tokens")
-    if not args.pieces and args.new_tokens < args.block:
+    if args.kind == "mtp":
+        for name in OF_DFLASH:
+            if getattr(args, name) != parser().get_default(name):
+                raise ValueError(f"--{name.replace('_', '-')}: an MTP layer has no such setting")
+    elif not args.pieces and args.new_tokens < args.block:
         raise ValueError(
             f"--new-tokens {args.new_tokens}: an answer needs the {args.block} tokens of a --block"
         )
@@ -234,7 +251,8 @@ def run(args: argparse.Namespace) -> None:
     if folder is None:
         args.target = Path(bundled.files_of(args.target, None)[0])
         check_file(args.target)
-        mask_token_of(args.target, args.mask_token)
+        if args.kind == "dflash":
+            mask_token_of(args.target, args.mask_token)
     is_new = not args.out.exists()
     with sole_user(args.out):
         before = set(args.out.iterdir())

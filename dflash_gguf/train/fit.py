@@ -1,48 +1,37 @@
-"""Runs the training loop of a drafter."""
+"""Runs a training loop, the same for all kinds of drafters."""
 
 from __future__ import annotations
 
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Generic
 
 import torch
-from torch import Tensor
-from torch.nn import functional as F
+from torch import Tensor, nn
 
-from .acceptance import Acceptance, measure
-from .blocks import Blocks, draw_anchors, make_blocks, place_weights
+from .answers import Answer
 from .checkpoint import load_state, pick, save_state
-from .drafter import BlockModel
-from .features import AnswerFeatures
-from .parallel import Workers, precision
+from .parallel import Loss, Piece, Workers
 from .schedule import Optimizers
-from .words import Softmax, Words
 
 SAVE_SECONDS = 120.0
 LOG_STEPS = 20
-# A part of a step's work for one thread: indices of answers, and the answers' blocks.
-Piece = tuple[list[int], Blocks]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """Hyper-parameters of a training. A batch has n_blocks blocks of each of n_sequences answers.
+    """Hyper-parameters of a training, whose batch has n_sequences answers.
 
-    decay: position k of a block has loss weight exp(-k / decay). distil: share of the loss that
-    compares with the target's distribution, not with the answer's token. falling: number of last
-    steps, in which learning rates fall. n_words: vocabulary entries in a step's softmax, 0 for all.
-    piece: answers that a thread takes at once.
+    falling: number of last steps, in which learning rates fall. piece: answers that a thread takes
+    at once.
     """
 
     n_steps: int
     n_sequences: int = 32
-    n_blocks: int = 16
-    decay: float = 4.0
-    distil: float = 0.0
-    n_words: int = 0
     warmup: int = 50
     falling: int = 300
     muon_rate: float = 5e-3
@@ -55,43 +44,47 @@ class Recipe:
 
 @dataclass(slots=True)
 class History:
-    """Log of a training: [step, loss, accuracy of each block position...] and [step, tau] rows."""
+    """Log of a training: [step, loss, accuracy of each drafted token...] and [step, tau] rows."""
 
     losses: list[list[float]] = field(default_factory=list)
     taus: list[list[float]] = field(default_factory=list)
 
 
-class Trainer:
-    """A drafter in training, with its data, optimizers and step."""
+@dataclass(frozen=True, slots=True)
+class Update(Generic[Piece]):
+    """The work of one update: pieces for the threads, and the loss of one.
+
+    scale: factor of the sum of all losses. n: number of guesses for each drafted token.
+    """
+
+    pieces: Sequence[Piece]
+    loss: Loss[Piece]
+    scale: float
+    n: int
+
+
+class Trainer(ABC, Generic[Piece]):
+    """A drafter in training, with its answers, optimizers and step."""
 
     def __init__(
         self,
-        model: BlockModel,
-        data: AnswerFeatures,
-        held_out: AnswerFeatures,
+        module: nn.Module,
+        answers: Sequence[Answer],
         recipe: Recipe,
         folder: Path,
-        device: torch.device,
+        n_tokens: int,
     ) -> None:
-        """Continues a training saved in `folder`; ValueError if all answers are too short."""
-        self.model, self.recipe, self.device = model.to(device), recipe, device
-        self.data, self.held_out = data, held_out
-        self.size = model.drafter.block_size
-        self.usable = [
-            i for i, a in enumerate(data.answers) if len(a.tokens) - a.n_prompt >= self.size
-        ]
+        """Continues a training saved in `folder`.
+
+        n_tokens: tokens that an answer must have. Errors: ValueError if all answers are too short.
+        """
+        self.module, self.answers, self.recipe = module, answers, recipe
+        self.usable = [i for i, a in enumerate(answers) if len(a.tokens) - a.n_prompt >= n_tokens]
         if not self.usable:
-            raise ValueError(f"no answer is as long as a block of {self.size} tokens")
-        self.weights = place_weights(self.size, recipe.decay).to(device)
-        self.words = Words(
-            (a.tokens[a.n_prompt :] for a in data.answers),
-            model.head.shape[0],
-            recipe.n_words,
-            model.tokens,
-        )
-        self.workers = Workers(model.drafter, recipe.n_threads)
+            raise ValueError(f"no answer has {n_tokens} tokens, which a draft needs")
+        self.workers = Workers(module, recipe.n_threads)
         self.optimizers = Optimizers(
-            model.drafter,
+            module,
             n_steps=recipe.n_steps,
             warmup=recipe.warmup,
             decay=recipe.falling,
@@ -102,13 +95,21 @@ class Trainer:
         self.step, self.history = 0, History()
         state = load_state(self.path)
         if state is not None:
-            model.drafter.load_state_dict(state["drafter"])
+            module.load_state_dict(state["drafter"])
             self.optimizers.load_state_dict(state["optimizers"])
             self.step = state["step"]
             self.history = History(state["losses"], state["taus"])
 
-    def run(self, on_log: Callable[[History], None]) -> None:
-        """Trains to the end of the recipe; calls on_log after every measurement of tau."""
+    @abstractmethod
+    def update(self, chosen: Sequence[Sequence[int]]) -> Update[Piece]:
+        """Returns the work of the next update. chosen: indices of answers, by piece."""
+
+    @abstractmethod
+    def tau(self) -> float:
+        """Returns the tokens a round on the held-out answers."""
+
+    def run(self, on_tau: Callable[[History], None]) -> None:
+        """Trains to the end of the recipe; calls on_tau after every measurement of tau."""
         recent: list[Tensor] = []
         saved = time.monotonic()
         while self.step < self.recipe.n_steps:
@@ -118,86 +119,30 @@ class Trainer:
                 self._log(torch.stack(recent).mean(0).tolist())
                 recent.clear()
             if self.step % self.recipe.eval_steps == 0 or self.step == self.recipe.n_steps:
-                tau = self.evaluate().tau
+                tau = self.tau()
                 self.history.taus.append([self.step, tau])
                 print(f"{time.strftime('%H:%M:%S')} step {self.step}: tau {tau:.3f}", flush=True)
-                on_log(self.history)
+                on_tau(self.history)
             if time.monotonic() - saved > SAVE_SECONDS or self.step == self.recipe.n_steps:
                 self._save()
                 saved = time.monotonic()
 
-    def evaluate(self) -> Acceptance:
-        """Returns the acceptance of the drafter's greedy drafts on the held-out answers."""
-        self.model.eval()
-        with torch.inference_mode(), precision(self.device):
-            found = measure([(a.tokens, a.n_prompt) for a in self.held_out.answers], self.draft)
-        self.model.train()
-        return found
-
-    def draft(self, places: Sequence[tuple[int, int]]) -> list[list[int]]:
-        """Returns the greedy draft after each (held-out answer, position of its last token)."""
-        found: list[list[int]] = []
-        for begin in range(0, len(places), 16):
-            chosen = places[begin : begin + 16]
-            tokens, features = self.held_out.batch([i for i, _ in chosen], self.size)
-            anchors = torch.tensor([[place] for _, place in chosen])
-            blocks = make_blocks(tokens, anchors, self.size, self.model.drafter.mask_token_id)
-            logits = self.model(blocks.to(self.device), features.to(self.device))
-            best = logits[:, 0].argmax(-1)
-            found += (best if self.model.tokens is None else self.model.tokens[best.cpu()]).tolist()
-        return found
-
     def _one_step(self) -> Tensor:
-        """Runs one training step; returns the loss and the accuracy of every block position."""
+        """Runs one training step; returns the loss and the accuracy of every drafted token."""
         recipe = self.recipe
-        generator = torch.Generator().manual_seed((recipe.seed * 1_000_003 + self.step) % (1 << 63))
         start = self.step * recipe.n_sequences
         order = pick(len(self.usable), recipe.seed, start, recipe.n_sequences)
         # Sorts by length, as answers that are computed together are padded to the longest one.
-        chosen = sorted(
-            (self.usable[i] for i in order), key=lambda i: len(self.data.answers[i].tokens)
+        chosen = sorted((self.usable[i] for i in order), key=lambda i: len(self.answers[i].tokens))
+        update = self.update(
+            [chosen[i : i + recipe.piece] for i in range(0, len(chosen), recipe.piece)]
         )
-        pieces = [chosen[i : i + recipe.piece] for i in range(0, len(chosen), recipe.piece)]
-        batch = [self._piece(piece, generator) for piece in pieces]
-        wanted = torch.cat([blocks.wanted.flatten() for _, blocks in batch])
-        softmax = self.words.draw(wanted, generator).to(self.device, self.model.head)
-        n_blocks = recipe.n_sequences * recipe.n_blocks
-        scale = 1 / (n_blocks * float(self.weights.sum()))
-        logs = self.workers.gradients(batch, lambda piece: self._loss(piece, softmax), scale)
+        logs = self.workers.gradients(update.pieces, update.loss, update.scale)
         if not math.isfinite(float(logs[0])):
             raise ArithmeticError(f"the loss is {float(logs[0])} at step {self.step + 1}")
-        torch.nn.utils.clip_grad_norm_(self.model.drafter.parameters(), 1.0)
+        nn.utils.clip_grad_norm_(self.module.parameters(), 1.0)
         self.optimizers.step(self.step, self.workers.pool.map)
-        return torch.cat([logs[:1] * scale, logs[1:] / n_blocks]).cpu()
-
-    def _piece(self, chosen: list[int], generator: torch.Generator) -> Piece:
-        answers = [self.data.answers[i] for i in chosen]
-        first = torch.tensor([a.n_prompt for a in answers])
-        last = torch.tensor([len(a.tokens) - 1 for a in answers])
-        anchors = draw_anchors(first, last, self.recipe.n_blocks, self.size, generator)
-        tokens = self.data.tokens(chosen)
-        return chosen, make_blocks(tokens, anchors, self.size, self.model.drafter.mask_token_id)
-
-    def _loss(self, piece: Piece, softmax: Softmax) -> tuple[Tensor, Tensor]:
-        chosen, blocks = piece[0], piece[1].to(self.device)
-        features = self.data.batch(chosen)[1].to(self.device)
-        with precision(self.device):
-            logits = self.model(blocks, features, softmax.head)
-        wanted, is_known = softmax.places(blocks.wanted)
-        log_probs = (logits.float() + softmax.shift).log_softmax(-1)
-        losses = -log_probs.gather(-1, wanted[..., None])[..., 0]
-        distil = self.recipe.distil
-        if distil > 0:
-            inputs = self.data.head_input(chosen, piece[1].places_before())
-            with torch.no_grad(), precision(self.device):
-                rows = self.model.head if softmax.head is None else softmax.head
-                teacher = F.linear(inputs.to(self.device), rows).float() + softmax.shift
-            compared = -(teacher.softmax(-1) * log_probs).sum(-1)
-            losses = (1 - distil) * losses + distil * compared
-        value = (losses * is_known * self.weights).sum()
-        is_right = (logits.detach().argmax(-1) == wanted) & is_known
-        right = is_right.float().sum((0, 1))
-        return value, torch.cat([value.detach()[None], right])
+        return torch.cat([logs[:1] * update.scale, logs[1:] / update.n]).cpu()
 
     def _log(self, means: list[float]) -> None:
         self.history.losses.append([self.step, *means])
@@ -210,7 +155,7 @@ class Trainer:
     def _save(self) -> None:
         state = {
             "step": self.step,
-            "drafter": self.model.drafter.state_dict(),
+            "drafter": self.module.state_dict(),
             "optimizers": self.optimizers.state_dict(),
             "losses": self.history.losses,
             "taus": self.history.taus,

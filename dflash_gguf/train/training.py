@@ -6,7 +6,8 @@ import argparse
 import json
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,14 @@ from ..loading import load
 from . import ask, features
 from .acceptance import measure, prompt_lookup, repeated_share
 from .answers import Answer, load_answers
+from .block_trainer import BlockRecipe, BlockTrainer
+from .chain_trainer import ChainTrainer, tau_of
 from .curve import draw
 from .drafter import BlockModel, even_start, new_drafter, take_weights
 from .fit import History, Recipe, Trainer
 from .mask_token import mask_token_of
 from .memory import CPU_PIECE_BYTES, free_bytes, piece_size
+from .mtp import GgufTarget
 from .target import read_embeddings, read_head, read_sizes
 from .words import most_frequent
 
@@ -39,6 +43,8 @@ N_SAMPLED = 4096
 """Tokens whose features give the scales of all features."""
 ROUND_UP = 64
 """K/V cells that the last page of an answer may leave unused."""
+Trained = tuple[Trainer[Any], Sequence[Answer], dict[str, Any]]
+"""A trainer at its end, the held-out answers, and more figures of them."""
 
 
 def load_decoder(args: argparse.Namespace) -> Decoder:
@@ -88,6 +94,17 @@ def prepare_features(
     return features.AnswerFeatures(path, answers, len(taps) * n_embd, n_embd * with_head_input)
 
 
+@contextmanager
+def decoder_when_needed(args: argparse.Namespace) -> Iterator[Callable[[], Decoder]]:
+    """Gives a function that loads the target at its first call, and closes the decoder."""
+    decoder = cache(lambda: load_decoder(args))
+    try:
+        yield decoder
+    finally:
+        if decoder.cache_info().currsize:
+            decoder().close()
+
+
 def prepare(
     args: argparse.Namespace,
 ) -> tuple[BlockModel, features.AnswerFeatures, features.AnswerFeatures]:
@@ -104,12 +121,7 @@ def prepare(
         seed=args.seed,
     )
     tokens = None if args.begin is None else take_weights(drafter, args.begin)
-
-    @cache
-    def decoder() -> Decoder:
-        return load_decoder(args)
-
-    try:
+    with decoder_when_needed(args) as decoder:
         training, held_out = prepare_answers(args, decoder)
         taps = [i + 1 for i in drafter.target_layer_ids]  # the output of a layer enters the next
         distils = args.distil > 0
@@ -123,12 +135,9 @@ def prepare(
         )
         path = args.out / "held-out.features"
         measured = prepare_features(path, held_out, taps, sizes.n_embd, decoder)
-    finally:
-        if decoder.cache_info().currsize:
-            decoder().close()
     head = read_head(args.target)
     if args.draft_vocab:
-        tokens = most_frequent((a.tokens[a.n_prompt :] for a in training), args.draft_vocab)
+        tokens = drafted_tokens(args, training)
     model = BlockModel(drafter, read_embeddings(args.target), head, tokens)
     model.standardise(data.rows[:N_SAMPLED])
     if args.begin is None:
@@ -136,6 +145,11 @@ def prepare(
     else:
         drafter.fc.weight.data /= model.feature_scale
     return model, data, measured
+
+
+def drafted_tokens(args: argparse.Namespace, answers: Sequence[Answer]) -> torch.Tensor:
+    """Returns the sorted ids of the --draft-vocab most frequent tokens of answers."""
+    return most_frequent((a.tokens[a.n_prompt :] for a in answers), args.draft_vocab)
 
 
 def convert_target(folder: Path, path: Path, pre: str | None) -> Path:
@@ -146,11 +160,10 @@ def convert_target(folder: Path, path: Path, pre: str | None) -> Path:
     return path
 
 
-def export(folder: Path, target: Path, outtype: str) -> Path:
-    """Writes the drafter in a folder as drafter.gguf; returns the file's path."""
+def export(folder: Path, target: Path, outtype: str) -> None:
+    """Writes the drafter in a folder as drafter.gguf."""
     plan = plan_conversion(folder, outtype, Options(target_model_dir=target))
     write_gguf(folder / "drafter.gguf", plan.metadata, plan.plans, plan.types)
-    return folder / "drafter.gguf"
 
 
 def measure_gain(
@@ -180,8 +193,8 @@ def measure_gain(
     }
 
 
-def report(trainer: Trainer) -> dict[str, Any]:
-    """Returns figures for the model card; prompt lookup's tau on the same answers is among them."""
+def report(trainer: BlockTrainer) -> dict[str, Any]:
+    """Returns figures of the held-out answers; prompt lookup's tau on them is among them."""
     answers = [(a.tokens, a.n_prompt) for a in trainer.held_out.answers]
     ours = trainer.evaluate()
     lookup = measure(
@@ -190,14 +203,9 @@ def report(trainer: Trainer) -> dict[str, Any]:
     )
     fresh = [tokens[n_prompt:] for tokens, n_prompt in answers]
     return {
-        "tau": round(ours.tau, 3),
         "accepted_by_place": [round(n / ours.rounds, 3) for n in ours.accepted],
         "tau_prompt_lookup": round(lookup.tau, 3),
         "repeated_8_grams": round(repeated_share(fresh), 3),
-        "held_out_tokens": sum(map(len, fresh)),
-        "training_tokens": sum(len(a.tokens) - a.n_prompt for a in trainer.data.answers),
-        "parameters": sum(p.numel() for p in trainer.model.drafter.parameters()),
-        "steps": trainer.step,
     }
 
 
@@ -207,22 +215,46 @@ def train(args: argparse.Namespace) -> None:
     args: as `command.parse` returns them; `target` is a GGUF.
     """
     started = time.monotonic()
-    has_gpu = torch.cuda.is_available()
-    if args.device == "cuda" and not has_gpu:
-        raise ValueError("--device cuda: torch finds no GPU; leave the flag out to use the CPU")
-    args.device = args.device or ("cuda" if has_gpu else "cpu")
     args.threads = args.threads or torch.get_num_threads()
     logging.disable_progress_bar()  # of the files that transformers writes
     # parallel.py has threads of its own, so torch's operations must not start further ones.
     torch.set_num_threads(1)
+    trainer, held_out, figures = KINDS[args.kind](args)
+    path = args.out / "drafter.gguf"
+    figures = {
+        "tau": round(trainer.history.taus[-1][1], 3),
+        **figures,
+        "held_out_tokens": sum(len(a.tokens) - a.n_prompt for a in held_out),
+        "training_tokens": sum(len(a.tokens) - a.n_prompt for a in trainer.answers),
+        "parameters": sum(p.numel() for p in trainer.module.parameters()),
+        "steps": trainer.step,
+        **measure_gain(args.target, path, held_out, args.threads),
+        "seconds": round(time.monotonic() - started),
+    }
+    write_text(
+        args.out / "training.json",
+        json.dumps({**figures, "losses": trainer.history.losses, "taus": trainer.history.taus}),
+    )
+    print(json.dumps(figures))
+    print(
+        f"{path}: {figures['tau']} tokens a round on held-out answers, "
+        f"{figures['gain']} times plain decoding on this machine (--draft auto)"
+    )
+
+
+def train_blocks(args: argparse.Namespace) -> Trained:
+    """Trains a DFlash drafter."""
+    has_gpu = torch.cuda.is_available()
+    if args.device == "cuda" and not has_gpu:
+        raise ValueError("--device cuda: torch finds no GPU; leave the flag out to use the CPU")
+    device = torch.device(args.device or ("cuda" if has_gpu else "cpu"))
     model, data, held_out = prepare(args)
-    device = torch.device(args.device)
     n_threads = args.threads if device.type == "cpu" else 1
     free = free_bytes(device)
     if device.type == "cpu":
         free = min(free, CPU_PIECE_BYTES * n_threads)
     n_words = min(args.words or model.head.shape[0], model.head.shape[0])
-    recipe = Recipe(
+    recipe = BlockRecipe(
         n_steps=args.steps,
         n_sequences=args.sequences,
         n_blocks=args.blocks,
@@ -234,7 +266,7 @@ def train(args: argparse.Namespace) -> None:
         piece=piece_size(args.blocks * args.block, n_words, args.sequences, free, n_threads),
         n_threads=n_threads,
     )
-    trainer = Trainer(model, data, held_out, recipe, args.out, device)
+    trainer = BlockTrainer(model, data, held_out, recipe, args.out, device)
 
     def keep(history: History) -> None:
         try:
@@ -247,16 +279,42 @@ def train(args: argparse.Namespace) -> None:
         trainer.run(keep)
     except torch.OutOfMemoryError:
         raise ValueError("the device has too little memory: lower --sequences or --words") from None
-    path = export(args.out, args.target, args.outtype)
-    figures = report(trainer)
-    figures |= measure_gain(args.target, path, held_out.answers, args.threads)
-    figures["seconds"] = round(time.monotonic() - started)
-    write_text(
-        args.out / "training.json",
-        json.dumps({**figures, "losses": trainer.history.losses, "taus": trainer.history.taus}),
+    export(args.out, args.target, args.outtype)
+    return trainer, held_out.answers, report(trainer)
+
+
+def train_chains(args: argparse.Namespace) -> Trained:
+    """Trains an MTP layer."""
+    target, sizes = GgufTarget(args.target), read_sizes(args.target)
+    with decoder_when_needed(args) as decoder:
+        training, held_out = prepare_answers(args, decoder)
+        path = args.out / "answers.features"
+        taps = [sizes.n_layer + 1]  # the input of the target's output head
+        data = prepare_features(path, training, taps, sizes.n_embd, decoder)
+    drafted = drafted_tokens(args, training).tolist() if args.draft_vocab else []
+    model = target.new_layer(args.seed)
+    path = args.out / "drafter.gguf"
+
+    def measured() -> float:
+        target.write(path, model.layers[0], drafted, is_alone=True)
+        return tau_of(args.target, path, held_out, args.threads)
+
+    recipe = Recipe(
+        n_steps=args.steps,
+        n_sequences=args.sequences,
+        warmup=20,
+        falling=args.falling,
+        seed=args.seed,
+        n_threads=args.threads,
     )
-    print(json.dumps(figures))
-    print(
-        f"{path}: {figures['tau']} tokens a round on held-out answers, "
-        f"{figures['gain']} times plain decoding on this machine (--draft auto)"
-    )
+    trainer = ChainTrainer(model, target, data, recipe, args.out, measured)
+    trainer.run(lambda history: draw(history, args.out / "curve.png"))
+    whole = args.out / f"{args.target.stem}-mtp.gguf"
+    target.write(whole, model.layers[0], drafted, is_alone=False)
+    return trainer, held_out, {}
+
+
+KINDS: dict[str, Callable[[argparse.Namespace], Trained]] = {
+    "dflash": train_blocks,
+    "mtp": train_chains,
+}

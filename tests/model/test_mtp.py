@@ -82,7 +82,8 @@ def test_drafts_of_fifty_rounds_with_rejections_of_every_length(tmp_path: Path, 
 
 def test_numpy_equals_the_layer_of_transformers(tmp_path: Path) -> None:
     from mtp_train import mtp_of
-    from train.mtp import forward
+
+    from dflash_gguf.train.mtp import forward
 
     pair = make_mtp(tmp_path, "qwen35")
     _, model = mtp_of(pair.target_dir)

@@ -1,7 +1,7 @@
 """The MTP layer trained for python-tiny: its file drafts with -m alone, and `auto` gains by it.
 
 tests/support/python_tiny_mtp.gguf has the layer and its 512 tokens to draft; the target's file
-without the layer has all else. scripts/train/train_mtp.py made it, see docs/develop/figures.md.
+without the layer has all else. dflash-train --kind mtp made it, see docs/develop/figures.md.
 """
 
 from __future__ import annotations

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from train.mtp import chain_losses
 from transformers import AutoModelForCausalLM
 from transformers.modeling_layers import MtpModel
+
+from dflash_gguf.train.mtp import chain_losses
 
 NAMES = {
     "mtp_block": "layers.0",

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import DynamicCache, Qwen3_5ForCausalLM, Qwen3_5TextConfig
 from transformers.modeling_layers import MtpModel
 
-from dflash_gguf.train.target import read_embeddings, read_head
+from .target import read_embeddings, read_head
 
 N_STEPS = 3
 """Steps of a chain that are trained together."""
