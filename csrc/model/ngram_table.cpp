@@ -9,6 +9,8 @@
 
 namespace dfl {
 
+using ShortRow = std::array<uint16_t, NgramTable::MAX_RUN + 1>;
+
 // Returns the data of a tensor [n_columns, n_rows]. n_rows: in, -1 for any number of rows; out.
 static const char * data_of(const GgufFile & file, const char * name, ggml_type type,
                             int64_t n_columns, int64_t & n_rows) {
@@ -28,7 +30,11 @@ static const char * data_of(const GgufFile & file, const char * name, ggml_type 
 }
 
 NgramTable::NgramTable(const GgufFile & file, int64_t n_vocab) : n_(-1) {
-    tokens_ = data_of(file, schema::TENSOR_NGRAM_TOKENS, GGML_TYPE_I32, MAX_RUN + 1, n_);
+    const ggml_tensor * tokens = file.tensor(schema::TENSOR_NGRAM_TOKENS);
+    const bool is_short = tokens != nullptr && tokens->type == GGML_TYPE_I16;
+    row_bytes_ = int64_t(is_short ? sizeof(ShortRow) : sizeof(Row));
+    tokens_ = data_of(file, schema::TENSOR_NGRAM_TOKENS, is_short ? GGML_TYPE_I16 : GGML_TYPE_I32,
+                      MAX_RUN + 1, n_);
     classes_ = reinterpret_cast<const int8_t *>(
         data_of(file, schema::TENSOR_NGRAM_CLASS, GGML_TYPE_I8, 1, n_));
     int64_t n_classes = N_CLASSES;
@@ -65,8 +71,17 @@ NgramTable::NgramTable(const GgufFile & file, int64_t n_vocab) : n_(-1) {
 }
 
 NgramTable::Row NgramTable::row(int64_t index) const {
-    Row row; // the file may align the rows too little for int32_t
-    std::memcpy(row.data(), tokens_ + index * int64_t(sizeof row), sizeof row);
+    Row row; // the file may align the rows too little for their integers
+    const char * stored = tokens_ + index * row_bytes_;
+    if (row_bytes_ == sizeof row) {
+        std::memcpy(row.data(), stored, sizeof row);
+        return row;
+    }
+    ShortRow ids;
+    std::memcpy(ids.data(), stored, sizeof ids);
+    for (size_t k = 0; k < ids.size(); ++k) {
+        row[k] = ids[k] == UINT16_MAX ? -1 : ids[k];
+    }
     return row;
 }
 

@@ -12,8 +12,9 @@ class GgufFile;
 // The rows of a drafter file of architecture "ngram", which must outlive the table. Row i of
 // ngram.tokens, i32 [4, n], has a run, its last token first and then -1 if it is shorter than three
 // tokens, and a token that followed. Rows are sorted by run, the followers of a run by probability.
-// ngram.class, i8 [n], is the class of a row; ngram.prob, f32 [12], has the share of tokens of a
-// class that were right in other answers.
+// The ids may be the low 16 bits instead, i16, of which -1 has all set: then no token has id
+// 65,535. ngram.class, i8 [n], is the class of a row; ngram.prob, f32 [12], has the share of tokens
+// of a class that were right in other answers.
 class NgramTable {
   public:
     static constexpr int MAX_RUN = 3, MAX_FOLLOWERS = 4, N_CLASSES = 12;
@@ -32,13 +33,14 @@ class NgramTable {
     // Returns the tokens that followed the longest known run at the end of a text.
     Followers followers(const Run & run) const;
     const std::array<float, N_CLASSES> & probs() const { return probs_; }
-    uint64_t bytes() const { return uint64_t(n_) * (sizeof(Row) + 1); }
+    uint64_t bytes() const { return uint64_t(n_) * uint64_t(row_bytes_ + 1); }
 
   private:
     using Row = std::array<int32_t, MAX_RUN + 1>;
     Row row(int64_t index) const;
 
     const char * tokens_;
+    int64_t row_bytes_;
     const int8_t * classes_;
     int64_t n_;
     std::array<float, N_CLASSES> probs_;

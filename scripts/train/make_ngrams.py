@@ -17,6 +17,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -145,7 +146,7 @@ def classes_of(probs: NDArray[np.float64]) -> tuple[NDArray[np.int8], NDArray[np
 
 
 def write(
-    path: Path, target: Path, rows: NDArray[np.int32], probs: NDArray[np.float64], name: str
+    path: Path, target: Path, rows: NDArray[Any], probs: NDArray[np.float64], name: str
 ) -> None:
     """Writes the table's file, with the target's tokenizer, once all of it is written."""
     part = path.with_name(f"{path.name}.part")
@@ -156,6 +157,8 @@ def write(
             sub = field.types[1] if len(field.types) > 1 else None
             writer.add_key_value(field.name, field.contents(), field.types[0], sub)
     classes, means = classes_of(probs)
+    if rows.max(initial=0) < np.iinfo(np.uint16).max:
+        rows = rows.astype(np.uint16).view(np.int16)  # -1 stays -1
     writer.add_tensor(Tensor.NGRAM_TOKENS, rows)
     writer.add_tensor(Tensor.NGRAM_CLASS, classes)
     writer.add_tensor(Tensor.NGRAM_PROB, means)

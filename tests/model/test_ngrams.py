@@ -26,7 +26,9 @@ PROBS = np.linspace(0.05, 0.95, 12, dtype=np.float32)
 PROMPTS = ("def mean(values):\n", "class Stack:\n", "import os\n")
 
 
-def table_of(path: Path, rows: NDArray[Any], classes: NDArray[Any]) -> Path:
+def table_of(
+    path: Path, rows: NDArray[Any], classes: NDArray[Any], *, is_short: bool = False
+) -> Path:
     """Writes a table for the bundled target. rows: [n, 4], in any order; classes: [n]."""
     order = np.lexsort((-classes, rows[:, 2], rows[:, 1], rows[:, 0]))
     parts = Parts("ngram")
@@ -34,7 +36,10 @@ def table_of(path: Path, rows: NDArray[Any], classes: NDArray[Any]) -> Path:
     parts.metadata = {key: x for key, x in metadata.items() if key.startswith("tokenizer.ggml.")}
     kinds = gguf.GGMLQuantizationType
     parts.tensors = {
-        "ngram.tokens": (rows[order].astype(np.int32), kinds.I32),
+        "ngram.tokens": (
+            rows[order].astype(np.int16 if is_short else np.int32),
+            kinds.I16 if is_short else kinds.I32,
+        ),
         "ngram.class": (classes[order].astype(np.int8), kinds.I8),
         "ngram.prob": (PROBS, kinds.F32),
     }
@@ -72,7 +77,8 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     paths = {}
     for name, right in (("right", True), ("half", False)):
         rows = rows_of_texts(texts, right=right)
-        paths[name] = table_of(folder / f"{name}.gguf", rows, np.full(len(rows), 10))
+        path = folder / f"{name}.gguf"
+        paths[name] = table_of(path, rows, np.full(len(rows), 10), is_short=right)
     return paths
 
 
@@ -85,7 +91,8 @@ def test_lookups_are_those_of_a_search(tmp_path: Path, model: Model, seed: int) 
     runs[(rng.random(60) < 0.3) & (runs[:, 2] < 0), 1] = -1
     rows = np.unique(np.concatenate([runs, rng.integers(0, n_kinds, (60, 1))], axis=1), axis=0)
     classes = rng.integers(0, 12, len(rows))
-    table = Drafter(str(table_of(tmp_path / "t.gguf", rows, classes)), model)
+    file = table_of(tmp_path / "t.gguf", rows, classes, is_short=seed >= 2)
+    table = Drafter(str(file), model)
     n_found = 0
     for _ in range(200):
         text = rng.integers(0, n_kinds, int(rng.integers(1, 6))).tolist()
@@ -289,6 +296,10 @@ BAD: dict[str, tuple[Callable[[Parts], object], str]] = {
         _rows(lambda rows: rows.__setitem__((0, 3), -1)),
         r"row 0 of tensor ngram.tokens has token -1, the target has tokens 0 to 4095",
     ),
+    "an id whose 16 bits are a negative number": (
+        _rows(lambda rows: rows.__setitem__((0, 3), -2)),
+        r"row 0 of tensor ngram.tokens has token 65534, the target has tokens 0 to 4095",
+    ),
     "a gap in a run": (
         _rows(lambda rows: rows.__setitem__((0, slice(0, 3)), (rows[0, 0], -1, 3))),
         r"row 0 of tensor ngram.tokens has token 3, the target has",
@@ -315,7 +326,7 @@ BAD: dict[str, tuple[Callable[[Parts], object], str]] = {
     ),
     "runs of four": (
         _shape("ngram.tokens", (4, 5)),
-        r"tensor ngram.tokens is i32 \[5, 4\], expected i32 \[4, 4\]",
+        r"tensor ngram.tokens is i16 \[5, 4\], expected i16 \[4, 4\]",
     ),
     "type": (_float_tokens, r"tensor ngram.tokens is f32 .*, expected i32"),
     "a tensor is missing": (
