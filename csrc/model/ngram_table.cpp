@@ -11,7 +11,8 @@ namespace dfl {
 
 using ShortRow = std::array<uint16_t, NgramTable::MAX_RUN + 1>;
 
-// Returns the data of a tensor [n_columns, n_rows]. n_rows: in, -1 for any number of rows; out.
+// Returns the data of a tensor [n_columns, n_rows]. n_rows: expected number, or -1 for any; set to
+// that of the tensor.
 static const char * data_of(const GgufFile & file, const char * name, ggml_type type,
                             int64_t n_columns, int64_t & n_rows) {
     const ggml_tensor * tensor = file.tensor(name);
@@ -54,7 +55,7 @@ NgramTable::NgramTable(const GgufFile & file, int64_t n_vocab) : n_(-1) {
                   "%s: row %lld of tensor %s has class %d, expected 0 to %d", path, (long long)i,
                   schema::TENSOR_NGRAM_CLASS, classes_[i], N_CLASSES - 1);
         for (int k = 0; k <= MAX_RUN; ++k) {
-            const int32_t least = k == 0 || k == MAX_RUN || now[size_t(k - 1)] < 0 ? 0 : -1;
+            const int32_t least = k == 0 || k == MAX_RUN ? 0 : -1;
             const bool is_end = k > 0 && k < MAX_RUN && now[size_t(k - 1)] < 0;
             DFL_CHECK(
                 is_end ? now[size_t(k)] == -1 : now[size_t(k)] >= least && now[size_t(k)] < n_vocab,

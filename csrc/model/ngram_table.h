@@ -12,9 +12,9 @@ class GgufFile;
 // The rows of a drafter file of architecture "ngram", which must outlive the table. Row i of
 // ngram.tokens, i32 [4, n], has a run, its last token first and then -1 if it is shorter than three
 // tokens, and a token that followed. Rows are sorted by run, the followers of a run by probability.
-// The ids may be the low 16 bits instead, i16, of which -1 has all set: then no token has id
-// 65,535. ngram.class, i8 [n], is the class of a row; ngram.prob, f32 [12], has the share of tokens
-// of a class that were right in other answers.
+// The ids may be stored in 16 bits, i16, with -1 as 0xFFFF; no token then has id 65,535.
+// ngram.class, i8 [n], is the class of a row; ngram.prob, f32 [12], has the share of tokens of a
+// class that were right in other answers.
 class NgramTable {
   public:
     static constexpr int MAX_RUN = 3, MAX_FOLLOWERS = 4, N_CLASSES = 12;
