@@ -18,7 +18,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -39,13 +39,14 @@ MAX_PROMPT = 640
 
 @dataclass(slots=True)
 class Item:
-    """A prompt of the list, and how far it has come. texts: the target's answers so far."""
+    """A prompt of the list, its answers so far, and their texts."""
 
     index: int
     kind: str
     turns: list[str]
     temperature: float
-    texts: list[str]
+    texts: list[str] = field(default_factory=list)
+    answers: list[pieces.StoredAnswer] = field(default_factory=list)
     is_user_turn: bool = False
 
 
@@ -58,7 +59,7 @@ class Maker:
         self._user_turn = user_turn(decoder)
 
     def run(self, items: Iterator[Item]) -> Iterator[pieces.StoredAnswer]:
-        """Yields answers in the order in which they end."""
+        """Yields the answers to a prompt, and to its answer, once all of them have ended."""
         while True:
             while len(self._live) < self._decoder.engine.n_parallel:
                 item = next(items, None)
@@ -78,7 +79,8 @@ class Maker:
     def _prompt(self, text: str) -> list[int]:
         return list(self._decoder.chat_prompt([{"role": "user", "content": text}]))
 
-    def _begin(self, item: Item) -> None:
+    def _begin(self, item: Item) -> bool:
+        """Adds a request for the next turn of an item, unless the turn is too long or held out."""
         item.is_user_turn = not item.turns
         if item.is_user_turn:
             tokens, n_new, temperature = self._user_turn, 200, 1.0
@@ -87,10 +89,10 @@ class Maker:
             if item.texts:
                 text = text.replace("{answer}", item.texts[-1])
             if self._held_out.are_in(text):
-                return
+                return False
             tokens, n_new, temperature = self._prompt(text), self._n_new, item.temperature
         if len(tokens) > MAX_PROMPT:
-            return
+            return False
         seed = item.index * 4 + len(item.texts) + 2 * item.is_user_turn
         config = dflash_gguf.DecodeConfig(
             max_tokens=n_new, temperature=temperature, seed=seed, draft="none",
@@ -104,6 +106,7 @@ class Maker:
 
         state = self._decoder.add_request(request, cancelled=loops)
         self._live.append((item, state))
+        return True
 
     def _end(self, item: Item, state: RequestState) -> Iterator[pieces.StoredAnswer]:
         if state.error is not None:
@@ -118,12 +121,13 @@ class Maker:
         tokens = (*prompt, *result.tokens)
         tokens = tokens[: pieces.loop_end(tokens, len(prompt))]
         turn = len(item.texts)
-        yield pieces.StoredAnswer(
-            item.index, turn, item.kind, item.temperature, len(prompt), tokens
+        item.answers.append(
+            pieces.StoredAnswer(item.index, turn, item.kind, item.temperature, len(prompt), tokens)
         )
         item.texts.append(result.text.strip())
-        if len(item.texts) < len(item.turns) and len(tokens) == len(prompt) + len(result.tokens):
-            self._begin(item)
+        is_whole = len(tokens) == len(prompt) + len(result.tokens)
+        if not (is_whole and len(item.texts) < len(item.turns) and self._begin(item)):
+            yield from item.answers
 
 
 def items_of(path: Path) -> list[Item]:
@@ -137,7 +141,7 @@ def items_of(path: Path) -> list[Item]:
         except (ValueError, KeyError, TypeError):
             kind, turns = None, None
         if kind in pieces.KINDS and isinstance(turns, list) and {*map(type, turns)} <= {str}:
-            items.append(Item(index, kind, turns, temperature, []))
+            items.append(Item(index, kind, turns, temperature))
         else:
             raise ValueError(
                 f'{path}: line {index + 1} is no object with "turns", a list of texts, and "kind", '
@@ -217,8 +221,12 @@ def run(args: argparse.Namespace) -> None:
     """Answers the prompts of the arguments."""
     check_file(args.prompts)
     items = items_of(args.prompts)
-    from train.collect_prompts import held_out_texts
-
+    try:
+        from train.collect_prompts import held_out_texts
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"the package {error.name} is not installed: pip install 'dflash-gguf[test]'"
+        ) from None
     held_out = HeldOutRuns(held_out_texts())
     args.out.mkdir(parents=True, exist_ok=True)
     with warnings.catch_warnings():
