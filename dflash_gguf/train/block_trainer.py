@@ -49,7 +49,10 @@ class BlockTrainer(Trainer[BlockPiece]):
         folder: Path,
         device: torch.device,
     ) -> None:
-        """Continues a training saved in `folder`; ValueError if all answers are too short."""
+        """Creates a trainer, with the state in folder/state.pt if there is one.
+
+        Errors: as for Trainer.
+        """
         self.model, self.device, self.blocks = model.to(device), device, recipe
         self.data, self.held_out = data, held_out
         self.size = model.drafter.block_size

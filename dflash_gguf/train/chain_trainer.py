@@ -32,10 +32,10 @@ class ChainTrainer(Trainer[Sequence[int]]):
         folder: Path,
         measured: Callable[[], float],
     ) -> None:
-        """Continues a training saved in `folder`; ValueError if all answers are too short.
+        """Creates a trainer, with the state in folder/state.pt if there is one.
 
         data: answers, whose features are the inputs of the target's output head. measured: returns
-        the tokens a round of the layer as it is.
+        the tokens a round of the layer as it is. Errors: as for Trainer.
         """
         super().__init__(model.layers[0], data.answers, recipe, folder, N_STEPS + 1)
         self.model, self.target, self.data, self._measured = model, target, data, measured
@@ -51,7 +51,7 @@ class ChainTrainer(Trainer[Sequence[int]]):
         return Update(chosen, self._loss, 1 / n, n)
 
     def _loss(self, chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Returns the summed loss of answers; then the same with the right tokens of each step."""
+        """Returns the summed loss of answers, and a log: this loss, the right tokens by step."""
         tokens, hidden = self.data.batch(chosen)
         positions = torch.arange(tokens.shape[1])
         answers = [self.answers[i] for i in chosen]
@@ -87,6 +87,9 @@ def tau_of(target: Path, layer: Path, answers: Sequence[Answer], n_threads: int)
                 draft_max=N_STEPS,
             )
             if result.tokens != wanted:
-                raise ValueError(f"{layer}: drafts changed an answer")
+                raise ValueError(
+                    f"{layer}: with its drafts {target} gives another answer than held-out.json "
+                    "has; was that file made with this target, on this machine?"
+                )
             n_rounds, n_tokens = n_rounds + result.rounds, n_tokens + result.n_decoded
     return n_tokens / n_rounds

@@ -42,6 +42,8 @@ OF_DFLASH = (
 SHARES = ("sampled", "distil")
 MAY_BE_ZERO = ("falling", "words", "draft_vocab")
 COUNTS = ("answers", "held_out", "steps", "falling", "words", "draft_vocab")
+MTP_TOKENS = 4
+"""Tokens that an answer must have to train an MTP layer: the first, and a chain of 3."""
 MAX_COUNT, MAX_SIZE = 1 << 24, 1 << 16
 """Largest numbers for COUNTS, and for the sizes of a drafter or of a batch."""
 OUTTYPES = ("q8_0", "f16", "bf16", "f32", "q4_0", "q4_1")
@@ -211,6 +213,8 @@ def check(args: argparse.Namespace) -> None:
     """Raises ValueError for arguments that no training can use."""
     check_numbers(args)
     DecodeConfig(temperature=args.temperature, seed=args.seed)  # ValueError if out of range
+    if args.sampled != parser().get_default("sampled") and not args.temperature:
+        raise ValueError(f"--sampled {args.sampled}: give a --temperature to sample at")
     if 0 < args.draft_vocab < N_RANKED:
         raise ValueError(
             f"--draft-vocab {args.draft_vocab}: give 0 for all tokens, or at least {N_RANKED}"
@@ -221,9 +225,10 @@ def check(args: argparse.Namespace) -> None:
         for name in OF_DFLASH:
             if getattr(args, name) != parser().get_default(name):
                 raise ValueError(f"--{name.replace('_', '-')}: an MTP layer has no such setting")
-    elif not args.pieces and args.new_tokens < args.block:
+    least = args.block if args.kind == "dflash" else MTP_TOKENS
+    if not args.pieces and args.new_tokens < least:
         raise ValueError(
-            f"--new-tokens {args.new_tokens}: an answer needs the {args.block} tokens of a --block"
+            f"--new-tokens {args.new_tokens}: training needs answers of at least {least} tokens"
         )
     if args.decay is not None and not args.decay > 0:
         raise ValueError(f"--decay {args.decay}: must be above 0")

@@ -74,14 +74,18 @@ class Trainer(ABC, Generic[Piece]):
         folder: Path,
         n_tokens: int,
     ) -> None:
-        """Continues a training saved in `folder`.
+        """Creates a trainer, with the state in folder/state.pt if there is one.
 
-        n_tokens: tokens that an answer must have. Errors: ValueError if all answers are too short.
+        n_tokens: tokens that an answer must have. Errors: ValueError if all answers are too short,
+        or if the state is of a later step than the last.
         """
         self.module, self.answers, self.recipe = module, answers, recipe
         self.usable = [i for i, a in enumerate(answers) if len(a.tokens) - a.n_prompt >= n_tokens]
         if not self.usable:
-            raise ValueError(f"no answer has {n_tokens} tokens, which a draft needs")
+            raise ValueError(
+                f"all answers are shorter than the {n_tokens} tokens of a draft; train in a new "
+                "folder with a larger --new-tokens or a smaller --block"
+            )
         self.workers = Workers(module, recipe.n_threads)
         self.optimizers = Optimizers(
             module,
@@ -98,6 +102,10 @@ class Trainer(ABC, Generic[Piece]):
             module.load_state_dict(state["drafter"])
             self.optimizers.load_state_dict(state["optimizers"])
             self.step = state["step"]
+            if self.step > recipe.n_steps:
+                raise ValueError(
+                    f"--steps {recipe.n_steps}: {self.path} has run {self.step} steps already"
+                )
             self.history = History(state["losses"], state["taus"])
 
     @abstractmethod
@@ -109,7 +117,10 @@ class Trainer(ABC, Generic[Piece]):
         """Returns the tokens a round on the held-out answers."""
 
     def run(self, on_tau: Callable[[History], None]) -> None:
-        """Trains to the end of the recipe; calls on_tau after every measurement of tau."""
+        """Trains to the end of the recipe; calls on_tau after every measurement of tau.
+
+        The last measurement is of the last step, also if no step was left to run.
+        """
         recent: list[Tensor] = []
         saved = time.monotonic()
         while self.step < self.recipe.n_steps:
@@ -118,14 +129,20 @@ class Trainer(ABC, Generic[Piece]):
             if self.step % LOG_STEPS == 0:
                 self._log(torch.stack(recent).mean(0).tolist())
                 recent.clear()
-            if self.step % self.recipe.eval_steps == 0 or self.step == self.recipe.n_steps:
-                tau = self.tau()
-                self.history.taus.append([self.step, tau])
-                print(f"{time.strftime('%H:%M:%S')} step {self.step}: tau {tau:.3f}", flush=True)
-                on_tau(self.history)
-            if time.monotonic() - saved > SAVE_SECONDS or self.step == self.recipe.n_steps:
+            if self.step % self.recipe.eval_steps == 0 and self.step < self.recipe.n_steps:
+                self._measure(on_tau)
+            if time.monotonic() - saved > SAVE_SECONDS:
                 self._save()
                 saved = time.monotonic()
+        self._measure(on_tau)
+        self._save()
+
+    def _measure(self, on_tau: Callable[[History], None]) -> None:
+        tau = self.tau()
+        self.history.taus = [x for x in self.history.taus if x[0] < self.step]
+        self.history.taus.append([self.step, tau])
+        print(f"{time.strftime('%H:%M:%S')} step {self.step}: tau {tau:.3f}", flush=True)
+        on_tau(self.history)
 
     def _one_step(self) -> Tensor:
         """Runs one training step; returns the loss and the accuracy of every drafted token."""

@@ -65,9 +65,9 @@ def chain_losses(
 ) -> Tensor:
     """Returns the sum of the losses of the chain's steps.
 
-    Step s, from 1, takes tokens s rows later than the target's hidden states, and from step 2 on
-    the layer's own states before them. loss: takes a step and its final hidden states, whose row p
-    predicts token p + s + 1.
+    Row p of step s, from 1, reads the embedding of token p + s, and hidden state p of the target
+    (s = 1) or of step s - 1. loss: takes a step and its final hidden states, whose row p predicts
+    token p + s + 1.
     """
     n, left, total = embeddings.shape[1], hidden, torch.tensor(0.0)
     for step in range(1, N_STEPS + 1):
@@ -83,6 +83,8 @@ class GgufTarget:
         self.reader = gguf.GGUFReader(path)
         if self.value("general.architecture") != "qwen35" or self.key("nextn_predict_layers", 0):
             raise ValueError(f"{path}: must be a qwen35 file without an MTP layer")
+        if self.value("split.count", 1) > 1:
+            raise ValueError(f"{path}: is one of several parts; an MTP layer needs a single file")
         self.embeddings, self.head = read_embeddings(path), read_head(path)
 
     def value(self, name: str, default: Any = None) -> Any:
@@ -96,10 +98,11 @@ class GgufTarget:
 
     def new_layer(self, seed: int) -> MtpModel:
         """Returns a model with a random MTP layer of the sizes of the target's attention layers."""
-        n_head, head_dim = self.key("attention.head_count"), self.key("attention.key_length")
+        n_head, n_embd = self.key("attention.head_count"), self.key("embedding_length")
+        head_dim = self.key("attention.key_length", n_embd // n_head)
         config = Qwen3_5TextConfig(
             vocab_size=len(self.embeddings),
-            hidden_size=self.key("embedding_length"),
+            hidden_size=n_embd,
             intermediate_size=self.key("feed_forward_length"),
             num_hidden_layers=1,
             layer_types=["full_attention"],
@@ -122,16 +125,15 @@ class GgufTarget:
     def write(
         self, path: Path, layer: torch.nn.Module, drafted: list[int], *, is_alone: bool
     ) -> None:
-        """Writes the target with the layer behind its last, in Q8_0; is_alone: without the trunk.
+        """Writes a GGUF with the target's tensors unchanged and the layer as last block, in Q8_0.
 
-        A layer alone is a drafter's file. Embeddings, final norm and head stay in it, as in files
-        of convert-hf-to-gguf --mtp. drafted: tokens that the layer drafts beside the end tokens;
-        empty: all.
+        is_alone: True to omit the target's blocks, as convert-hf-to-gguf --mtp does; such a file is
+        a drafter. drafted: tokens that the layer drafts beside the end tokens; empty: all.
         """
-        n_trunk = self.key("block_count")
+        n_trunk, recurrent = self.key("block_count"), self.key("attention.recurrent_layers", [])
         changed = {
             "qwen35.block_count": n_trunk + 1,
-            "qwen35.attention.recurrent_layers": [*self.key("attention.recurrent_layers"), False],
+            "qwen35.attention.recurrent_layers": [*recurrent, False],
         }
         writer = gguf.GGUFWriter(path, "qwen35")
         for name, field in self.reader.fields.items():

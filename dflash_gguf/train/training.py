@@ -44,7 +44,7 @@ N_SAMPLED = 4096
 ROUND_UP = 64
 """K/V cells that the last page of an answer may leave unused."""
 Trained = tuple[Trainer[Any], Sequence[Answer], dict[str, Any]]
-"""A trainer at its end, the held-out answers, and more figures of them."""
+"""A finished trainer, the held-out answers, and further entries of training.json."""
 
 
 def load_decoder(args: argparse.Namespace) -> Decoder:
@@ -278,7 +278,9 @@ def train_blocks(args: argparse.Namespace) -> Trained:
     try:
         trainer.run(keep)
     except torch.OutOfMemoryError:
-        raise ValueError("the device has too little memory: lower --sequences or --words") from None
+        raise ValueError(
+            "the device has too little memory: use a new folder with fewer --sequences or --words"
+        ) from None
     export(args.out, args.target, args.outtype)
     return trainer, held_out.answers, report(trainer)
 

@@ -3,10 +3,10 @@
     scripts/train/make_ngrams.py TARGET.gguf OUT.gguf ANSWERS.xz... [--followers 2] [--limit N]
 
 ANSWERS.xz has answers as make_answers.py writes them. The table has the tokens that followed most
-often after each run of 1 to 3 tokens. The probability of a row is the share of right tokens of its
-class: length of the run, occurrences, rank and share of the token, where each eighth of the answers
-is compared with a table of the others. Prints these shares, and the tokens a round (tau) of chains
-of the best tokens on the eighths.
+often after each run of 1 to 3 tokens. The probability of a row is the share of right tokens in its
+group (length of the run, its occurrences, rank and share of the token), where each eighth of the
+answers is compared with a table of the others. Prints the share of right tokens by length of the
+run, and the tokens a round (tau) of chains of the best tokens on the eighths.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Counts:
 
 
 class Probabilities:
-    """Shares of right tokens by group: of each eighth of the answers by a table of the others."""
+    """Shares of right tokens by group, of each eighth of answers with a table of the others."""
 
     def __init__(self, answers: Sequence[pieces.StoredAnswer], n_followers: int) -> None:
         self.n_right: Counter[Group] = Counter()
@@ -87,7 +87,7 @@ class Probabilities:
                         self.n_right[group] += token == answer.tokens[i]
 
     def of(self, group: Group) -> float:
-        """Returns the share of a group, drawn to 0.2 if it has few tokens."""
+        """Returns the share of a group, nearer to 0.2 if the group has few tokens."""
         return (self.n_right[group] + 0.3) / (self.n_all[group] + 1.5)
 
     def chain(self, counts: Counts, known: Run, n: int) -> list[int]:
@@ -125,7 +125,7 @@ def rows_of(
     counts: Counts, probs: Probabilities, n_followers: int
 ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
     """Returns the sorted rows of a table, and their probabilities."""
-    rows, found = [], []
+    rows = []
     for run in counts.counts:
         key = (*reversed(run), *[-1] * (MAX_RUN - len(run)))
         for token, group in counts.followers(run, n_followers):
@@ -148,7 +148,7 @@ def classes_of(probs: NDArray[np.float64]) -> tuple[NDArray[np.int8], NDArray[np
 def write(
     path: Path, target: Path, rows: NDArray[Any], probs: NDArray[np.float64], name: str
 ) -> None:
-    """Writes the table's file, with the target's tokenizer, once all of it is written."""
+    """Writes a table with the target's tokenizer; the file appears once it is complete."""
     part = path.with_name(f"{path.name}.part")
     writer = gguf.GGUFWriter(part, Arch.NGRAM)
     writer.add_name(name)

@@ -75,7 +75,7 @@ def test_an_interrupted_training_ends_the_same(
     [
         ("llama", "", "must be a qwen35 file without an MTP layer"),
         ("qwen35", "--answers 12 --held-out 30", "prompts to train on and"),
-        ("qwen35", "--answers 12 --held-out 3 --new-tokens 2", "no answer has 4 tokens"),
+        ("qwen35", "--answers 12 --held-out 3 --new-tokens 2", "answers of at least 4 tokens"),
         ("qwen35", "--block 8", "--block: an MTP layer has no such setting"),
     ],
 )
