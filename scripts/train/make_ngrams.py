@@ -5,17 +5,15 @@
 ANSWERS.xz has answers as make_answers.py writes them. The table has the tokens that followed most
 often after each run of 1 to 3 tokens. The probability of a row is the share of right tokens in its
 group (length of the run, its occurrences, rank and share of the token), where each eighth of the
-answers is compared with a table of the others. Prints the share of right tokens by length of the
-run, and the tokens a round (tau) of chains of the best tokens on the eighths.
+answers is compared with a table of the others. Prints the share of right first tokens by length of
+the run and by kind of prompt.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import sys
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,114 +25,130 @@ from numpy.typing import NDArray
 from dflash_gguf._files import check_file, check_output
 from dflash_gguf.cli.command import guarded
 from dflash_gguf.text.gguf_metadata import GgufMetadata
-from dflash_gguf.train import acceptance, pieces
+from dflash_gguf.train import pieces
 
 MAX_RUN, N_CLASSES, N_PARTS = 3, 12, 8
 MIN_PROB = 0.03
 """Probability below which a token is left out of the table."""
-MIN_PATH = 0.3
-"""Probability of a path below which a chain ends in the measurement of tau."""
+N_BEST = 4
+"""Most frequent tokens after a run that are candidates for its rows."""
+N_SIZES, N_SHARES = 8, 9
+"""Levels of the occurrences of a run (powers of 2) and of the share of a token in a group."""
+BASE = 1 << 17
+"""Factor that joins a number and a token id in one integer."""
+N_AT_ONCE = 1 << 18
+"""Tokens of answers that are compared at a time."""
 
-Run = tuple[int, ...]
-Group = tuple[int, int, int, int]
-
-
-class Counts:
-    """Counts of the tokens that follow each run of up to MAX_RUN tokens in answers."""
-
-    def __init__(self, answers: Iterable[pieces.StoredAnswer]) -> None:
-        self.counts: defaultdict[Run, Counter[int]] = defaultdict(Counter)
-        self._followers: dict[tuple[Run, int], list[tuple[int, Group]]] = {}
-        for answer in answers:
-            for i in range(answer.n_prompt, len(answer.tokens)):
-                for size in range(1, min(MAX_RUN, i) + 1):
-                    self.counts[answer.tokens[i - size : i]][answer.tokens[i]] += 1
-
-    def longest(self, tokens: Run) -> Run | None:
-        """Returns the longest known run at the end of a text, or None."""
-        ends = (tokens[-size:] for size in range(min(MAX_RUN, len(tokens)), 0, -1))
-        return next((run for run in ends if run in self.counts), None)
-
-    def followers(self, run: Run, n: int) -> list[tuple[int, Group]]:
-        """Returns the n most frequent tokens after a known run, each with its group."""
-        if (run, n) not in self._followers:
-            found = self.counts[run]
-            n_all = found.total()
-            size = min(int(math.log2(n_all)), 7)
-            best = sorted(found.items(), key=lambda x: (-x[1], x[0]))[:n]
-            self._followers[run, n] = [
-                (token, (len(run), size, rank, 8 * count // n_all))
-                for rank, (token, count) in enumerate(best)
-            ]
-        return self._followers[run, n]
+Ints = NDArray[np.int64]
 
 
-class Probabilities:
-    """Shares of right tokens by group, of each eighth of answers with a table of the others."""
+class Followers:
+    """Counts of the tokens that follow the runs of one length, in each part of the answers."""
+
+    def __init__(self, runs: Ints, tokens: Ints, parts: Ints) -> None:
+        """Counts tokens; runs: number of the run before each token, from 1, or 0 for none."""
+        is_run = runs > 0
+        self._keys, pairs = np.unique((runs * BASE + tokens)[is_run], return_inverse=True)
+        runs_of_pairs = self._keys // BASE
+        # The last column has no counts: it leaves out no part.
+        self._n_pair = np.zeros((len(self._keys), N_PARTS + 1), np.int64)
+        np.add.at(self._n_pair, (pairs, parts[is_run]), 1)
+        self._n_run = np.zeros((runs.max() + 1, N_PARTS + 1), np.int64)
+        np.add.at(self._n_run, runs_of_pairs, self._n_pair)
+        order = np.lexsort((-self._n_pair.sum(1), runs_of_pairs))
+        ranks = np.arange(len(order)) - np.searchsorted(runs_of_pairs, runs_of_pairs)
+        is_best = ranks < N_BEST
+        self._best = np.full((len(self._n_run), N_BEST), -1)
+        self._best[runs_of_pairs[is_best], ranks[is_best]] = self._keys[order][is_best] % BASE
+
+    def ranked(self, runs: Ints, left_out: Ints, n: int) -> tuple[Ints, Ints]:
+        """Returns the n most frequent tokens after runs, -1 for none, and their groups [runs, n].
+
+        left_out: the part that is not counted for each run, or N_PARTS.
+        """
+        tokens = self._best[runs]
+        keys = runs[:, None] * BASE + tokens
+        at = np.searchsorted(self._keys, keys).clip(max=len(self._keys) - 1)
+        counts = self._n_pair[at].sum(-1) - self._n_pair[at, left_out[:, None]]
+        counts[self._keys[at] != keys] = 0
+        order = np.lexsort((tokens, -counts))[:, :n]
+        tokens, counts = (np.take_along_axis(x, order, 1) for x in (tokens, counts))
+        n_all = (self._n_run[runs].sum(-1) - self._n_run[runs, left_out])[:, None].clip(min=1)
+        sizes = np.log2(n_all).astype(int).clip(max=N_SIZES - 1)
+        groups = (sizes * n + np.arange(n)) * N_SHARES + (N_SHARES - 1) * counts // n_all
+        return np.where(counts > 0, tokens, -1), groups
+
+
+class Table:
+    """The tokens that follow each run of up to MAX_RUN tokens in answers, and their accuracy.
+
+    The answers are dealt to N_PARTS parts, each of which a table of the others predicts.
+    """
 
     def __init__(self, answers: Sequence[pieces.StoredAnswer], n_followers: int) -> None:
-        self.n_right: Counter[Group] = Counter()
-        self.n_all: Counter[Group] = Counter()
-        self.parts: list[tuple[Counts, list[pieces.StoredAnswer]]] = []
-        for part in range(N_PARTS):
-            counts = Counts(x for i, x in enumerate(answers) if i % N_PARTS != part)
-            self.parts.append((counts, list(answers[part::N_PARTS])))
-            for answer in self.parts[-1][1]:
-                for i in range(answer.n_prompt, len(answer.tokens)):
-                    run = counts.longest(answer.tokens[max(0, i - MAX_RUN) : i])
-                    for token, group in counts.followers(run, n_followers) if run else ():
-                        self.n_all[group] += 1
-                        self.n_right[group] += token == answer.tokens[i]
+        self.n = n_followers
+        before = [-1] * MAX_RUN
+        tokens = np.concatenate([[*before, *x.tokens] for x in answers])
+        lengths = np.array([x.n_answer for x in answers])
+        ends = np.cumsum([MAX_RUN + len(x.tokens) for x in answers])
+        places = np.arange(lengths.sum()) + np.repeat(ends - np.cumsum(lengths), lengths)
+        self.next = tokens[places]
+        self.kinds = np.repeat([pieces.KINDS.index(x.kind) for x in answers], lengths)
+        parts = np.repeat(np.arange(len(answers)) % N_PARTS, lengths)
+        runs, self.followers = np.zeros_like(places), []
+        self.runs = [np.zeros((1, 0), np.int64)]
+        """For each length the runs [n, length], the last token first; number 0 stands for none."""
+        shorter = [runs]
+        for size in range(1, MAX_RUN + 1):
+            token = tokens[places - size]
+            is_run = (token >= 0) & ((runs > 0) | (size == 1))
+            keys, found = np.unique((runs * BASE + token)[is_run], return_inverse=True)
+            known = np.column_stack([self.runs[-1][keys // BASE], keys % BASE])
+            self.runs.append(np.vstack([np.full((1, size), -1), known]))
+            runs = np.zeros_like(runs)
+            runs[is_run] = found + 1
+            shorter.append(runs)
+            self.followers.append(Followers(runs, self.next, parts))
+        self._measure(shorter, parts)
 
-    def of(self, group: Group) -> float:
-        """Returns the share of a group, nearer to 0.2 if the group has few tokens."""
-        return (self.n_right[group] + 0.3) / (self.n_all[group] + 1.5)
+    def _measure(self, runs: Sequence[Ints], parts: Ints) -> None:
+        """Counts right tokens by length of the longest known run, and by group."""
+        shape = (MAX_RUN + 1, N_SIZES * self.n * N_SHARES)
+        self.n_all, self.n_right = np.zeros(shape), np.zeros(shape)
+        self.lengths = np.zeros_like(parts)
+        self.is_right = np.zeros(len(parts), bool)
+        for chosen in np.array_split(np.arange(len(parts)), len(parts) // N_AT_ONCE + 1):
+            tokens = np.full((len(chosen), self.n), -1)
+            groups, lengths = np.zeros_like(tokens), np.zeros(len(chosen), int)
+            for size, followers in enumerate(self.followers, 1):
+                found = followers.ranked(runs[size][chosen], parts[chosen], self.n)
+                is_known = found[0][:, 0] >= 0
+                tokens[is_known], groups[is_known] = (x[is_known] for x in found)
+                lengths[is_known] = size
+            is_right = tokens == self.next[chosen, None]
+            places = np.broadcast_to(lengths[:, None], tokens.shape)
+            np.add.at(self.n_all, (places, groups), tokens >= 0)
+            np.add.at(self.n_right, (places, groups), is_right)
+            self.lengths[chosen], self.is_right[chosen] = lengths, is_right[:, 0]
 
-    def chain(self, counts: Counts, known: Run, n: int) -> list[int]:
-        """Returns the chain of best tokens after a text while its path is probable enough."""
-        tokens, path = list(known[-MAX_RUN:]), 1.0
-        n_known = len(tokens)
-        while len(tokens) - n_known < n:
-            run = counts.longest(tuple(tokens[-MAX_RUN:]))
-            if run is None:
-                break
-            token, group = counts.followers(run, 1)[0]
-            path *= self.of(group)
-            if path < MIN_PATH:
-                break
-            tokens.append(token)
-        return tokens[n_known:]
-
-    def taus(self) -> dict[str, float]:
-        """Returns tokens a round of chains on all eighths, by kind of prompt."""
-        rounds, tokens = Counter[str](), Counter[str]()
-        for counts, answers in self.parts:
-            for answer in answers:
-                drafts = acceptance.measure(
-                    [(answer.tokens, answer.n_prompt)],
-                    lambda places, answer=answer, counts=counts: [
-                        self.chain(counts, answer.tokens[: at + 1], 8) for _, at in places
-                    ],
-                )
-                rounds[answer.kind] += drafts.rounds
-                tokens[answer.kind] += drafts.tokens
-        return {kind: tokens[kind] / rounds[kind] for kind in rounds}
-
-
-def rows_of(
-    counts: Counts, probs: Probabilities, n_followers: int
-) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
-    """Returns the sorted rows of a table, and their probabilities."""
-    rows = []
-    for run in counts.counts:
-        key = (*reversed(run), *[-1] * (MAX_RUN - len(run)))
-        for token, group in counts.followers(run, n_followers):
-            prob = probs.of(group)
-            if prob >= MIN_PROB or group[2] == 0:
-                rows.append((*key, -prob, token))
-    rows.sort()
-    found = [-row[MAX_RUN] for row in rows]
-    return np.array([(*row[:MAX_RUN], row[-1]) for row in rows], np.int32), np.array(found)
+    def rows(self) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+        """Returns the sorted rows of the table's file, and their probabilities."""
+        # A group of few tokens has a probability near 0.2.
+        probs = (self.n_right + 0.3) / (self.n_all + 1.5)
+        rows, found = [], []
+        for size, followers in enumerate(self.followers, 1):
+            runs = np.arange(1, len(self.runs[size]))
+            tokens, groups = followers.ranked(runs, np.full_like(runs, N_PARTS), self.n)
+            ends = np.full((len(runs), MAX_RUN - size), -1)
+            for rank in range(self.n):
+                prob = probs[size, groups[:, rank]]
+                is_row = (tokens[:, rank] >= 0) & ((prob >= MIN_PROB) | (rank == 0))
+                columns = [self.runs[size][1:], ends, tokens[:, rank]]
+                rows.append(np.column_stack(columns)[is_row])
+                found.append(prob[is_row])
+        table, values = np.concatenate(rows), np.concatenate(found)
+        order = np.lexsort((table[:, -1], -values, *table[:, MAX_RUN - 1 :: -1].T))
+        return table[order].astype(np.int32), values[order]
 
 
 def classes_of(probs: NDArray[np.float64]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
@@ -212,17 +226,14 @@ def run(args: argparse.Namespace) -> None:
     largest = max(max(x.tokens) for x in used)
     if largest >= n_vocab:
         raise ValueError(f"the answers have token {largest}, {args.target} has {n_vocab} tokens")
-    probs = Probabilities(used, args.followers)
-    rows, values = rows_of(Counts(used), probs, args.followers)
+    table = Table(used, args.followers)
+    rows, values = table.rows()
     write(args.out, args.target, rows, values, args.name)
-    best = [group for group in probs.n_all if group[2] == 0]
-    for size in range(1, MAX_RUN + 1):
-        groups = [group for group in best if group[0] == size]
-        n_all = sum(probs.n_all[group] for group in groups)
-        n_right = sum(probs.n_right[group] for group in groups)
-        print(f"longest known run of {size}: {n_all} tokens, {n_right / max(n_all, 1):.3f} right")
-    for kind, tau in sorted(probs.taus().items()):
-        print(f"tau of chains, {kind}: {tau:.3f}")
+    shown = {f"longest known run of {x}": table.lengths == x for x in range(1, MAX_RUN + 1)}
+    shown |= {kind: table.kinds == number for number, kind in enumerate(pieces.KINDS)}
+    for name, chosen in shown.items():
+        if chosen.any():
+            print(f"{name}: {chosen.sum()} tokens, {table.is_right[chosen].mean():.3f} right")
     size = args.out.stat().st_size / 1e6
     print(f"{args.out}: {n_tokens} tokens of answers, {len(rows)} rows, {size:.1f} MB")
 

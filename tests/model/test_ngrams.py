@@ -186,7 +186,7 @@ def test_the_script_makes_a_table_of_answers(
     command = ["make_ngrams.py", str(TARGET), str(tmp_path / "t.gguf"), str(tmp_path / "a.xz")]
     monkeypatch.setattr("sys.argv", command)
     assert make_ngrams.main() == 0
-    assert "tau of chains, code: " in capsys.readouterr().out
+    assert "code: 320 tokens, " in capsys.readouterr().out
     tokens = read_parts(tmp_path / "t.gguf").tensors["ngram.tokens"][0]
     counts = Counter[tuple[int, ...]]()
     for x in stored:
