@@ -97,11 +97,13 @@ class Table:
         parts = np.repeat(np.arange(len(answers)) % N_PARTS, lengths)
         runs, self.followers = np.zeros_like(places), []
         self.runs = [np.zeros((1, 0), np.int64)]
-        """For each length the runs [n, length], the last token first; number 0 stands for none."""
+        """Runs [n, length] of each length, the last token first; number 0 stands for none."""
         shorter = [runs]
         for size in range(1, MAX_RUN + 1):
             token = tokens[places - size]
             is_run = (token >= 0) & ((runs > 0) | (size == 1))
+            if not is_run.any():
+                break
             keys, found = np.unique((runs * BASE + token)[is_run], return_inverse=True)
             known = np.column_stack([self.runs[-1][keys // BASE], keys % BASE])
             self.runs.append(np.vstack([np.full((1, size), -1), known]))

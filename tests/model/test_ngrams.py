@@ -202,6 +202,16 @@ def test_the_script_makes_a_table_of_answers(
         assert tuple(result.tokens) == stored[0].tokens[stored[0].n_prompt :]
 
 
+def test_the_script_takes_answers_shorter_than_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces.save(tmp_path / "a.xz", [StoredAnswer(i, 0, "code", 0.0, 1, (5, 7)) for i in range(8)])
+    out = tmp_path / "t.gguf"
+    monkeypatch.setattr("sys.argv", ["make_ngrams.py", str(TARGET), str(out), f"{tmp_path}/a.xz"])
+    assert make_ngrams.main() == 0
+    assert read_parts(out).tensors["ngram.tokens"][0].tolist() == [[5, -1, -1, 7]]
+
+
 @pytest.mark.parametrize(
     ("out", "answers", "sentence"),
     [
