@@ -16,7 +16,7 @@ struct Blocks256 {
     using Total = typename V::Total;
     using Starts = V;
     using Fetch = typename V::Fetch;
-    static constexpr int BLOCK = 256, T = V::T, MAX_ROWS = V::MAX_ROWS;
+    static constexpr int BLOCK = 256, T = V::T, MAX_ROWS = V::MAX_ROWS_256;
     static constexpr int PARTS_OF_256 = PARTS;
     static constexpr int FOURS = 64 / PARTS; // groups of 4 inputs of a part
     static constexpr int UNFETCHED_ROWS = 2;

@@ -19,7 +19,7 @@ struct Blocks32 {
     using BlockX = std::conditional_t<W::MINIMA, Block32Sum, Block32>;
     static constexpr ggml_type TYPE = W::TYPE;
     static constexpr bool BYTES = W::FOURS == 8; // true if a weight is stored as a byte
-    static constexpr int BLOCK = 32, T = V::T, MAX_ROWS = BYTES ? V::MAX_ROWS_BYTES : V::MAX_ROWS;
+    static constexpr int BLOCK = 32, T = V::T, MAX_ROWS = V::MAX_ROWS_32;
     static constexpr int PARTS_OF_256 = BYTES ? 0 : 8;
     using Fetch = std::conditional_t<BYTES, typename V::FetchBytes, typename V::Fetch>;
     static constexpr int SCALES = W::MINIMA ? 2 : 1;

@@ -115,7 +115,7 @@ struct Tiles : Format {
     static void multiply(const void * packed, int64_t n_in, int64_t n_out, const void * x,
                          int64_t n_rows, int64_t first_tile, int64_t last_tile, float * dst,
                          int64_t dst_stride) {
-        const bool unpacks = UNPACKS && n_rows >= V::MIN_UNPACKED_ROWS;
+        const bool unpacks = UNPACKS && n_rows >= std::max(V::MIN_UNPACKED_ROWS, MAX_ROWS + 1);
         const int64_t x_size = Format::quantized_row_size(n_in);
         const int64_t most = unpacks ? MIN_UNPACKED_CHUNK : MAX_ROWS;
         int64_t chunk = std::max<int64_t>(CHUNK / x_size / most, 1) * most;

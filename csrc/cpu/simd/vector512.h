@@ -73,7 +73,7 @@ struct Bytes512 : Floats512 {
 
 struct Vector512 : DotFour<Vector512, Bytes512> {
     static constexpr const char * NAME = "avx512vnni";
-    static constexpr int MAX_ROWS = 8, MAX_ROWS_BYTES = 8;
+    static constexpr int MAX_ROWS_32 = 8, MAX_ROWS_256 = 8;
     static constexpr int UNPACKED_ROWS = 6, UNPACKED_PARTS = 16, MIN_UNPACKED_ROWS = 16;
     using Fetch = FetchToL2;
     using FetchBytes = FetchToL2;

@@ -7,8 +7,8 @@ namespace {
 
 // AVX2 multiplies unsigned with signed bytes to 16-bit sums of two products.
 struct VectorAvx2 : Vector256 {
-    static constexpr int MAX_ROWS = 4, MAX_ROWS_BYTES = 8;
-    static constexpr int UNPACKED_ROWS = 4, UNPACKED_PARTS = 8, MIN_UNPACKED_ROWS = 5;
+    static constexpr int MAX_ROWS_32 = 8, MAX_ROWS_256 = 5;
+    static constexpr int UNPACKED_ROWS = 4, UNPACKED_PARTS = 8, MIN_UNPACKED_ROWS = 6;
     static constexpr int32_t SIGNED_OFFSET = 0;
 
     using Total = I; // of scaled products, exact
