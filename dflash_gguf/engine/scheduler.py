@@ -260,8 +260,6 @@ class Scheduler:
             state.begin(sequence, hit)
             self._turns.served(state, self._states)
             if state.speculator is not None:
-                if not running:
-                    state.speculator.end_back_off()
                 state.speculator.start(state)
         except Error as error:
             self.abort(state, error)

@@ -36,20 +36,21 @@ class Round:
 
     position: cached tokens of all sequences before the round. n_sequences: decoding sequences.
     n_undrafted: decoding sequences without speculation. is_timing_shared: True if other work ran
-    too, so that the seconds are not filed. proposer: name of the proposer that ran a forward pass,
-    if any. n_positions, n_draft_rows: longest draft, and rows of the proposer's pass. is_top1: True
-    for a top-1 draft. free: names of proposers with candidates that needed no pass. n_drafted:
-    verified nodes below the roots. is_tree: True if a verified tree has branches. n_accepted:
-    accepted candidates. n_tokens: tokens added to answers. choose_s: seconds of deciding, and of
-    learning from the round before. n_skipped: rounds before this one that called no proposer, since
-    the last one that did. draft_s: seconds of proposing and selecting. pass_s: seconds of
-    the target's pass and of batching. sample_s: seconds of sampling.
+    too, so that the seconds are not filed. asked: names of the proposers that were called, and of
+    forced tokens if an answer is constrained. proposer: name of the proposer that ran a forward
+    pass, if any. n_positions, n_draft_rows: longest draft, and rows of the proposer's pass.
+    is_top1: True for a top-1 draft. free: names of proposers with candidates that needed no pass.
+    n_drafted: verified nodes below the roots. is_tree: True if a verified tree has branches.
+    n_accepted: accepted candidates. n_tokens: tokens added to answers. choose_s: seconds of
+    deciding, and of learning from the round before. draft_s: seconds of proposing and selecting.
+    pass_s: seconds of the target's pass and of batching. sample_s: seconds of sampling.
     """
 
     position: int
     n_sequences: int = 1
     n_undrafted: int = 0
     is_timing_shared: bool = False
+    asked: tuple[str, ...] = ()
     proposer: str = ""
     free: tuple[str, ...] = ()
     n_positions: int = 0
@@ -59,7 +60,6 @@ class Round:
     is_tree: bool = False
     n_accepted: int = 0
     n_tokens: int = 0
-    n_skipped: int = 0
     choose_s: float = 0.0
     draft_s: float = 0.0
     pass_s: float = 0.0

@@ -25,8 +25,6 @@ Clock = Callable[[str], AbstractContextManager[object]]
 FORCED = "forced"
 """Name under which tokens that a constraint leaves no choice about are proposed, with the drafted
 paths to them."""
-MAX_SKIP = 16
-"""Maximum consecutive rounds without calling proposers; a suffix match may be found that late."""
 
 
 def untimed(_phase: str) -> AbstractContextManager[object]:
@@ -44,9 +42,9 @@ class Speculator:
         self._proposers, self._controller, self._clock = proposers, controller, clock
         self._free = [proposer for proposer in proposers if not proposer.needs_forward]
         self._drafters = [proposer for proposer in proposers if proposer.needs_forward]
-        self._skip, self.n_skip = 1, 0
-        """Number of rounds to skip after the next miss, and number still to be skipped now."""
-        self._n_skipped = 0
+        self._asked: tuple[str, ...] = ()
+        self.asks = True
+        """True if proposers are called in the next round."""
 
     def forget(self, sequence: Any) -> None:
         """Makes the proposers forget the remembered text of a sequence."""
@@ -57,15 +55,7 @@ class Speculator:
         """Starts all proposers for a request, whose `history` holds the prompt."""
         for proposer in self._proposers:
             proposer.start(request)
-
-    def end_back_off(self) -> None:
-        """Lets the next round call proposers; for a request that starts while no other runs."""
-        self._skip, self.n_skip = 1, 0
-
-    @property
-    def asks(self) -> bool:
-        """True if proposers are called in the next round."""
-        return self.n_skip == 0
+        self.asks = True
 
     def propose(self, done: Round, requests: Sequence[SpeculativeState]) -> None:
         """Sets each request's tree (None: plain decoding); notes the drafts in the Round `done`."""
@@ -79,15 +69,17 @@ class Speculator:
                 request.n_positions = min(limit, controller.longest)
                 request.shape, request.break_even = TREE, break_even
                 asked.append(request)
+        names = [proposer.name for proposer in self._proposers]
+        if any(request.constraint is not None for request in asked):
+            names.append(FORCED)
+        done.asked = self._asked = tuple(names)
         if not asked:
             return
         with clock("select"):
             for proposer in self._free:
                 self._ask(proposer, asked)
         self._constrain(asked)
-        if any(request.proposed for request in asked):
-            names = *(proposer.name for proposer in self._free), FORCED
-            done.free = tuple(x for x in names if any(x in request.proposed for request in asked))
+        done.free = tuple(x for x in done.asked if any(x in y.proposed for y in asked))
         with clock("choose"):
             plan = controller.plan(done, asked, self._drafters)
         if plan is not None:
@@ -121,19 +113,13 @@ class Speculator:
         tokens: Sequence[Sequence[int]],
     ) -> None:
         """Learns from a round, given the target's tokens for each request."""
-        if not self.asks:
-            self.n_skip -= 1
-            self._n_skipped += 1
-            return
-        done.n_skipped, self._n_skipped = self._n_skipped, 0
-        for proposer in self._proposers:
-            proposer.observe(requests, tokens)
-        self._controller.observe(done)
-        if not done.n_drafted:
-            self.n_skip = min(self._skip - 1, self._controller.max_skip(done))
-            self._skip = min(2 * self._skip, MAX_SKIP)
+        if self.asks:
+            for proposer in self._proposers:
+                proposer.observe(requests, tokens)
+            self._controller.observe(done)
         else:
-            self._skip = 1
+            self._controller.rest(done)
+        self.asks = self._controller.asks(self._asked)
 
     def _constrain(self, requests: Sequence[SpeculativeState]) -> None:
         """Drops forbidden candidates, and proposes forced tokens, which nothing has to draft."""

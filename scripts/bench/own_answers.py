@@ -139,7 +139,6 @@ class Simulation:
         tokens, n = list(answer.tokens), answer.n_prompt + 1
         scorer, scope = DraftScorer(dflash_gguf.DecodeConfig()), str(answer.index)
         request = SpeculativeState(self._sequence, tokens[: n - 1], scorer, scope=scope)
-        self._speculator.end_back_off()
         self._speculator.start(request)
         while n < len(tokens):
             request.history = tokens[:n]

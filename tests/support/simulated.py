@@ -176,8 +176,6 @@ class Play:
         self.join(n_requests)
 
     def join(self, n_requests: int) -> None:
-        if not self.requests:
-            self._speculator.end_back_off()
         for _ in range(n_requests):
             self.requests.append(SpeculativeState(None, [0], DraftScorer(DecodeConfig())))
 

@@ -177,7 +177,7 @@ def test_drafting_that_begins_to_pay_is_noticed() -> None:
     _, rounds = Pair(fast()).answer(
         lambda n: Text(0.9) if n >= 400 else Text(0.0, others=0.0, sure=0.9), n_tokens=1600
     )
-    assert np.mean([done.n_drafted for done in rounds[:400]]) < 0.5
+    assert np.mean([done.n_drafted for done in rounds[:400]]) < 0.8
     assert np.mean([done.n_drafted for done in rounds[-50:]]) > 4
 
 
@@ -241,10 +241,23 @@ def test_a_loss_budget_books_what_is_lost_gained_and_earned(n_positions: int) ->
 
 def test_rounds_that_asked_no_proposer_are_earned_from() -> None:
     state = warm_state()
-    observe_all(state, [drafted(0, 1)] * 2)
+    observe_all(state, [drafted(0, 1)] * 3)
     before = state.stats["copies"].balance
-    observe_all(state, [Round(100, n_tokens=1, n_skipped=16, pass_s=1.0)])
-    assert state.stats["copies"].balance == pytest.approx(before + 17 * SHARE)
+    controller = AutoController(state, 15, 63)
+    for _ in range(16):
+        controller.rest(Round(100, n_tokens=1, pass_s=1.0))
+    assert state.stats["copies"].balance == pytest.approx(before + 16 * SHARE)
+
+
+@pytest.mark.parametrize("asking_s", [0.06, 17.0])
+def test_a_call_in_vain_is_paid_by_proposers_that_can_afford_it(asking_s: float) -> None:
+    state = warm_state()
+    state.stats["poor"].balance, state.stats["rich"].balance = -1.0, 3.0
+    asked = Round(100, asked=("poor", "rich"), n_tokens=1, pass_s=1.0, draft_s=asking_s)
+    observe_all(state, [asked])
+    assert state.stats["poor"].balance == pytest.approx(SHARE - 1.0, abs=0.01)
+    paid = min(asking_s, 1.0)
+    assert state.stats["rich"].balance == pytest.approx(3.0 + SHARE - paid, abs=0.01)
 
 
 def test_a_stall_is_no_loss_of_the_draft_that_it_hits() -> None:
@@ -652,21 +665,13 @@ class _Copying:
     def __call__(self, n_drafted: int) -> float:
         return 1.0 + self._a_row * n_drafted
 
-    def play(self, n_right: int, slower: float = 1.0, *, rests: bool = False) -> int:
-        """Runs a round with n_right right candidates; returns the number of verified ones.
-
-        rests: skipped rounds are possible.
-        """
+    def play(self, n_right: int, slower: float = 1.0) -> int:
+        """Runs a round with n_right right candidates; returns the number of verified ones."""
         for request in self._requests:
-            request.n_left = request.n_room = 99
-        if not rests:
-            self._speculation.n_skip = 0
+            request.n_left, request.n_room, request.tree = 99, 99, None
         done, tokens = Round(100, n_sequences=len(self._requests)), []
-        if not self._speculation.asks:
-            done.n_tokens, done.pass_s = len(self._requests), self(0)
-            self._speculation.observe(done, self._requests, [[0]] * len(self._requests))
-            return 0
-        self._speculation.propose(done, self._requests)
+        if self._speculation.asks:
+            self._speculation.propose(done, self._requests)
         for request in self._requests:
             n_drafted = request.tree.n_drafted if request.tree else 0
             tokens.append(list(range(1, min(n_right, n_drafted) + 2)))
@@ -707,13 +712,9 @@ def test_a_pass_that_was_disturbed_keeps_no_other_size_from_being_run(at: int) -
     assert sorted(found[-50:])[2] >= 15
 
 
-def test_rounds_without_asking_double_until_a_request_joins() -> None:
-    class Cheap(AutoController):
-        def max_skip(self, done: Round) -> int:  # noqa: ARG002
-            return 16
-
-    proposer = _Asked()
-    speculator = Speculator([proposer], Cheap(plain_state(), 0, 3))
+def test_a_proposer_in_debt_is_called_again_once_it_has_earned_the_debt() -> None:
+    proposer, state = _Asked(), plain_state()
+    speculator = Speculator([proposer], AutoController(state, 0, 3))
     request = ask()[0]
     speculator.start(request)
 
@@ -722,13 +723,16 @@ def test_rounds_without_asking_double_until_a_request_joins() -> None:
         done = Round(100, n_tokens=1, pass_s=1.0)
         if speculator.asks:
             speculator.propose(done, [request])
+            done.draft_s = 0.2
         speculator.observe(done, [request], [[0]])
         return bool(proposer.last)
 
-    asked = [at for at in range(60) if play()]
-    assert asked == [0, 1, 3, 7, 15, 31, 47]
-    speculator.end_back_off()
-    assert [play() for _ in range(4)] == [True, True, False, True]
+    asked = [at for at in range(300) if play()]
+    n_first = next(i for i, at in enumerate(asked) if at > i)
+    assert n_first == pytest.approx(CREDIT / (0.2 - SHARE), abs=1)
+    assert len(asked) - n_first == pytest.approx((300 - n_first) * SHARE / 0.2, abs=2)
+    speculator.start(request)
+    assert play()
 
 
 HOPELESS = Text(0.0, others=0.0)
