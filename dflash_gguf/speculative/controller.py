@@ -427,7 +427,7 @@ class AutoController(Controller):
         self._earn(done, rounds, {*all_stats, *done.free, done.proposer} - {""})
         if done.is_plain:
             plain_s = self._state.costs.plain_s(done.position, done.n_sequences)
-            for name in solvent:  # the first call reads files, and no call is to cost a round more
+            for name in solvent:  # at most a round, as the first call reads a table from disk
                 all_stats[name].book(-min((done.choose_s + done.draft_s) / plain_s, 1.0))
             return
         if done.proposer:

@@ -97,4 +97,4 @@ def test_the_package_stays_small_and_says_what_it_holds() -> None:
     drafters = {drafter.name for _, drafter in bundled.PACKAGES.values()}
     assert set(files) == {bundled.TARGET.name, bundled.DRAFTER.name, "README.md", *drafters}
     assert files[bundled.TARGET.name] + files[bundled.DRAFTER.name] < 30e6
-    assert all(files[name] < 20e6 for name in drafters)
+    assert all(files[name] < 25e6 for name in drafters)
