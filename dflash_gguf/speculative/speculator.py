@@ -42,7 +42,7 @@ class Speculator:
         self._proposers, self._controller, self._clock = proposers, controller, clock
         self._free = [proposer for proposer in proposers if not proposer.needs_forward]
         self._drafters = [proposer for proposer in proposers if proposer.needs_forward]
-        self._asked: tuple[str, ...] = ()
+        self._names = self._asked = tuple(proposer.name for proposer in proposers)
         self.asks = True
         """True if proposers are called in the next round."""
 
@@ -69,10 +69,8 @@ class Speculator:
                 request.n_positions = min(limit, controller.longest)
                 request.shape, request.break_even = TREE, break_even
                 asked.append(request)
-        names = [proposer.name for proposer in self._proposers]
-        if any(request.constraint is not None for request in asked):
-            names.append(FORCED)
-        done.asked = self._asked = tuple(names)
+        is_constrained = any(request.constraint is not None for request in asked)
+        done.asked = self._asked = (*self._names, FORCED) if is_constrained else self._names
         if not asked:
             return
         with clock("select"):
