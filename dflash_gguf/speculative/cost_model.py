@@ -36,7 +36,7 @@ class Round:
 
     position: cached tokens of all sequences before the round. n_sequences: decoding sequences.
     n_undrafted: decoding sequences without speculation. is_timing_shared: True if other work ran
-    too, so that the seconds are not filed. asked: names of the proposers that were called, and of
+    too, so that the seconds are not filed. asked: names of all proposers, run or not, and of
     forced tokens if an answer is constrained. proposer: name of the proposer that ran a forward
     pass, if any. n_positions, n_draft_rows: longest draft, and rows of the proposer's pass.
     is_top1: True for a top-1 draft. free: names of proposers with candidates that needed no pass.

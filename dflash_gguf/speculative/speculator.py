@@ -42,7 +42,7 @@ class Speculator:
         self._proposers, self._controller, self._clock = proposers, controller, clock
         self._free = [proposer for proposer in proposers if not proposer.needs_forward]
         self._drafters = [proposer for proposer in proposers if proposer.needs_forward]
-        self._names = self._asked = tuple(proposer.name for proposer in proposers)
+        self._names = tuple(proposer.name for proposer in proposers)
         self.asks = True
         """True if proposers are called in the next round."""
 
@@ -55,6 +55,8 @@ class Speculator:
         """Starts all proposers for a request, whose `history` holds the prompt."""
         for proposer in self._proposers:
             proposer.start(request)
+        if request.constraint is not None and FORCED not in self._names:
+            self._names += (FORCED,)
         self.asks = True
 
     def propose(self, done: Round, requests: Sequence[SpeculativeState]) -> None:
@@ -69,8 +71,7 @@ class Speculator:
                 request.n_positions = min(limit, controller.longest)
                 request.shape, request.break_even = TREE, break_even
                 asked.append(request)
-        is_constrained = any(request.constraint is not None for request in asked)
-        done.asked = self._asked = (*self._names, FORCED) if is_constrained else self._names
+        done.asked = self._names
         if not asked:
             return
         with clock("select"):
@@ -117,7 +118,7 @@ class Speculator:
             self._controller.observe(done)
         else:
             self._controller.rest(done)
-        self.asks = self._controller.asks(self._asked)
+        self.asks = self._controller.asks(self._names)
 
     def _constrain(self, requests: Sequence[SpeculativeState]) -> None:
         """Drops forbidden candidates, and proposes forced tokens, which nothing has to draft."""
